@@ -1,0 +1,1 @@
+"""cpupool splits a Kubernetes node's CPUs into pools and keeps every container on its own."""

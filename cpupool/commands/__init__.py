@@ -1,0 +1,1 @@
+"""The subcommands: each takes parsed arguments and returns an exit code."""

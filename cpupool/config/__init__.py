@@ -1,0 +1,1 @@
+"""What the admin writes: pool files and settings, decoded with line and column."""

@@ -1,0 +1,206 @@
+"""Every error that cpupool raises on purpose: what failed, the facts as fields, what to do.
+
+`CPUPoolError` is the root, so a caller at an edge catches one class. Any other exception that
+escapes is a bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cpupool.core.cpuset import CPUSet
+
+_SHOWN_IDS = 8
+
+
+class CPUPoolError(Exception):
+    """Something failed that cpupool knows how to describe."""
+
+
+class CPUSetParseError(CPUPoolError, ValueError):
+    """A CPU list that is not one.
+
+    Attributes:
+        text: the whole list as given.
+        piece: the part that is wrong.
+        reason: why it is wrong.
+    """
+
+    def __init__(self, text: str, piece: str, reason: str) -> None:
+        self.text = text
+        self.piece = piece
+        self.reason = reason
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        super().__init__(f"{shown!r} is not a CPU list: {piece[:60]!r} {reason}")
+
+
+class QuantityError(CPUPoolError, ValueError):
+    """A quantity outside Kubernetes' grammar, or not whole where a whole number is needed."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        self.text = text
+        self.reason = reason
+        super().__init__(f"{text[:60]!r} is not a quantity: {reason}")
+
+
+class Severity(Enum):
+    """Whether a problem stops the configuration or only deserves a look."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in a file; `line` and `column` count from 1."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration.
+
+    Attributes:
+        what: the fact, with numbers.
+        remedy: what to do about it.
+        severity: an error refuses the configuration, a warning does not.
+        path: the key, as `pools.exclusive_a.cpus`.
+        location: where it stands, if it came from a file.
+        pool: the pool concerned, if one is.
+        cpus: the CPUs concerned, if some are.
+    """
+
+    what: str
+    remedy: str
+    severity: Severity = Severity.ERROR
+    path: str = ""
+    location: Location | None = None
+    pool: str | None = None
+    cpus: CPUSet | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.location}: " if self.location else ""
+        mark = "warning: " if self.severity is Severity.WARNING else ""
+        path = f"{self.path}: " if self.path else ""
+        return f"{where}{mark}{path}{self.what}; {self.remedy}"
+
+
+class ConfigError(CPUPoolError):
+    """A configuration that is refused, with every problem that was found.
+
+    Attributes:
+        problems: all of them, warnings included, in the order of the file.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class AllocationError(CPUPoolError):
+    """A request for devices that cannot be served.
+
+    Attributes:
+        pool: the pool that was asked.
+        ids: the device ids at fault.
+    """
+
+    def __init__(self, pool: str, what: str, remedy: str, ids: Iterable[str] = ()) -> None:
+        self.pool = pool
+        self.ids = tuple(ids)
+        super().__init__(f"{pool}: {what}{_shown(self.ids)}; {remedy}")
+
+
+class NoDevicesAsked(AllocationError):
+    """A request that names no device at all."""
+
+
+class UnknownDevices(AllocationError):
+    """Ids that this pool never listed."""
+
+
+class UnavailableDevices(AllocationError):
+    """Ids of this pool that cannot be given out now: offline, or still held through another pool."""
+
+
+class NotEnoughDevices(AllocationError):
+    """More devices asked for than there are to choose from.
+
+    Attributes:
+        requested: how many were asked for.
+        free: how many there are.
+    """
+
+    def __init__(self, pool: str, requested: int, free: int) -> None:
+        self.requested = requested
+        self.free = free
+        super().__init__(
+            pool, f"{requested} devices requested, {free} to choose from", "ask for fewer"
+        )
+
+
+class HostError(CPUPoolError):
+    """This machine did not do what was asked of it."""
+
+
+class HostFileError(HostError):
+    """A file of the machine that cannot be read, or that holds something else than expected."""
+
+    def __init__(self, path: str, reason: str, remedy: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}; {remedy}")
+
+
+class CgroupNotFound(HostError):
+    """A cgroup that has vanished; its container has ended."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: this cgroup is gone")
+
+
+class CgroupWriteRejected(HostError):
+    """The kernel refused a value, or took it and runs with another.
+
+    Attributes:
+        path: the cgroup.
+        value: what was written.
+        errno: the kernel's answer, 0 where the value did not take effect.
+    """
+
+    def __init__(self, path: str, value: str, errno: int, reason: str) -> None:
+        self.path = path
+        self.value = value
+        self.errno = errno
+        super().__init__(f"{path}: the kernel did not take cpuset {value!r}: {reason}")
+
+
+class ProtocolError(CPUPoolError):
+    """A conversation with another program that went wrong."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We broke the protocol: a bug of ours."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side broke the protocol, or is not there."""
+
+
+def _shown(ids: tuple[str, ...]) -> str:
+    if not ids:
+        return ""
+    more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+    return f" ({', '.join(identifier[:70] for identifier in ids[:_SHOWN_IDS])}{more})"

@@ -1,0 +1,257 @@
+"""The machine's CPU topology as values: cores, dies, sockets, L3 groups, NUMA nodes.
+
+A group (a core, a socket, ...) *is* the set of its online CPUs. The kernel's own ids are kept beside
+for display only: `core_id` repeats on every socket, ids have gaps, and some machines report -1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class CoreType(Enum):
+    """What kind of core a hybrid machine has a CPU on; STANDARD where all are alike."""
+
+    STANDARD = "standard"
+    PERFORMANCE = "performance"
+    EFFICIENCY = "efficiency"
+    LOW_POWER = "low-power"
+
+
+@dataclass(frozen=True, slots=True)
+class CPUFacts:
+    """What the kernel says about one online CPU, each group as the kernel lists it.
+
+    Attributes:
+        core: the SMT siblings, itself included.
+        socket: the CPUs of its package.
+        die: the CPUs of its die; None where the kernel names none.
+        l3: the CPUs behind its L3 cache; None without one.
+        core_id: the kernel's `core_id`, None where it has none.
+        package_id: the kernel's `physical_package_id`, None where it has none.
+        die_id: the kernel's `die_id`, None where it has none.
+    """
+
+    core: CPUSet
+    socket: CPUSet
+    die: CPUSet | None = None
+    l3: CPUSet | None = None
+    core_id: int | None = None
+    package_id: int | None = None
+    die_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CPUInfo:
+    """Where one online CPU stands.
+
+    Attributes:
+        cpu: its id.
+        core: index into `CPUTopology.cores`.
+        socket: index into `CPUTopology.sockets`.
+        die: index into `CPUTopology.dies`; None where no package has more than one.
+        l3: index into `CPUTopology.l3`; None without an L3 cache.
+        node: NUMA node id; None where the CPU belongs to none.
+        core_type: performance, efficiency, ...
+        core_id: the kernel's own id, for display.
+        package_id: the kernel's own id, for display.
+        die_id: the kernel's own id, for display.
+    """
+
+    cpu: int
+    core: int
+    socket: int
+    die: int | None
+    l3: int | None
+    node: int | None
+    core_type: CoreType
+    core_id: int | None
+    package_id: int | None
+    die_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineCPU:
+    """What was known of a CPU when it was last online.
+
+    Attributes:
+        core: its SMT siblings, itself included.
+        node: its NUMA node id.
+    """
+
+    core: CPUSet
+    node: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CPUTopology:
+    """One machine. Groups hold online CPUs only and are ordered by their lowest CPU.
+
+    Attributes:
+        online: CPUs that run.
+        present: CPUs that the machine has, offline ones included.
+        isolated: CPUs taken from the scheduler at boot (`isolcpus=`).
+        cores: the SMT sibling groups.
+        sockets: the packages.
+        dies: the dies; empty unless a package has more than one.
+        l3: the groups behind one L3 cache; a CPU without L3 is in none.
+        nodes: NUMA node id → its CPUs, CPU-less nodes with the empty set.
+        distances: NUMA node id → distances to all nodes in ascending order of their ids.
+        cpus: CPU id → CPUInfo, for online CPUs.
+        hybrid: kernel name of a core type (`cpu_core`, `cpu_atom`, ...) → its CPUs.
+        offline: what is remembered of CPUs that went offline.
+    """
+
+    online: CPUSet
+    present: CPUSet
+    isolated: CPUSet
+    cores: tuple[CPUSet, ...]
+    sockets: tuple[CPUSet, ...]
+    dies: tuple[CPUSet, ...]
+    l3: tuple[CPUSet, ...]
+    nodes: Mapping[int, CPUSet]
+    distances: Mapping[int, tuple[int, ...]]
+    cpus: Mapping[int, CPUInfo]
+    hybrid: Mapping[str, CPUSet]
+    offline: Mapping[int, OfflineCPU] = field(default_factory=dict)
+
+    def core_of(self, cpu: int) -> CPUSet:
+        """Give the threads of a CPU's core, offline ones included where they are known."""
+        info = self.cpus.get(cpu)
+        threads = self.cores[info.core] if info else CPUSet.of(cpu)
+        remembered = (known.core for known in self.offline.values() if cpu in known.core)
+        return CPUSet.union([threads, *remembered])
+
+    def with_siblings(self, cpus: CPUSet) -> CPUSet:
+        """Add every SMT sibling of the given CPUs."""
+        return CPUSet.union(self.core_of(cpu) for cpu in cpus)
+
+    def node_of(self, cpu: int) -> int | None:
+        """Name a CPU's NUMA node, remembered while it is offline."""
+        known = self.cpus.get(cpu) or self.offline.get(cpu)
+        return known.node if known else None
+
+    def remembering(self, before: CPUTopology) -> CPUTopology:
+        """Keep what an earlier reading knew of CPUs that are offline now.
+
+        The kernel forgets the siblings and the node of an offline CPU; a pool must not.
+        """
+        gone = before.present & self.present - self.online
+        offline = {
+            cpu: OfflineCPU(before.core_of(cpu), before.node_of(cpu))
+            for cpu in gone
+            if cpu in before.cpus or cpu in before.offline
+        }
+        return replace(self, offline=offline)
+
+    def without(self, cpus: CPUSet) -> CPUTopology:
+        """Treat CPUs as offline."""
+        kept = self.online - cpus
+        facts = {
+            cpu: CPUFacts(
+                core=self.cores[info.core],
+                socket=self.sockets[info.socket],
+                die=None if info.die is None else self.dies[info.die],
+                l3=None if info.l3 is None else self.l3[info.l3],
+                core_id=info.core_id,
+                package_id=info.package_id,
+                die_id=info.die_id,
+            )
+            for cpu, info in self.cpus.items()
+            if cpu in kept
+        }
+        return assemble(
+            online=kept,
+            present=self.present,
+            isolated=self.isolated,
+            facts=facts,
+            nodes=self.nodes,
+            distances=self.distances,
+            hybrid=self.hybrid,
+        ).remembering(self)
+
+
+def assemble(
+    *,
+    online: CPUSet,
+    present: CPUSet,
+    isolated: CPUSet,
+    facts: Mapping[int, CPUFacts],
+    nodes: Mapping[int, CPUSet],
+    distances: Mapping[int, tuple[int, ...]],
+    hybrid: Mapping[str, CPUSet],
+) -> CPUTopology:
+    """Build the topology from one CPUFacts per online CPU, cutting every group to what is online."""
+    cores = _groups(online, ((cpu, facts[cpu].core) for cpu in online))
+    sockets = _groups(online, ((cpu, facts[cpu].socket) for cpu in online))
+    l3 = _groups(online, ((cpu, facts[cpu].l3) for cpu in online))
+    dies = _groups(online, ((cpu, facts[cpu].die) for cpu in online))
+    if len(dies.order) <= len(sockets.order):
+        dies = _Groups((), {})
+    cut_nodes = {node: cpus & online for node, cpus in sorted(nodes.items())}
+    node_of = {cpu: node for node, cpus in cut_nodes.items() for cpu in cpus}
+    return CPUTopology(
+        online=online,
+        present=present | online,
+        isolated=isolated,
+        cores=cores.order,
+        sockets=sockets.order,
+        dies=dies.order,
+        l3=l3.order,
+        nodes=cut_nodes,
+        distances=distances,
+        cpus={
+            cpu: CPUInfo(
+                cpu=cpu,
+                core=cores.index[cpu],
+                socket=sockets.index[cpu],
+                die=dies.index.get(cpu),
+                l3=l3.index.get(cpu),
+                node=node_of.get(cpu),
+                core_type=_core_type(cpu, hybrid),
+                core_id=facts[cpu].core_id,
+                package_id=facts[cpu].package_id,
+                die_id=facts[cpu].die_id if dies.order else None,
+            )
+            for cpu in online
+        },
+        hybrid=hybrid,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    order: tuple[CPUSet, ...]
+    index: Mapping[int, int]
+
+
+def _groups(online: CPUSet, members: Iterable[tuple[int, CPUSet | None]]) -> _Groups:
+    order: list[CPUSet] = []
+    index: dict[int, int] = {}
+    # Ascending CPUs: a group is met first at its lowest CPU, so the order needs no sorting.
+    for cpu, group in members:
+        if group is None or cpu in index:
+            continue
+        cut = group & online | CPUSet.of(cpu)
+        index.update((member, len(order)) for member in cut if member not in index)
+        order.append(cut)
+    return _Groups(tuple(order), index)
+
+
+_CORE_TYPES = {
+    "cpu_core": CoreType.PERFORMANCE,
+    "cpu_atom": CoreType.EFFICIENCY,
+    "cpu_lowpower": CoreType.LOW_POWER,
+}
+
+
+def _core_type(cpu: int, hybrid: Mapping[str, CPUSet]) -> CoreType:
+    named = (_CORE_TYPES[name] for name, cpus in hybrid.items() if cpu in cpus)
+    return next(named, CoreType.STANDARD)

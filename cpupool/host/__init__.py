@@ -1,0 +1,1 @@
+"""This machine: sysfs, cgroups, files and processes, under an injectable root."""

@@ -1,0 +1,1 @@
+"""The Kubernetes API's bodies as values of ours."""

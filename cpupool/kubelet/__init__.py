@@ -1,0 +1,1 @@
+"""The kubelet's doors: device plugin, registration, podresources, checkpoint file."""

@@ -1,0 +1,1 @@
+"""The embedded node: a kubelet and a runtime stand-in that speak the real protocols."""

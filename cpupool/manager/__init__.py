@@ -1,0 +1,1 @@
+"""The node's one state and the decisions made from it."""

@@ -1,0 +1,95 @@
+"""From what a container's cgroup is to what it must be: an ordered list of writes.
+
+On cgroup v1 a child must lie within its parent at every moment (kernel:
+Documentation/admin-guide/cgroup-v1/cpusets.rst), so sets are widened from the root down and
+narrowed from the leaves up. cgroup v2 takes any order and cuts at the parent; the same order is
+right for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cpupool.core.cpuset import CPUSet
+
+
+@dataclass(frozen=True, slots=True)
+class FoundContainer:
+    """A directory below a pod's cgroup: a container, a sandbox, or something unknown.
+
+    Attributes:
+        pod: the id in the pod's cgroup name: UID or static pod hash.
+        id: the container id in the directory's name, or the whole name where it has none.
+        path: the directory, relative to the cgroup tree.
+        cpus: the list of CPUs that it runs on now, as the kernel writes it.
+    """
+
+    pod: str
+    id: str
+    path: str
+    cpus: str
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupNode:
+    """One cgroup as it is.
+
+    Attributes:
+        path: relative to the cgroup tree.
+        cpus: its own set; empty where it inherits the parent's (cgroup v2).
+        children: the cgroups below; empty for an ancestor, whose others do not matter.
+    """
+
+    path: str
+    cpus: CPUSet
+    children: tuple[CgroupNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One step of a plan: set `path` to `cpus`."""
+
+    path: str
+    cpus: CPUSet
+
+
+def plan(ancestors: Sequence[CgroupNode], node: CgroupNode, want: CPUSet) -> tuple[Write, ...]:
+    """Order the writes that bring a container's cgroup to `want` in steps that are each lawful.
+
+    Ancestors are widened where they stand in the way, and never narrowed: other pods run there.
+    A nested cgroup that had the container's set follows it; one that the application made narrower
+    stays as it is while it lies within the new set.
+    """
+    widened = (
+        Write(above.path, above.cpus | want)
+        for above in ancestors
+        if above.cpus and not want <= above.cpus
+    )
+    return (*widened, *_move(node, want))
+
+
+def _move(node: CgroupNode, want: CPUSet) -> Iterator[Write]:
+    children = [child for child in node.children if child.cpus]
+    targets = {child.path: _nested_target(child, node.cpus, want) for child in children}
+    down = [step for child in children for step in _move(child, targets[child.path])]
+    itself = [Write(node.path, want)] if node.cpus != want else []
+    if all(child.cpus <= want for child in children):
+        yield from itself
+        yield from down
+    elif not node.cpus or want <= node.cpus:
+        yield from down
+        yield from itself
+    else:
+        yield Write(node.path, node.cpus | want)
+        yield from down
+        yield from itself
+
+
+def _nested_target(child: CgroupNode, before: CPUSet, want: CPUSet) -> CPUSet:
+    if child.cpus == before:
+        return want
+    return child.cpus & want or want

@@ -1,0 +1,98 @@
+"""What the manager and the roles need of the outside; adapters satisfy these structurally."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.enforce import CgroupNode, FoundContainer
+
+
+class PodSource(Protocol):
+    """Where the pods of this node come from."""
+
+    def pods(self) -> tuple[Pod, ...] | None:
+        """Give every pod of this node, or None until a first complete list is known.
+
+        Raises:
+            CPUPoolError: the source cannot be read now.
+        """
+        ...
+
+
+class DeviceSource(Protocol):
+    """Where the kubelet tells which devices it gave to whom: podresources."""
+
+    def by_pod_name(self) -> Mapping[tuple[str, str], Mapping[str, Mapping[str, frozenset[str]]]]:
+        """Give (namespace, pod name) → container name → resource name → device ids.
+
+        Raises:
+            RemoteProtocolError: the kubelet does not answer.
+        """
+        ...
+
+
+class CheckpointSource(Protocol):
+    """The kubelet's checkpoint file, which also knows init containers."""
+
+    def by_pod_uid(self) -> Mapping[str, Mapping[str, Mapping[str, frozenset[str]]]]:
+        """Give pod UID → container name → resource name → device ids.
+
+        Raises:
+            CPUPoolError: the file is missing or damaged.
+        """
+        ...
+
+
+class TopologySource(Protocol):
+    """Where the machine's CPUs are read from."""
+
+    def online(self) -> CPUSet:
+        """Give the CPUs that are online now; cheap enough to ask every second."""
+        ...
+
+    def topology(self) -> CPUTopology:
+        """Read the whole topology.
+
+        Raises:
+            HostFileError: sysfs holds something else than the kernel documents.
+        """
+        ...
+
+
+class CgroupTree(Protocol):
+    """The node's container cgroups. One thread only writes."""
+
+    def containers(self) -> Iterator[FoundContainer]:
+        """Walk every directory of every pod, with the CPUs that it runs on now."""
+        ...
+
+    def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
+        """Read a container's ancestors below and including kubepods, root first, and its subtree.
+
+        Raises:
+            CgroupNotFound: it has ended.
+        """
+        ...
+
+    def write(self, path: str, cpus: CPUSet) -> None:
+        """Write one cgroup's cpuset.
+
+        Raises:
+            CgroupNotFound: it has ended.
+            CgroupWriteRejected: the kernel refuses the value.
+        """
+        ...
+
+    def effective(self, path: str) -> CPUSet:
+        """Read the CPUs that a cgroup runs on.
+
+        Raises:
+            CgroupNotFound: it has ended.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Choosing CPUs: pure functions of a topology and what is free."""

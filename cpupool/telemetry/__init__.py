@@ -1,0 +1,1 @@
+"""How cpupool tells what it does."""

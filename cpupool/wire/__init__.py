@@ -1,0 +1,1 @@
+"""Codecs for other people's formats: bytes in, values out, no I/O."""
