@@ -1,1 +1,1 @@
-"""The vocabulary: CPU sets, topology, pools, workloads. Pure values; imports nothing of ours but itself."""
+"""The vocabulary: CPU sets, topology, pools, workloads. Pure values; imports only itself."""

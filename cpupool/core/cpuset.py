@@ -8,7 +8,6 @@ The format is that of cpuset(7) and of `bitmap_parselist()` in the kernel's lib/
 from __future__ import annotations
 
 import re
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUSetParseError
@@ -22,7 +21,7 @@ MAX_CPU: Final = 8191
 _PIECE: Final = re.compile(
     r"([0-9]+)(?:\s*-\s*([0-9]+)(?:\s*:\s*([0-9]+)(?:\s*/\s*([0-9]+))?)?)?", re.ASCII
 )
-_MASK_WORD: Final = re.compile(r"[0-9a-fA-F]{1,16}", re.ASCII)
+_MASK_WORD: Final = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 
 
 class CPUSet:
@@ -54,10 +53,10 @@ class CPUSet:
     @classmethod
     def union(cls, sets: Iterable[CPUSet]) -> CPUSet:
         """Join any number of sets."""
-        bits = 0
+        joined = cls()
         for one in sets:
-            bits |= one._bits
-        return cls._from_bits(bits)
+            joined |= one
+        return joined
 
     @classmethod
     def parse(cls, text: str) -> CPUSet:
@@ -75,7 +74,7 @@ class CPUSet:
 
     @classmethod
     def parse_mask(cls, text: str) -> CPUSet:
-        """Read the kernel's hexadecimal mask, as in `cpumap`: words, highest first, by commas.
+        """Read the kernel's hexadecimal mask: words of 32 bits, highest first, by commas.
 
         Raises:
             CPUSetParseError: names the word that is wrong.
@@ -84,8 +83,7 @@ class CPUSet:
         for word in words:
             if not _MASK_WORD.fullmatch(word):
                 raise CPUSetParseError(text, word, "is not a word of a hexadecimal mask")
-        # Every word but the first is written in full: eight digits on every architecture.
-        bits = int("".join([words[0], *(word.rjust(8, "0") for word in words[1:])]), 16)
+        bits = int("".join(word.rjust(8, "0") for word in words), 16)
         if bits >> (MAX_CPU + 1):
             raise CPUSetParseError(text, words[0], f"names a CPU above {MAX_CPU}")
         return cls._from_bits(bits)
@@ -93,7 +91,7 @@ class CPUSet:
     @classmethod
     def _from_bits(cls, bits: int) -> CPUSet:
         made = cls.__new__(cls)
-        made._bits = bits
+        made._bits = bits  # noqa: SLF001  # its own class: a constructor beside __init__
         return made
 
     @property
@@ -156,17 +154,13 @@ class CPUSet:
 
 def format_ids(ids: Iterable[int]) -> str:
     """Write ascending ids in the list format: `0-3,8`."""
-    runs: list[str] = []
-    start = previous = -1
-    # The end mark closes the last run in the loop itself.
-    for number in chain(ids, (-1,)):
-        if start >= 0 and number == previous + 1:
-            previous = number
-            continue
-        if start >= 0:
-            runs.append(str(start) if start == previous else f"{start}-{previous}")
-        start = previous = number
-    return ",".join(runs)
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _piece_bits(text: str, piece: str) -> int:
@@ -175,19 +169,26 @@ def _piece_bits(text: str, piece: str) -> int:
     match = _PIECE.fullmatch(piece)
     if match is None:
         raise CPUSetParseError(text, piece, "is neither a CPU, as 4, nor a range, as 4-7 or 0-31:2")
-    if any(len(number.lstrip("0")) > 4 for number in match.groups(default="0")):
+    # A number alone is a range of one; `a-b:s` takes the first one of each s, `a-b:u/g` the first
+    # u of each g.
+    start, end, used, group = match.groups()
+    if used is not None and group is None:
+        used, group = "1", used
+    first, last = _number(start), _number(end or start)
+    taken, size = _number(used or "1"), _number(group or "1")
+    if max(first, last, taken, size) > MAX_CPU:
         raise CPUSetParseError(text, piece, f"goes beyond CPU {MAX_CPU}")
-    first, last, used, group = (int(number) if number else None for number in match.groups())
-    if first is None or first > MAX_CPU or (last or 0) > MAX_CPU:
-        raise CPUSetParseError(text, piece, f"goes beyond CPU {MAX_CPU}")
-    if last is None:
-        return 1 << first
     if last < first:
         raise CPUSetParseError(text, piece, "ends before it starts")
-    if used is None:
-        return (1 << last + 1) - (1 << first)
-    # `a-b:s` is the first one of each s; `a-b:u/g` the first u of each g.
-    used, group = (1, used) if group is None else (used, group)
-    if not 0 < used <= group:
+    if not 0 < taken <= size:
         raise CPUSetParseError(text, piece, "has a stride that is zero or larger than its group")
-    return sum(1 << cpu for cpu in range(first, last + 1) if (cpu - first) % group < used)
+    run = (1 << last + 1) - (1 << first)
+    if size == 1:
+        return run
+    every = (1 << taken) - 1
+    return run & sum(every << cpu for cpu in range(first, last + 1, size))
+
+
+def _number(digits: str) -> int:
+    # Five digits are more than MAX_CPU has, and int() refuses thousands of them.
+    return int(digits.lstrip("0")[:5] or "0")

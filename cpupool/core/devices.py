@@ -7,8 +7,9 @@ pods that already run holds them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import MAX_CPU, CPUSet, format_ids
 from cpupool.core.errors import UnavailableDevices, UnknownDevices
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cpupool.core.topology import CPUTopology
+
+_CANONICAL_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+"""The one spelling in which an id is given out: `007` and `+7` are nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def devices_of(pool: Pool, topology: CPUTopology, held: CPUSet) -> Iterator[Devi
             yield Device(str(number), healthy, None)
         return
     for cpu in pool.cpus:
-        yield Device(str(cpu), _available(pool, cpu, topology, held), topology.node_of(cpu))
+        yield Device(str(cpu), _available(cpu, topology, held), topology.node_of(cpu))
 
 
 def capacity(pool: Pool) -> int:
@@ -84,9 +88,7 @@ def check_available(pool: Pool, ids: Iterable[str], topology: CPUTopology, held:
     """
     if pool.kind is PoolKind.SHARED:
         return
-    gone = [
-        identifier for identifier in ids if not _available(pool, int(identifier), topology, held)
-    ]
+    gone = [identifier for identifier in ids if not _available(int(identifier), topology, held)]
     if gone:
         raise UnavailableDevices(
             pool.name,
@@ -108,11 +110,10 @@ def describe_ids(ids: Iterable[str]) -> str:
     return format_ids(sorted(int(identifier) for identifier in ids))
 
 
-def _available(pool: Pool, cpu: int, topology: CPUTopology, held: CPUSet) -> bool:
-    reach = pool.granted(CPUSet.of(cpu), topology)
-    return cpu in topology.online and reach.isdisjoint(held)
+def _available(cpu: int, topology: CPUTopology, held: CPUSet) -> bool:
+    # The whole core counts: a neighbour on the sibling is what an exclusive CPU is bought against.
+    return cpu in topology.online and topology.core_of(cpu).isdisjoint(held)
 
 
 def _is_number_below(text: str, limit: int) -> bool:
-    # Only the canonical spelling: "007" and "٧" are not ids that anybody was given.
-    return text.isascii() and text.isdigit() and str(int(text[:10])) == text and int(text) < limit
+    return _CANONICAL_NUMBER.fullmatch(text) is not None and int(text) < limit

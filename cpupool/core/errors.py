@@ -55,9 +55,9 @@ class Severity(Enum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Location:
-    """A place in a file; `line` and `column` count from 1."""
+    """A place in a file; `line` and `column` count from 1. Places sort in the order of reading."""
 
     file: str
     line: int = 0
@@ -108,6 +108,51 @@ class ConfigError(CPUPoolError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+def errors_in(problems: Iterable[Problem]) -> list[Problem]:
+    """Leave the warnings out."""
+    return [problem for problem in problems if problem.severity is Severity.ERROR]
+
+
+def refuse_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Give the problems back while they are warnings only.
+
+    Raises:
+        ConfigError: with all of them, if one is an error.
+    """
+    found = tuple(problems)
+    if errors_in(found):
+        raise ConfigError(found)
+    return found
+
+
+class ManifestError(CPUPoolError):
+    """A pod body, or a text of several, that is not what Kubernetes would take.
+
+    Attributes:
+        source: the pod as namespace/name, or the place in the text.
+        field: the field, as `spec.containers[0].name`; empty where the whole text is wrong.
+    """
+
+    def __init__(self, source: str, field: str, what: str) -> None:
+        self.source = source
+        self.field = field
+        super().__init__(": ".join(part for part in (source, field, what) if part))
+
+
+class PodRefused(CPUPoolError):
+    """A pod that the scheduler or the kubelet does not let in.
+
+    Attributes:
+        pod: as namespace/name.
+        reason: the word that Kubernetes shows, as `UnexpectedAdmissionError`.
+    """
+
+    def __init__(self, pod: str, reason: str, what: str) -> None:
+        self.pod = pod
+        self.reason = reason
+        super().__init__(f"{pod}: {reason}: {what}")
+
+
 class AllocationError(CPUPoolError):
     """A request for devices that cannot be served.
 
@@ -131,7 +176,7 @@ class UnknownDevices(AllocationError):
 
 
 class UnavailableDevices(AllocationError):
-    """Ids of this pool that cannot be given out now: offline, or still held through another pool."""
+    """Ids of this pool that cannot be given out now: offline, or held through another pool."""
 
 
 class NotEnoughDevices(AllocationError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +10,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError, Problem, Severity
+from cpupool.core.errors import Problem, Severity
 from cpupool.core.names import pool_variable
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MILLI_PER_CPU: Final = 1000
 MAX_DEVICE_LIST_BYTES: Final = 4 * 1024 * 1024
 """The kubelet's gRPC client takes no larger message (grpc-go's default)."""
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _DEVICE_BYTES: Final = 13
 """One healthy device in ListAndWatchResponse beside its id: tags, lengths and `Healthy`."""
 
@@ -83,17 +85,14 @@ class Pool:
         return topology.with_siblings(self.cpus) if exclusive else self.cpus
 
     def granted(self, cpus: CPUSet, topology: CPUTopology) -> CPUSet:
-        """Give what a container gets for exclusive devices: under multiThreaded, their siblings too."""
+        """Give what a container gets for exclusive devices: under multiThreaded whole cores."""
         multi_threaded = self.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
         return topology.with_siblings(cpus) if multi_threaded else cpus
 
 
 @dataclass(frozen=True, slots=True)
 class NodePools:
-    """All pools of one node, sorted by name.
-
-    `default` and `by_name` answer for pools that `validate` has accepted.
-    """
+    """All pools of one node, sorted by name; `validate` tells whether they may stand together."""
 
     pools: tuple[Pool, ...] = ()
 
@@ -129,15 +128,12 @@ class NodePools:
         return topology.present - CPUSet.union(pool.reach(topology) for pool in self.pools)
 
 
-def check(pools: NodePools, topology: CPUTopology | None) -> None:
-    """Refuse pools that are not safe on this machine.
+def is_name(text: str) -> bool:
+    """Tell whether a pool can be called so: its name is the part of a resource after the slash.
 
-    Raises:
-        ConfigError: with every problem, if one of them is an error.
+    Kubernetes: IsQualifiedName in k8s.io/apimachinery/pkg/util/validation.
     """
-    problems = validate(pools, topology)
-    if any(problem.severity is Severity.ERROR for problem in problems):
-        raise ConfigError(problems)
+    return _NAME.fullmatch(text) is not None
 
 
 def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, ...]:
@@ -189,8 +185,9 @@ def _each_alone(pools: NodePools) -> Iterator[Problem]:
 def device_list_bytes(cpus: int) -> int:
     """Size the ListAndWatch message of a shared pool of so many CPUs, one device per milli-CPU."""
     count = cpus * MILLI_PER_CPU
-    digits = sum(count - 10**power for power in range(len(str(count))) if count > 10**power) + 1
-    return count * _DEVICE_BYTES + (digits if count else 0)
+    # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
+    further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
+    return count * (_DEVICE_BYTES + 1) + further_digits
 
 
 def _overlaps(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
@@ -212,19 +209,14 @@ def _overlaps(pools: NodePools, topology: CPUTopology | None) -> Iterator[Proble
 
 
 def _two_threads_of_one_core(pool: Pool, topology: CPUTopology) -> Iterator[Problem]:
-    for core in sorted({topology.core_of(cpu) for cpu in pool.cpus}, key=lambda core: core.first):
+    for core in dict.fromkeys(topology.core_of(cpu) for cpu in pool.cpus):
         listed = core & pool.cpus
         if len(listed) > 1:
             yield _problem(
                 pool,
                 listed,
                 f"CPUs {listed} are threads of one core, and an exclusive pool lists cores",
-                f"list only {listed.first}"
-                + (
-                    ""
-                    if pool.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
-                    else "; hyperThreadingPolicy: multiThreaded brings its siblings along"
-                ),
+                f"list only {listed.first}; hyperThreadingPolicy: multiThreaded adds its siblings",
             )
 
 
@@ -255,11 +247,11 @@ def _clashing_names(pools: NodePools) -> Iterator[Problem]:
         same[pool_variable(pool.name)].append(pool)
     for variable, clashing in same.items():
         for extra in clashing[1:]:
-            yield _problem(
-                extra,
-                extra.cpus,
-                f"its variable {variable} is also that of {clashing[0].name}",
-                "rename one of the two pools",
+            yield Problem(
+                what=f"its variable {variable} is also that of {clashing[0].name}",
+                remedy="rename one of the two pools",
+                path=f"pools.{extra.name}",
+                pool=extra.name,
             )
 
 

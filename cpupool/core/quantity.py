@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact
 from typing import Final
 
 from cpupool.core.errors import QuantityError
@@ -19,20 +19,25 @@ _SCALE: Final = {
     **{suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", start=1)},
     **{f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", start=1)},
 }
+_DIGITS: Final = 28
+"""The 19 digits of the largest quantity, 2^63 - 1, and the 9 behind the point that it may have."""
 
 
 def parse(text: str) -> Decimal:
     """Read a quantity such as `2`, `1.5k`, `100m`, `1e3` or `4Gi`.
 
     Raises:
-        QuantityError: the text is outside the grammar.
+        QuantityError: the text is outside the grammar, or has more than 28 digits that count.
     """
-    match = _QUANTITY.fullmatch(text.strip())
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         raise QuantityError(text, "write a number, as 2, 500m or 1k")
     number, suffix, exponent = match.groups()
     scale = Decimal(10) ** int(exponent) if exponent else _SCALE[suffix or ""]
-    return Decimal(number) * scale
+    try:
+        return Context(prec=_DIGITS, traps=[Inexact]).multiply(Decimal(number), scale)
+    except Inexact:
+        raise QuantityError(text, "it has more digits than a quantity can hold") from None
 
 
 def parse_count(text: str) -> int:

@@ -1,7 +1,7 @@
 """The machine's CPU topology as values: cores, dies, sockets, L3 groups, NUMA nodes.
 
-A group (a core, a socket, ...) *is* the set of its online CPUs. The kernel's own ids are kept beside
-for display only: `core_id` repeats on every socket, ids have gaps, and some machines report -1.
+A group (a core, a socket, ...) *is* the set of its online CPUs. The kernel's own ids are kept for
+display only: `core_id` repeats on every socket, ids have gaps, and some machines report -1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CPUInfo:
         l3: index into `CPUTopology.l3`; None without an L3 cache.
         node: NUMA node id; None where the CPU belongs to none.
         core_type: performance, efficiency, ...
-        core_id: the kernel's own id, for display.
+        core_id: the kernel's own id, for display; where threads of one core differ, the lowest's.
         package_id: the kernel's own id, for display.
         die_id: the kernel's own id, for display.
     """
@@ -178,6 +178,39 @@ class CPUTopology:
         ).remembering(self)
 
 
+def describe(topology: CPUTopology) -> dict[str, object]:
+    """Describe a machine in values that JSON knows, sets of CPUs in the list format.
+
+    `cpus` holds one object per online CPU; its `core`, `socket`, `die` and `l3` are indices into
+    the arrays of that name, its `*_id` are the kernel's own.
+    """
+    return {
+        "online": str(topology.online),
+        "cores": [str(cpus) for cpus in topology.cores],
+        "sockets": [str(cpus) for cpus in topology.sockets],
+        "dies": [str(cpus) for cpus in topology.dies],
+        "l3": [str(cpus) for cpus in topology.l3],
+        "nodes": {str(node): str(cpus) for node, cpus in topology.nodes.items()},
+        "distances": {str(node): list(row) for node, row in topology.distances.items()},
+        "cpus": [
+            {
+                "cpu": info.cpu,
+                "core": info.core,
+                "socket": info.socket,
+                "node": info.node,
+                "die": info.die,
+                "l3": info.l3,
+                "siblings": str(topology.cores[info.core]),
+                "core_id": info.core_id,
+                "package_id": info.package_id,
+                "die_id": info.die_id,
+            }
+            for info in topology.cpus.values()
+        ],
+        "hybrid": {kind: str(cpus) for kind, cpus in topology.hybrid.items()},
+    }
+
+
 def assemble(
     *,
     online: CPUSet,
@@ -188,7 +221,7 @@ def assemble(
     distances: Mapping[int, tuple[int, ...]],
     hybrid: Mapping[str, CPUSet],
 ) -> CPUTopology:
-    """Build the topology from one CPUFacts per online CPU, cutting every group to what is online."""
+    """Build the topology from the facts of each online CPU, cutting groups to what is online."""
     cores = _groups(online, ((cpu, facts[cpu].core) for cpu in online))
     sockets = _groups(online, ((cpu, facts[cpu].socket) for cpu in online))
     l3 = _groups(online, ((cpu, facts[cpu].l3) for cpu in online))
@@ -196,6 +229,7 @@ def assemble(
     if len(dies.order) <= len(sockets.order):
         dies = _Groups((), {})
     cut_nodes = {node: cpus & online for node, cpus in sorted(nodes.items())}
+    cut_hybrid = {kind: cpus & online for kind, cpus in hybrid.items()}
     node_of = {cpu: node for node, cpus in cut_nodes.items() for cpu in cpus}
     return CPUTopology(
         online=online,
@@ -215,14 +249,14 @@ def assemble(
                 die=dies.index.get(cpu),
                 l3=l3.index.get(cpu),
                 node=node_of.get(cpu),
-                core_type=_core_type(cpu, hybrid),
-                core_id=facts[cpu].core_id,
+                core_type=_core_type(cpu, cut_hybrid),
+                core_id=facts[cores.order[cores.index[cpu]].first].core_id,
                 package_id=facts[cpu].package_id,
                 die_id=facts[cpu].die_id if dies.order else None,
             )
             for cpu in online
         },
-        hybrid=hybrid,
+        hybrid=cut_hybrid,
     )
 
 
@@ -235,13 +269,16 @@ class _Groups:
 def _groups(online: CPUSet, members: Iterable[tuple[int, CPUSet | None]]) -> _Groups:
     order: list[CPUSet] = []
     index: dict[int, int] = {}
+    free = online
     # Ascending CPUs: a group is met first at its lowest CPU, so the order needs no sorting.
     for cpu, group in members:
-        if group is None or cpu in index:
+        if group is None or cpu not in free:
             continue
-        cut = group & online | CPUSet.of(cpu)
-        index.update((member, len(order)) for member in cut if member not in index)
+        # Never a CPU twice, even where the kernel's sets contradict each other.
+        cut = group & free | CPUSet.of(cpu)
+        index.update(dict.fromkeys(cut, len(order)))
         order.append(cut)
+        free -= cut
     return _Groups(tuple(order), index)
 
 
@@ -255,3 +292,15 @@ _CORE_TYPES = {
 def _core_type(cpu: int, hybrid: Mapping[str, CPUSet]) -> CoreType:
     named = (_CORE_TYPES[name] for name, cpus in hybrid.items() if cpu in cpus)
     return next(named, CoreType.STANDARD)
+
+
+NO_CPUS = assemble(
+    online=CPUSet(),
+    present=CPUSet(),
+    isolated=CPUSet(),
+    facts={},
+    nodes={},
+    distances={},
+    hybrid={},
+)
+"""The machine before it has been read."""

@@ -40,7 +40,7 @@ class CgroupNode:
 
     Attributes:
         path: relative to the cgroup tree.
-        cpus: its own set; empty where it inherits the parent's (cgroup v2).
+        cpus: its own set; empty where it inherits the parent's (cgroup v2) or has none yet (v1).
         children: the cgroups below; empty for an ancestor, whose others do not matter.
     """
 
@@ -63,7 +63,12 @@ def plan(ancestors: Sequence[CgroupNode], node: CgroupNode, want: CPUSet) -> tup
     Ancestors are widened where they stand in the way, and never narrowed: other pods run there.
     A nested cgroup that had the container's set follows it; one that the application made narrower
     stays as it is while it lies within the new set.
+
+    Raises:
+        ValueError: `want` is empty, which the kernel takes for "inherit" (v2) or "no CPU" (v1).
     """
+    if not want:
+        raise ValueError(f"{node.path}: a container needs a CPU, an empty set is never written")
     widened = (
         Write(above.path, above.cpus | want)
         for above in ancestors
@@ -74,22 +79,20 @@ def plan(ancestors: Sequence[CgroupNode], node: CgroupNode, want: CPUSet) -> tup
 
 def _move(node: CgroupNode, want: CPUSet) -> Iterator[Write]:
     children = [child for child in node.children if child.cpus]
-    targets = {child.path: _nested_target(child, node.cpus, want) for child in children}
-    down = [step for child in children for step in _move(child, targets[child.path])]
+    below = [step for child in children for step in _move(child, _nested(child, node.cpus, want))]
     itself = [Write(node.path, want)] if node.cpus != want else []
     if all(child.cpus <= want for child in children):
         yield from itself
-        yield from down
-    elif not node.cpus or want <= node.cpus:
-        yield from down
-        yield from itself
-    else:
+        yield from below
+        return
+    # The children leave through a set that holds both where they are and where they go.
+    if node.cpus and not want <= node.cpus:
         yield Write(node.path, node.cpus | want)
-        yield from down
-        yield from itself
+    yield from below
+    yield from itself
 
 
-def _nested_target(child: CgroupNode, before: CPUSet, want: CPUSet) -> CPUSet:
+def _nested(child: CgroupNode, before: CPUSet, want: CPUSet) -> CPUSet:
     if child.cpus == before:
         return want
     return child.cpus & want or want

@@ -1,0 +1,101 @@
+"""Bring one container's cgroup to its set: read, plan, write, verify."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostError
+from cpupool.manager.enforce import Write, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.manager.enforce import CgroupNode
+    from cpupool.manager.ports import CgroupTree
+
+log = logging.getLogger(__name__)
+
+
+def repair(tree: CgroupTree, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
+    """Make a container run on exactly `want`, and give the writes of the attempt that did it.
+
+    Somebody else may change the tree at the same time, so each attempt reads it anew. One that is
+    refused in the middle gives every cgroup that it changed its earlier set back, and so does one
+    after which the container runs on a CPU outside `want`: on cgroup v2 a set of which the
+    ancestors leave nothing means all of the parent's CPUs. Where they leave a part, the writes
+    stay, and take full effect once the ancestor in the way gives room.
+
+    Raises:
+        CgroupNotFound: the container has ended; what was changed above it is put back.
+        CgroupWriteRejected: the kernel refused a value (`errno` tells why), or took them all and
+            the container does not run on `want` (`errno` is 0).
+        HostFileError: the tree cannot be read.
+        ValueError: `want` is empty.
+    """
+    for _ in range(attempts - 1):
+        with suppress(CgroupWriteRejected):
+            return _attempt(tree, path, want)
+    return _attempt(tree, path, want)
+
+
+def _attempt(tree: CgroupTree, path: str, want: CPUSet) -> tuple[Write, ...]:
+    ancestors, node = tree.read(path)
+    now = {one.path: one.cpus for one in (*ancestors, *_subtree(node))}
+    made: list[Write] = []
+    undo: list[Write] = []
+    try:
+        for step in plan(ancestors, node, want):
+            try:
+                tree.write(step.path, step.cpus)
+            except CgroupNotFound:
+                if not step.path.startswith(f"{path}/"):
+                    raise
+                # A nested cgroup that is gone is in nobody's way.
+                continue
+            made.append(step)
+            undo.append(Write(step.path, now[step.path]))
+            now[step.path] = step.cpus
+        effective = tree.effective(path)
+    except HostError:
+        _put_back(tree, undo)
+        raise
+    if effective == want:
+        return tuple(made)
+    if not effective <= want:
+        _put_back(tree, undo)
+    raise CgroupWriteRejected(path, str(want), 0, _obstacle(tree, path, want, effective))
+
+
+def _put_back(tree: CgroupTree, undo: Sequence[Write]) -> None:
+    # Undone in reverse, the tree passes through the states it came by, each of them lawful.
+    for step in reversed(undo):
+        # What inherited before keeps the set it was given: an empty one is never written.
+        if not step.cpus:
+            continue
+        try:
+            tree.write(step.path, step.cpus)
+        except CgroupNotFound:
+            continue
+        except CgroupWriteRejected as error:
+            log.warning("cgroup cannot be put back path=%s error=%s", step.path, error)
+
+
+def _obstacle(tree: CgroupTree, path: str, want: CPUSet, effective: CPUSet) -> str:
+    ancestors, _ = tree.read(path)
+    for above in ancestors:
+        lacking = want - tree.effective(above.path)
+        if lacking:
+            return (
+                f"it runs on {effective}, and {above.path} has no CPU {lacking}; "
+                "bring that online, or give it to the cgroups above"
+            )
+    return f"it runs on {effective}; find the program that writes this cgroup too"
+
+
+def _subtree(node: CgroupNode) -> Iterator[CgroupNode]:
+    yield node
+    for child in node.children:
+        yield from _subtree(child)

@@ -1,0 +1,133 @@
+"""The node's state as one JSON document: what `cpupool status` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
+from cpupool.core.workloads import ContainerID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cpupool.manager.enforce import FoundContainer
+    from cpupool.manager.resolve import ContainerKey, NodeFacts, Resolution
+
+SCHEMA = "cpupool-status/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStatus:
+    """One container directory of the node.
+
+    Attributes:
+        name: `namespace/pod/container`; for a sandbox its id, and for a pod that is not known the
+            id in its path.
+        placement: the value of a Placement.
+        wanted: the CPUs that it belongs on.
+        found: the CPUs that it was found on, as the kernel wrote them.
+        reason: why it is confined.
+        exclusive: the part of `wanted` that is its own.
+    """
+
+    name: str
+    placement: str
+    wanted: CPUSet
+    found: str
+    reason: str
+    exclusive: CPUSet
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """The pools in force and every container."""
+
+    pools: NodePools
+    containers: tuple[ContainerStatus, ...]
+
+
+def describe(
+    facts: NodeFacts, resolution: Resolution, found: Iterable[FoundContainer]
+) -> NodeStatus:
+    """Put what was found beside what should be."""
+    return NodeStatus(facts.pools, tuple(_container(resolution, one) for one in found))
+
+
+def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus:
+    key = (found.pod, ContainerID(found.id))
+    assignment = resolution.assignment(key)
+    return ContainerStatus(
+        name=_name(resolution, key),
+        placement=assignment.placement.value,
+        wanted=assignment.cpus,
+        found=found.cpus,
+        reason=assignment.reason,
+        exclusive=assignment.exclusive,
+    )
+
+
+def _name(resolution: Resolution, key: ContainerKey) -> str:
+    placed = resolution.containers.get(key)
+    pod = resolution.pods.get(key[0])
+    of_pod = f"{pod.namespace}/{pod.name}" if pod else key[0]
+    return f"{of_pod}/{placed.container.name if placed else key[1][:12]}"
+
+
+def to_json(status: NodeStatus) -> dict[str, Any]:
+    """Write a status as JSON values."""
+    return {
+        "schema": SCHEMA,
+        "pools": {
+            pool.name: {
+                "kind": pool.kind.value,
+                "cpus": str(pool.cpus),
+                "hyperThreadingPolicy": pool.hyper_threading.value,
+            }
+            for pool in status.pools
+        },
+        "containers": [
+            {
+                "name": container.name,
+                "placement": container.placement,
+                "wanted": str(container.wanted),
+                "found": container.found,
+                "reason": container.reason,
+                "exclusive": str(container.exclusive),
+            }
+            for container in status.containers
+        ],
+    }
+
+
+def from_json(document: Mapping[str, Any]) -> NodeStatus:
+    """Read a status that `to_json` wrote.
+
+    Raises:
+        ValueError: it is of another schema.
+        KeyError: a key is missing.
+    """
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"schema {document.get('schema')!r}, not {SCHEMA}")
+    pools = (
+        Pool(
+            name,
+            PoolKind(pool["kind"]),
+            CPUSet.parse(pool["cpus"]),
+            HyperThreadingPolicy(pool["hyperThreadingPolicy"]),
+        )
+        for name, pool in document["pools"].items()
+    )
+    containers = (
+        ContainerStatus(
+            name=container["name"],
+            placement=container["placement"],
+            wanted=CPUSet.parse(container["wanted"]),
+            found=container["found"],
+            reason=container["reason"],
+            exclusive=CPUSet.parse(container["exclusive"]),
+        )
+        for container in document["containers"]
+    )
+    return NodeStatus(NodePools.of(*pools), tuple(containers))

@@ -1,0 +1,252 @@
+"""No order of events lets two pods own an exclusive CPU, or runs anybody else on one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cpupool.core import devices
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError
+from cpupool.core.names import Names
+from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.manager.manager import Manager
+from cpupool.roles.cpusetter import CPUSetter
+from tests import builders
+from tests.cgroups import KernelModel
+from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Pod
+
+MACHINE = MACHINES["laptop_4c8t"]
+EVERYTHING = "0-7"
+LAWFUL = (
+    NodePools.of(
+        Pool.named("exclusive_a", "2,4"),
+        Pool.named("exclusive_b", "6", multi_threaded=True),
+        Pool.named("shared_a", "0"),
+        Pool.named("default", "1"),
+    ),
+    NodePools.of(
+        Pool.named("exclusive_a", "2", multi_threaded=True),
+        Pool.named("exclusive_b", "4,6"),
+        Pool.named("shared_a", "0-1"),
+    ),
+    NodePools.of(
+        Pool.named("exclusive_a", "6"),
+        Pool.named("shared_a", "0-3"),
+        Pool.named("default", "4-5"),
+    ),
+    NodePools.of(
+        Pool.named("exclusive_c", "3,5"),
+        Pool.named("shared_a", "0,6-7"),
+        Pool.named("default", "1"),
+    ),
+)
+UNLAWFUL = (
+    NodePools.of(Pool.named("exclusive_a", "2-3"), Pool.named("default", "0")),
+    NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "3")),
+    NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("shared_a", "2")),
+)
+NAMES = Names()
+
+
+@dataclass
+class Life:
+    """A pod that the kubelet admitted, with what it gave to it."""
+
+    pod: Pod
+    pool: Pool
+    ids: tuple[str, ...]
+
+
+@dataclass
+class Kubelet:
+    """The kubelet's own books; satisfies the cpusetter's ports."""
+
+    lives: list[Life] = field(default_factory=list)
+    plain: list[Pod] = field(default_factory=list)
+    answers: bool = True
+
+    def pods(self) -> tuple[Pod, ...]:
+        return tuple(life.pod for life in self.lives) + tuple(self.plain)
+
+    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, frozenset[str]]]]:
+        return {
+            (life.pod.namespace, life.pod.name): {
+                "main": {NAMES.resource(life.pool.name): frozenset(life.ids)}
+            }
+            for life in self.lives
+            if self.answers
+        }
+
+    def by_pod_uid(self) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
+        return {}
+
+    def in_use(self, pool: str) -> set[str]:
+        return {
+            identifier for life in self.lives if life.pool.name == pool for identifier in life.ids
+        }
+
+
+@cache
+def machine_without(off: str) -> CPUTopology:
+    return replace(MACHINE, offline=off).topology()
+
+
+class Node(RuleBasedStateMachine):
+    """Allocate, release, reconfigure, offline, online, disturb, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off = CPUSet()
+        self.kernel = KernelModel(CgroupVersion.V2, {"kubepods": EVERYTHING}, EVERYTHING)
+        self.kubelet = Kubelet()
+        self.manager = Manager(NAMES)
+        self.manager.reconfigure(LAWFUL[0], MACHINE.topology())
+        self.setter = CPUSetter(
+            manager=self.manager,
+            tree=self.kernel,
+            pods=self.kubelet,
+            devices=self.kubelet,
+            checkpoint=self.kubelet,
+            interval_s=1.0,
+            swept=lambda _report: None,
+        )
+        self.count = 0
+
+    @rule(data=st.data())
+    def allocate(self, data: st.DataObject) -> None:
+        """The kubelet admits a pod: it asks for preferred devices, then allocates them."""
+        advertised = self.manager.pools().advertised
+        pool = data.draw(st.sampled_from(advertised))
+        used = self.kubelet.in_use(pool.name)
+        free = [one.id for one in self.manager.devices(pool.name) if one.healthy]
+        free = [identifier for identifier in free if identifier not in used]
+        if not free:
+            return
+        if pool.kind is PoolKind.EXCLUSIVE:
+            size = data.draw(st.integers(1, len(free)))
+            ids = self.manager.preferred(pool.name, free, [], size)
+        else:
+            ids = tuple(free[:100])
+        self.manager.allocate(pool.name, ids)
+        amount = {pool.name: len(ids)}
+        self.kubelet.lives.append(Life(self.start(**amount), pool, ids))
+        self.kubelet.answers = True
+        self.sweep()
+
+    @rule()
+    def start_plain_pod(self) -> None:
+        self.kubelet.plain.append(self.start())
+
+    def start(self, **requests: int) -> Pod:
+        self.count += 1
+        name = f"p{self.count}"
+        container = replace(builders.container(**requests), id=f"{name}-main")
+        pod = builders.pod(name, container)
+        self.kernel.make(f"kubepods/pod{pod.uid}", EVERYTHING)
+        self.kernel.make(f"kubepods/pod{pod.uid}/{name}-main", "")
+        self.kernel.make(f"kubepods/pod{pod.uid}/{name}-sandbox", "")
+        return pod
+
+    @precondition(lambda self: self.kubelet.lives)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        life = data.draw(st.sampled_from(self.kubelet.lives))
+        self.kubelet.lives.remove(life)
+        self.kernel.remove(f"kubepods/pod{life.pod.uid}")
+        self.sweep()
+
+    @rule(pools=st.sampled_from(LAWFUL))
+    def reconfigure(self, pools: NodePools) -> None:
+        # The pools are lawful on the whole machine, so also with any of its CPUs off.
+        self.manager.reconfigure(pools, self.topology())
+
+    @rule(pools=st.sampled_from(UNLAWFUL))
+    def reconfigure_badly(self, pools: NodePools) -> None:
+        before = self.manager.pools()
+        try:
+            self.manager.reconfigure(pools, self.topology())
+        except ConfigError:
+            assert self.manager.pools() == before
+        else:
+            # Only with siblings that were never seen online can such pools pass.
+            assert self.off
+
+    @rule(cpu=st.integers(1, 7))
+    def switch_off(self, cpu: int) -> None:
+        self.switch(self.off | CPUSet.of(cpu))
+
+    @rule(cpu=st.integers(1, 7))
+    def switch_on(self, cpu: int) -> None:
+        self.switch(self.off - CPUSet.of(cpu))
+
+    def switch(self, off: CPUSet) -> None:
+        self.off = off
+        self.kernel.online = CPUSet.parse(EVERYTHING) - off
+        self.manager.update_topology(self.topology())
+
+    def topology(self) -> CPUTopology:
+        return machine_without(str(self.off))
+
+    @rule(data=st.data(), cpus=st.sets(st.integers(0, 7), min_size=1))
+    def disturb(self, data: st.DataObject, cpus: set[int]) -> None:
+        path = data.draw(st.sampled_from(sorted(self.kernel.sets)))
+        self.kernel.write(path, CPUSet(cpus))
+
+    @rule()
+    def kubelet_falls_silent(self) -> None:
+        self.kubelet.answers = False
+
+    @rule()
+    def sweep(self) -> None:
+        """After a sweep nobody runs on a CPU that a pod owns, but that pod."""
+        self.setter.sweep()
+        owned = self.manager.state()[1].owned
+        for container in self.kernel.containers():
+            others = CPUSet.union(
+                cpus
+                for uid, by_pool in owned.items()
+                if uid != container.pod
+                for cpus in by_pool.values()
+            )
+            wanted = self.manager.state()[1].assignment((container.pod, container.id)).cpus
+            if wanted:
+                assert CPUSet.parse(container.cpus).isdisjoint(others), container
+
+    @invariant()
+    def no_cpu_has_two_owners_in_the_kubelets_books(self) -> None:
+        topology = self.topology()
+        held = [
+            life.pool.granted(devices.exclusive_cpus(life.ids), topology)
+            for life in self.kubelet.lives
+            if life.pool.kind is PoolKind.EXCLUSIVE
+        ]
+        assert all(one.isdisjoint(other) for one, other in combinations(held, 2))
+
+    @invariant()
+    def nobody_else_is_placed_on_an_owned_cpu(self) -> None:
+        facts, resolution = self.manager.state()
+        for uid, by_pool in resolution.owned.items():
+            mine = CPUSet.union(by_pool.values())
+            assert resolution.unknown.cpus.isdisjoint(mine)
+            assert resolution.sandbox.cpus.isdisjoint(mine)
+            for placed in resolution.containers.values():
+                if placed.pod.uid != uid:
+                    assert placed.assignment.cpus.isdisjoint(mine)
+                assert placed.assignment.cpus <= facts.topology.online
+
+
+TestOwnership = pytest.mark.timeout(300)(Node.TestCase)
+TestOwnership.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    AllocationError,
+    ConfigError,
+    NoDevicesAsked,
+    NotEnoughDevices,
+    UnavailableDevices,
+    UnknownDevices,
+)
+from cpupool.core.names import Names
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.manager.manager import Manager
+from tests import builders
+from tests.machines import MACHINES
+
+MACHINE = MACHINES["laptop_4c8t"]  # cores 0-1, 2-3, 4-5, 6-7
+POOLS = NodePools.of(
+    Pool.named("exclusive_a", "2,4"),
+    Pool.named("exclusive_b", "6", multi_threaded=True),
+    Pool.named("shared_a", "0"),
+    Pool.named("default", "1"),
+)
+
+
+def manager(pools: NodePools = POOLS, offline: str = "") -> Manager:
+    made = Manager(Names())
+    made.reconfigure(pools, replace(MACHINE, offline=offline).topology())
+    return made
+
+
+def cpus_of(node: Manager, pod: str, container: str = "main") -> str:
+    _, resolution = node.state()
+    return str(resolution.assignment((f"{pod}-uid", ContainerID(f"{container}-id"))).cpus)
+
+
+def health(node: Manager, pool: str) -> dict[str, bool]:
+    return {device.id: device.healthy for device in node.devices(pool)}
+
+
+class TestAllocate:
+    def test_a_single_threaded_pool_gives_the_cpu_alone(self) -> None:
+        answer = manager().allocate("exclusive_a", ["4", "2"])
+
+        assert answer.environment == {
+            "EXCLUSIVE_CPUS": "2,4",
+            "CPUPOOL_CPUS_EXCLUSIVE_A": "2,4",
+        }
+        assert answer.annotations == {"nokia.k8s.io/allocated.exclusive_a": "2,4"}
+
+    def test_a_multi_threaded_pool_gives_the_sibling_with_it(self) -> None:
+        answer = manager().allocate("exclusive_b", ["6"])
+
+        assert answer.environment["EXCLUSIVE_CPUS"] == "6-7"
+        assert answer.annotations == {"nokia.k8s.io/allocated.exclusive_b": "6"}
+
+    def test_a_shared_pool_gives_all_its_cpus_and_notes_the_ids_as_ranges(self) -> None:
+        answer = manager().allocate("shared_a", [str(number) for number in range(300, 0, -1)])
+
+        assert answer.environment == {"SHARED_CPUS": "0", "CPUPOOL_CPUS_SHARED_A": "0"}
+        assert answer.annotations == {"nokia.k8s.io/allocated.shared_a": "1-300"}
+
+    @pytest.mark.parametrize(
+        ("pool", "ids", "error"),
+        [
+            pytest.param("exclusive_a", [], NoDevicesAsked, id="no ids"),
+            pytest.param("exclusive_a", ["2", "6"], UnknownDevices, id="ids of another pool"),
+            pytest.param("exclusive_a", ["02"], UnknownDevices, id="an odd spelling"),
+            pytest.param("shared_a", ["1000"], UnknownDevices, id="beyond the last milli-CPU"),
+            pytest.param("exclusive_a", ["2", "2"], AllocationError, id="the same twice"),
+            pytest.param("default", ["1"], AllocationError, id="the default pool"),
+            pytest.param("nobody", ["1"], AllocationError, id="no such pool"),
+        ],
+    )
+    def test_what_cannot_be_served_is_refused(
+        self, pool: str, ids: list[str], error: type[AllocationError]
+    ) -> None:
+        with pytest.raises(error):
+            manager().allocate(pool, ids)
+
+    def test_an_offline_cpu_is_refused(self) -> None:
+        with pytest.raises(UnavailableDevices, match="4"):
+            manager(offline="4").allocate("exclusive_a", ["2", "4"])
+
+
+class TestPreferred:
+    def test_what_must_be_included_is(self) -> None:
+        assert manager().preferred("exclusive_a", ["2", "4"], ["4"], 1) == ("4",)
+
+    @pytest.mark.parametrize(
+        ("must", "size"), [([], 3), (["2", "4"], 1)], ids=["too few", "more forced than wanted"]
+    )
+    def test_an_impossible_size_is_refused(self, must: list[str], size: int) -> None:
+        with pytest.raises(NotEnoughDevices):
+            manager().preferred("exclusive_a", ["2", "4"], must, size)
+
+
+class TestConfiguration:
+    def test_pools_that_are_refused_change_nothing(self) -> None:
+        node = manager()
+        both_threads = NodePools.of(Pool.named("exclusive_a", "2-3"))
+
+        with pytest.raises(ConfigError, match="threads of one core"):
+            node.reconfigure(both_threads, MACHINE.topology())
+
+        assert node.pools() == POOLS
+        assert health(node, "exclusive_a") == {"2": True, "4": True}
+
+    def test_a_cpu_that_a_pod_holds_is_nobody_elses_after_it_moved_to_another_pool(self) -> None:
+        node = manager()
+        holder, other = (
+            builders.pod("holder", builders.container(exclusive_a=1)),
+            builders.pod("other"),
+        )
+        node.set_pods([holder, other])
+        node.record_devices(builders.given(holder, exclusive_a="4"))
+
+        moved = NodePools.of(
+            Pool.named("exclusive_b", "4"),
+            Pool.named("exclusive_c", "5"),
+            Pool.named("default", "0-3"),
+        )
+        with pytest.raises(ConfigError):
+            node.reconfigure(moved, MACHINE.topology())
+        moved = NodePools.of(Pool.named("exclusive_b", "4"), Pool.named("default", "0-3"))
+        node.reconfigure(moved, MACHINE.topology())
+
+        assert cpus_of(node, "holder") == "4"
+        assert health(node, "exclusive_b") == {"4": False}
+        with pytest.raises(UnavailableDevices):
+            node.allocate("exclusive_b", ["4"])
+
+        node.set_pods([other])
+        assert health(node, "exclusive_b") == {"4": True}
+
+    def test_a_cpu_that_a_pod_holds_leaves_the_shared_pool_that_now_lists_it(self) -> None:
+        node = manager()
+        holder = builders.pod("holder", builders.container(exclusive_b=1))
+        sharer = builders.pod("sharer", builders.container(shared_a=100))
+        plain = builders.pod("plain")
+        node.set_pods([holder, sharer, plain])
+        node.record_devices(
+            builders.given(holder, exclusive_b="6") | builders.given(sharer, shared_a="0")
+        )
+
+        node.reconfigure(
+            NodePools.of(Pool.named("shared_a", "4-6"), Pool.named("default", "0-3,7")),
+            MACHINE.topology(),
+        )
+
+        assert cpus_of(node, "holder") == "6-7"
+        assert cpus_of(node, "sharer") == "4-5"
+        assert cpus_of(node, "plain") == "0-3"
+
+    def test_an_agent_that_starts_after_a_pool_was_removed_leaves_its_cpus_to_their_owner(
+        self,
+    ) -> None:
+        node = manager(NodePools.of(Pool.named("default", "0-7")))
+        holder = builders.pod("holder", builders.container(exclusive_gone=1))
+        node.set_pods([holder, builders.pod("plain")])
+        node.record_devices(builders.given(holder, exclusive_gone="4"))
+
+        assert cpus_of(node, "holder") == "4"
+        assert cpus_of(node, "plain") == "0-3,6-7"
+
+    def test_a_container_of_a_shared_pool_that_is_gone_is_confined(self) -> None:
+        node = manager()
+        sharer = builders.pod("sharer", builders.container(shared_a=100))
+        node.set_pods([sharer])
+        node.record_devices(builders.given(sharer, shared_a="0"))
+
+        node.reconfigure(NodePools.of(Pool.named("default", "1-3")), MACHINE.topology())
+
+        placed = node.state()[1].containers["sharer-uid", ContainerID("main-id")]
+        assert placed.assignment.placement is Placement.CONFINED
+        assert placed.assignment.reason == "there is no pool shared_a"
+        assert cpus_of(node, "sharer") == "1-3"
+
+
+class TestPlacement:
+    def test_every_kind_of_container_is_placed_by_its_own_request(self) -> None:
+        node = manager()
+        pod = builders.pod(
+            "p",
+            builders.container("init", ContainerKind.INIT, exclusive_a=1),
+            builders.container("side", ContainerKind.SIDECAR, shared_a=10),
+            builders.container("app", exclusive_b=1, shared_a=10),
+            builders.container("debug", ContainerKind.EPHEMERAL),
+        )
+        node.set_pods([pod])
+        node.record_devices(
+            builders.given(pod, "init", exclusive_a="2")
+            | builders.given(pod, "side", shared_a="0")
+            | builders.given(pod, "app", exclusive_b="6", shared_a="1")
+        )
+
+        placed = {name: cpus_of(node, "p", name) for name in ("init", "side", "app", "debug")}
+        assert placed == {"init": "2", "side": "0", "app": "0,6-7", "debug": "1"}
+
+    def test_a_container_whose_devices_are_unknown_is_confined_and_missed(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1, shared_a=5))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, shared_a="0"))
+
+        _, resolution = node.state()
+        assert cpus_of(node, "p") == "1"
+        assert [ref.name for ref in resolution.missing] == ["main"]
+        (placed,) = resolution.containers.values()
+        assert placed.assignment.reason == "the kubelet has named no devices of exclusive_a"
+
+    def test_what_no_pod_explains_goes_to_the_default_pool(self) -> None:
+        assert cpus_of(manager(), "nobody") == "1"
+
+    def test_without_a_default_pool_it_is_what_no_pool_reaches(self) -> None:
+        node = manager(NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("shared_a", "0")))
+
+        assert cpus_of(node, "nobody") == "1,4-7"
+
+    def test_without_any_pool_nobody_is_placed(self) -> None:
+        assert cpus_of(manager(NodePools()), "nobody") == ""
+
+    def test_the_first_owner_keeps_a_cpu_that_two_pods_claim(self) -> None:
+        node = manager()
+        first = builders.pod("first", builders.container(exclusive_a=1))
+        second = builders.pod("second", builders.container(exclusive_a=2))
+        node.set_pods([first])
+        node.record_devices(builders.given(first, exclusive_a="2"))
+
+        node.set_pods([second, first])
+        node.record_devices(builders.given(second, exclusive_a="2,4"))
+
+        assert cpus_of(node, "first") == "2"
+        assert cpus_of(node, "second") == "1"
+
+    def test_a_finished_pod_owns_nothing(self) -> None:
+        node = manager()
+        ended = builders.pod("ended", builders.container(exclusive_a=1), finished=True)
+        heir = builders.pod("heir", builders.container(exclusive_a=1))
+        node.set_pods([ended, heir])
+        node.record_devices(
+            builders.given(ended, exclusive_a="2") | builders.given(heir, exclusive_a="2")
+        )
+
+        assert cpus_of(node, "heir") == "2"
+
+    def test_what_is_known_of_a_living_pod_is_never_forgotten(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2"))
+
+        node.record_devices({})
+        node.set_pods([pod, builders.pod("q")])
+
+        assert cpus_of(node, "p") == "2"
+
+
+class TestOfflineCPUs:
+    def test_containers_shrink_to_what_is_online_and_grow_back(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_b=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_b="6"))
+
+        node.update_topology(replace(MACHINE, offline="7").topology())
+        assert cpus_of(node, "p") == "6"
+
+        node.update_topology(MACHINE.topology())
+        assert cpus_of(node, "p") == "6-7"
+
+    def test_a_container_without_an_online_cpu_is_confined_and_stays_the_owner(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2"))
+
+        node.update_topology(replace(MACHINE, offline="2").topology())
+
+        assert cpus_of(node, "p") == "1"
+        assert str(node.state()[1].owned[pod.uid]["exclusive_a"]) == "2"
+
+    def test_the_device_of_an_offline_cpu_is_unhealthy_and_keeps_its_node(self) -> None:
+        node = manager()
+        node.update_topology(replace(MACHINE, offline="4").topology())
+
+        offline = next(device for device in node.devices("exclusive_a") if device.id == "4")
+        assert (offline.healthy, offline.node) == (False, 0)
+
+    def test_a_cpu_whose_return_shows_a_shared_core_is_given_to_nobody(self) -> None:
+        clash = NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "0-1,3"))
+        node = manager(clash, offline="3")
+        assert health(node, "exclusive_a") == {"2": True}
+
+        problems = node.update_topology(MACHINE.topology())
+
+        assert "siblings" in str(problems[0])
+        assert health(node, "exclusive_a") == {"2": False}
+        assert cpus_of(node, "nobody") == "0-1"
+
+    def test_a_pod_keeps_its_cpu_when_the_sibling_returns_in_another_pool(self) -> None:
+        clash = NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "0-1,3"))
+        node = manager(clash, offline="3")
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2"))
+
+        node.update_topology(MACHINE.topology())
+
+        assert cpus_of(node, "p") == "2"
+        assert cpus_of(node, "nobody") == "0-1"
+
+
+class TestWaiting:
+    def test_the_first_list_comes_at_once(self) -> None:
+        listed = manager().wait_for_devices("exclusive_a", -1, lambda: False)
+
+        assert listed is not None
+        assert [device.id for device in listed] == ["2", "4"]
+
+    def test_a_waiter_hears_of_a_change_of_its_own_pool_only(self) -> None:
+        node = manager()
+        seen = node.devices("exclusive_a").generation
+
+        node.update_topology(replace(MACHINE, offline="6").topology())
+        assert node.devices("exclusive_a").generation == seen
+
+        node.update_topology(replace(MACHINE, offline="4").topology())
+        changed = node.wait_for_devices("exclusive_a", seen, lambda: False)
+        assert changed is not None
+        assert changed.generation != seen
+
+    def test_a_cancelled_waiter_returns(self) -> None:
+        node = manager()
+        cancelled = threading.Event()
+        waiter = threading.Thread(
+            target=node.wait_for_devices,
+            args=("exclusive_a", node.devices("exclusive_a").generation, cancelled.is_set),
+        )
+        waiter.start()
+        cancelled.set()
+        node.notify()
+        waiter.join(10)
+
+        assert not waiter.is_alive()
+
+    def test_a_waiter_for_a_pool_that_went_away_returns(self) -> None:
+        node = manager()
+        node.reconfigure(NodePools.of(Pool.named("default", "0-7")), MACHINE.topology())
+
+        assert node.wait_for_devices("exclusive_a", -1, lambda: False) is None
+        assert node.pools().advertised == ()
+
+
+def test_the_cpus_of_a_claim_that_the_machine_lacks_are_nobodys() -> None:
+    node = manager()
+    pod = builders.pod("p", builders.container(exclusive_a=1))
+    node.set_pods([pod])
+    node.record_devices(builders.given(pod, exclusive_a="77,garbage"))
+
+    assert node.state()[1].owned == {}
+    assert cpus_of(node, "p") == "1"
+    assert CPUSet.parse("2,4") <= node.state()[0].topology.online
