@@ -1,0 +1,63 @@
+"""Recognise kubepods, pods and containers by the names of their cgroups.
+
+The kubelet names everything down to the pod, by its cgroup driver (kubernetes:
+pkg/kubelet/cm/cgroup_manager_linux.go): plain names with `cgroupfs`, nested slices with `systemd`,
+where a name's own dashes become underscores. The runtime names what lies in the pod.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_KIND_ROOT: Final = "/kubelet"
+_QOS_LEVEL: Final = re.compile(r"(?:.+-)?(?:burstable|besteffort)(?:\.slice)?")
+_POD: Final = re.compile(r".+-pod(?P<escaped>[^-]+)\.slice|pod(?P<plain>.+)(?<!\.slice)")
+_CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?([0-9a-f]{64})(?:\.scope)?")
+
+
+def kubepods(cgroup_root: str) -> tuple[str, ...]:
+    """Give the places where the cgroup of all pods can be, relative to the hierarchy's base.
+
+    Args:
+        cgroup_root: the kubelet's `--cgroup-root`, as `/` or `/kubelet`; empty looks in `/` and in
+            `/kubelet`, which kind sets.
+    """
+    roots = (cgroup_root,) if cgroup_root else ("/", _KIND_ROOT)
+    return tuple(place for root in roots for place in _both_drivers(root))
+
+
+def is_qos_level(name: str) -> bool:
+    """Tell whether a directory below kubepods holds the pods of one QoS class.
+
+    Guaranteed pods have no such level.
+    """
+    return _QOS_LEVEL.fullmatch(name) is not None
+
+
+def pod_id(name: str) -> str | None:
+    """Give the UID in a pod's directory name, or the config hash of a static pod; None for others.
+
+    A UID has no underscores of its own, so those of a slice were dashes.
+    """
+    match = _POD.fullmatch(name)
+    if match is None:
+        return None
+    return match["plain"] or match["escaped"].replace("_", "-")
+
+
+def container_id(name: str) -> str:
+    """Give the container id in a directory's name, or the whole name where it has none.
+
+    CRI-O's monitor, `crio-conmon-<id>`, is not the container that it watches: it keeps its whole
+    name, and with it none of the container's CPUs.
+    """
+    match = _CONTAINER.fullmatch(name)
+    return match[1] if match else name
+
+
+def _both_drivers(cgroup_root: str) -> tuple[str, str]:
+    plain = [*(part for part in cgroup_root.split("/") if part), "kubepods"]
+    escaped = [part.replace("-", "_") for part in plain]
+    slices = ("-".join(escaped[: depth + 1]) + ".slice" for depth in range(len(escaped)))
+    return "/".join(plain), "/".join(slices)

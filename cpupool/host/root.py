@@ -1,0 +1,61 @@
+"""The places of the machine's trees, gathered so that tests and the embedded node can move them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoot:
+    """Where the machine's trees are.
+
+    Attributes:
+        sysfs: The sysfs mount, read for the CPU topology.
+        proc: The procfs mount.
+        cgroup: The cgroup file system: the unified (v2) tree, or the folder of the v1 controllers.
+        kubelet: The kubelet's data folder (`--root-dir`).
+        run: The product's own run-time folder, emptied by a reboot.
+    """
+
+    sysfs: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    cgroup: Path = Path("/sys/fs/cgroup")
+    kubelet: Path = Path("/var/lib/kubelet")
+    run: Path = Path("/run/cpupool")
+
+    @classmethod
+    def under(cls, folder: Path) -> HostRoot:
+        """Give the usual places moved below `folder`."""
+        return cls(
+            sysfs=folder / "sys",
+            proc=folder / "proc",
+            cgroup=folder / "sys/fs/cgroup",
+            kubelet=folder / "var/lib/kubelet",
+            run=folder / "run/cpupool",
+        )
+
+    @property
+    def device_plugins(self) -> Path:
+        """The folder of the plugins' sockets (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1)."""
+        return self.kubelet / "device-plugins"
+
+    @property
+    def kubelet_socket(self) -> Path:
+        """The kubelet's registration socket."""
+        return self.device_plugins / "kubelet.sock"
+
+    @property
+    def podresources_socket(self) -> Path:
+        """The socket of the kubelet's podresources service."""
+        return self.kubelet / "pod-resources" / "kubelet.sock"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The device manager's checkpoint file."""
+        return self.device_plugins / "kubelet_internal_checkpoint"
+
+    @property
+    def status(self) -> Path:
+        """The file in which the agent tells what it sees."""
+        return self.run / "status.json"

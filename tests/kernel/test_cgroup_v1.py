@@ -1,0 +1,137 @@
+"""CgroupFS and repair on this machine's own cgroup v1 cpuset hierarchy, with real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import HostFileError
+from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
+from cpupool.manager.apply import repair
+from tests.cgroups import CgroupTreeContract, Ground, V1RulesContract
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BASE = Path("/sys/fs/cgroup/cpuset")
+NEEDED = CPUSet.of(0, 1)
+
+
+def _why_not() -> str:
+    try:
+        if hierarchy(BASE.parent) != (BASE, CgroupVersion.V1):
+            return "this machine's cpusets are those of cgroup v2"
+    except HostFileError as error:
+        return str(error)
+    if not os.access(BASE, os.W_OK):
+        return f"{BASE} is not writable: run the tests as root"
+    if NEEDED - CPUSet.parse((BASE / "cpuset.cpus").read_text()):
+        return "CPUs 0 and 1 are needed"
+    return ""
+
+
+pytestmark = [
+    pytest.mark.real_cgroup,
+    pytest.mark.skipif(bool(_why_not()), reason=_why_not()),
+]
+
+
+@dataclass
+class RealCgroups:
+    """A tree of this test's own, and the processes that run in it."""
+
+    root: str = field(default_factory=lambda: f"cpupool-test-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def make(self, path: str, cpus: str) -> None:
+        (BASE / path).mkdir()
+        if cpus:
+            (BASE / path / "cpuset.mems").write_text((BASE / "cpuset.mems").read_text())
+            (BASE / path / "cpuset.cpus").write_text(cpus)
+
+    def remove(self, path: str) -> None:
+        (BASE / path).rmdir()
+
+    def start(self, path: str) -> int:
+        """Start a process that only waits, in a cgroup; gives its id."""
+        process = subprocess.Popen(["sleep", "300"])
+        self.processes.append(process)
+        (BASE / path / "cgroup.procs").write_text(str(process.pid))
+        return process.pid
+
+    def clear(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait(timeout=10)
+        for folder, _, _ in os.walk(BASE / self.root, topdown=False):
+            Path(folder).rmdir()
+
+
+def affinity(pid: int) -> str:
+    """Give a process's `Cpus_allowed_list`, as the kernel shows it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(
+        line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list:")
+    )
+
+
+@pytest.fixture
+def real() -> Iterator[RealCgroups]:
+    cgroups = RealCgroups()
+    try:
+        cgroups.make(cgroups.root, "0-1")
+        yield cgroups
+    finally:
+        cgroups.clear()
+
+
+@pytest.fixture
+def ground(real: RealCgroups) -> Ground:
+    kubepods = f"{real.root}/kubepods"
+    real.make(kubepods, "0-1")
+    tree = CgroupFS(BASE.parent, f"/{real.root}")
+    return Ground(tree, kubepods, real.make, real.remove)
+
+
+class TestRealCgroupV1(CgroupTreeContract, V1RulesContract):
+    pass
+
+
+def test_processes_of_a_container_and_below_it_run_where_they_are_put(
+    real: RealCgroups, ground: Ground
+) -> None:
+    path = ground.container("0-1", nested="0-1")
+    main, below = real.start(path), real.start(f"{path}/nested")
+    repair(ground.tree, path, CPUSet.of(1))
+    assert (affinity(main), affinity(below)) == ("1", "1")
+    repair(ground.tree, path, CPUSet.of(0))
+    assert (affinity(main), affinity(below)) == ("0", "0")
+
+
+def test_a_disturbed_container_is_seen_and_repaired(real: RealCgroups, ground: Ground) -> None:
+    path = ground.container("0-1")
+    process = real.start(path)
+    repair(ground.tree, path, CPUSet.of(0))
+    (BASE / path / "cpuset.cpus").write_text("1")
+    assert affinity(process) == "1"
+    assert [found.cpus for found in ground.tree.containers()] == ["1"]
+    repair(ground.tree, path, CPUSet.of(0))
+    assert affinity(process) == "0"
+    assert [found.cpus for found in ground.tree.containers()] == ["0"]
+
+
+def test_a_cgroup_that_nobody_filled_yet_can_be_entered_after_a_repair(
+    real: RealCgroups, ground: Ground
+) -> None:
+    path = ground.container("")
+    with pytest.raises(OSError, match="No space left"):
+        real.start(path)
+    repair(ground.tree, path, CPUSet.of(1))
+    assert affinity(real.start(path)) == "1"

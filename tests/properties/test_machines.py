@@ -1,0 +1,60 @@
+"""A synthesised machine reads back as it was described, also with CPUs switched off."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.host.sysfs import RecordedTree, Sysfs
+from tests.machines import Machine
+
+machines = st.builds(
+    Machine,
+    sockets=st.integers(1, 2),
+    dies=st.integers(1, 2),
+    nodes=st.integers(1, 2),
+    l3=st.integers(0, 2),
+    cores=st.integers(1, 2),
+    threads=st.integers(1, 3),
+    adjacent=st.booleans(),
+    efficiency_cores=st.integers(0, 2),
+)
+
+
+def groups(machine: Machine, field: str) -> tuple[CPUSet, ...]:
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for thread in machine.layout():
+        number = getattr(thread, field)
+        if number is not None:
+            members[number].append(thread.cpu)
+    return tuple(sorted(map(CPUSet, members.values()), key=lambda group: group.first))
+
+
+@settings(deadline=None)
+@given(machines)
+def test_a_machine_reads_back_as_described(machine: Machine) -> None:
+    topology = machine.topology()
+
+    assert topology.online == CPUSet(range(len(machine.layout())))
+    assert topology.cores == groups(machine, "core")
+    assert topology.sockets == groups(machine, "socket")
+    assert topology.dies == (groups(machine, "die") if machine.dies > 1 else ())
+    assert topology.l3 == groups(machine, "l3")
+    assert tuple(topology.nodes.values()) == groups(machine, "node")
+    for thread in machine.layout():
+        assert topology.node_of(thread.cpu) == thread.node
+        assert topology.cpus[thread.cpu].package_id == thread.socket
+
+
+@settings(deadline=None)
+@given(machines, st.sets(st.integers(1, 40)))
+def test_reading_with_cpus_off_equals_taking_them_away(machine: Machine, off: set[int]) -> None:
+    before = machine.topology()
+    gone = before.online & CPUSet(off)
+
+    read = Sysfs(RecordedTree("synthesised", machine.files(gone))).topology()
+
+    assert read.remembering(before) == before.without(gone)

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from queue import Empty, Queue
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.errors import HostFileError
+from cpupool.host import files
+from cpupool.host.files import DirectoryWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEADLINE_S = 30.0
+
+
+class Seen:
+    """What a watch has called back with."""
+
+    def __init__(self) -> None:
+        self.paths: Queue[Path] = Queue()
+
+    def until(self, path: Path) -> list[Path]:
+        """Collect what comes up to and including `path`."""
+        collected: list[Path] = []
+        while path not in collected:
+            try:
+                collected.append(self.paths.get(timeout=DEADLINE_S))
+            except Empty:
+                raise AssertionError(f"{path} was not seen, but {collected}") from None
+        return collected
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def watch(tmp_path: Path, seen: Seen) -> Iterator[DirectoryWatch]:
+    made = DirectoryWatch(tmp_path / "watched", seen.paths.put)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Path:
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    return folder
+
+
+def test_created_moved_and_deleted_entries_are_seen(
+    watch: DirectoryWatch, watched: Path, seen: Seen
+) -> None:
+    watch.ensure()
+    one, two = watched / "one", watched / "two"
+    one.touch()
+    seen.until(one)
+    one.rename(two)
+    assert seen.until(two) == [one, two]
+    two.unlink()
+    seen.until(two)
+
+
+def test_a_swapped_symbolic_link_is_seen(watch: DirectoryWatch, watched: Path, seen: Seen) -> None:
+    (watched / "..data").symlink_to("first")
+    watch.ensure()
+    (watched / "..data_tmp").symlink_to("second")
+    (watched / "..data_tmp").rename(watched / "..data")
+    seen.until(watched / "..data")
+
+
+def test_reading_and_writing_are_not_seen(watch: DirectoryWatch, watched: Path, seen: Seen) -> None:
+    (watched / "file").touch()
+    watch.ensure()
+    (watched / "file").write_text("changed")
+    (watched / "file").read_text()
+    (watched / "last").touch()
+    assert seen.until(watched / "last") == [watched / "last"]
+
+
+def test_what_lies_below_is_seen_on_demand_only(tmp_path: Path) -> None:
+    top, deep = Seen(), Seen()
+    (tmp_path / "a").mkdir()
+    flat = DirectoryWatch(tmp_path, top.paths.put)
+    recursive = DirectoryWatch(tmp_path, deep.paths.put, recursive=True)
+    try:
+        flat.ensure()
+        recursive.ensure()
+        (tmp_path / "a" / "b").mkdir()
+        deep.until(tmp_path / "a" / "b")
+        (tmp_path / "a" / "b" / "c").mkdir()
+        deep.until(tmp_path / "a" / "b" / "c")
+        (tmp_path / "last").touch()
+        assert top.until(tmp_path / "last") == [tmp_path / "last"]
+    finally:
+        flat.stop()
+        recursive.stop()
+
+
+def test_a_missing_directory_is_watched_once_it_is_there(
+    watch: DirectoryWatch, tmp_path: Path, seen: Seen
+) -> None:
+    watch.ensure()
+    (tmp_path / "watched").mkdir()
+    watch.ensure()
+    (tmp_path / "watched" / "file").touch()
+    seen.until(tmp_path / "watched" / "file")
+
+
+def test_a_directory_that_is_made_again_is_watched_again(
+    watch: DirectoryWatch, watched: Path, seen: Seen
+) -> None:
+    watch.ensure()
+    for _ in range(3):
+        watched.rmdir()
+        seen.until(watched)
+        watched.mkdir()
+        # The watching thread ends a moment after it has reported the deletion.
+        while not any(watched.iterdir()):
+            watch.ensure()
+            (watched / "file").touch()
+            try:
+                assert seen.paths.get(timeout=0.1) == watched / "file"
+            except Empty:
+                (watched / "file").unlink()
+        (watched / "file").unlink()
+        seen.until(watched / "file")
+
+
+def test_a_callback_that_fails_is_logged_and_called_again(
+    watched: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+
+    def failing(path: Path) -> None:
+        seen.paths.put(path)
+        raise ZeroDivisionError
+
+    watch = DirectoryWatch(watched, failing)
+    watch.ensure()
+    for name in ("one", "two"):
+        (watched / name).touch()
+        seen.until(watched / name)
+    watch.stop()
+    assert [record.message for record in caplog.records] == [
+        f"watch callback failed path={watched / name}" for name in ("one", "two")
+    ]
+
+
+def test_a_stopped_watch_leaves_no_thread(watch: DirectoryWatch, watched: Path) -> None:
+    before = set(threading.enumerate())
+    watch.ensure()
+    assert set(threading.enumerate()) > before
+    watch.stop()
+    assert set(threading.enumerate()) <= before
+    watch.stop()
+
+
+def test_a_watch_that_the_kernel_refuses_is_one_warning_and_no_thread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_arguments: object, **_options: object) -> None:
+        raise OSError(28, "inotify watch limit reached")
+
+    before = set(threading.enumerate())
+    watch = DirectoryWatch(tmp_path, Seen().paths.put)
+    with monkeypatch.context() as patched:
+        patched.setattr("watchdog.observers.inotify.InotifyEmitter.on_thread_start", refused)
+        watch.ensure()
+        watch.ensure()
+    (record,) = caplog.records
+    assert "changes are found by looking" in record.message
+    assert record.message.endswith(f"path={tmp_path} reason=inotify watch limit reached")
+    assert set(threading.enumerate()) <= before
+    watch.ensure()
+    assert set(threading.enumerate()) > before
+    watch.stop()
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"first", b"", b"second"):
+        files.write_atomically(path, content)
+        assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_keeps_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_atomically(path, b"old")
+    with path.open("rb") as reader:
+        files.write_atomically(path, b"new")
+        assert reader.read() == b"old"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param("missing/file", id="a folder that is missing"),
+        pytest.param("folder", id="a folder in the place of the file"),
+    ],
+)
+def test_what_cannot_be_written_is_one_clear_error(tmp_path: Path, target: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(HostFileError, match=r"cannot be written \(.*\); check the folder's rights"):
+        files.write_atomically(tmp_path / target, b"content")
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_atomically(path, b"old")
+    # The limit on a file's size fails a write in the middle, as a full disk does.
+    program = """
+import pathlib, resource, sys
+from cpupool.core.errors import HostFileError
+from cpupool.host.files import write_atomically
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    write_atomically(pathlib.Path(sys.argv[1]), b"new" * 65536)
+except HostFileError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert "cannot be written (File too large)" in done.stdout
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"old"
