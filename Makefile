@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+WORKERS ?= 2
+
+.PHONY: demo test lint type protos picture bench clean
+
+demo: $(VENV)/.demo
+	@$(VENV)/bin/cpupool demo
+
+test: $(VENV)/.dev
+	@echo "== style, spelling, types"
+	@$(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/codespell
+	@$(VENV)/bin/mypy
+	@echo "== tests"
+	@$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-report= && $(PYTHON) tools/coverage_floor.py
+
+lint: $(VENV)/.dev
+	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
+
+protos: $(VENV)/.dev
+	@tools/protos.sh cpupool/api
+
+picture: $(VENV)/.dev
+	@$(PYTHON) -m docs.picture
+
+bench: $(VENV)/.dev
+	@$(PYTHON) -m benchmarks
+
+$(VENV)/.demo: pyproject.toml constraints.txt tools/setup.sh
+	@tools/setup.sh $(VENV)
+
+$(VENV)/.dev: pyproject.toml constraints.txt tools/setup.sh
+	@tools/setup.sh $(VENV) dev
+
+clean:
+	rm -rf $(VENV) .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

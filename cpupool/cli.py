@@ -1,0 +1,91 @@
+"""The command line: picks the command, turns errors into one line, and is the only one to exit."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from cpupool.commands import UsageError
+from cpupool.core.errors import CPUPoolError
+from cpupool.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS: Final = {
+    "demo": "run a whole node on this machine and watch containers stay on their CPUs",
+    "agent": "run on a Kubernetes node: advertise the pools, place every container",
+    "validate": "check pool files or the ConfigMap before a node sees them",
+    "topology": "draw this machine, or a recorded one: sockets, NUMA nodes, cores, threads",
+    "status": "draw which container of the node runs where, as the agent last saw it",
+}
+OK: Final = 0
+FAILED: Final = 1
+BAD_USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+
+def run() -> NoReturn:
+    """Run the command line of this process and exit."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and give its exit code: 0, 1 for a failure, 2 for bad usage."""
+    # gRPC's core tells of every closed connection; our own log says what matters.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        parsed = _parser(arguments).parse_args(arguments)
+        code: int = parsed.run(parsed, sys.stdout)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _say(str(error), BAD_USAGE)
+    except CPUPoolError as error:
+        return _say(str(error), FAILED)
+    except KeyboardInterrupt:
+        return _say("interrupted; everything is cleaned up", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever reads has gone (`| head`): nobody is left to tell, not even at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code
+
+
+def _say(message: str, code: int) -> int:
+    sys.stderr.write(f"cpupool: {message}\n")
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers bad usage with one line that says what to do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="cpupool",
+        description="Splits a Kubernetes node's CPUs into pools and keeps every container on its"
+        " own.",
+        epilog="Start with: cpupool demo",
+    )
+    parser.add_argument("--version", action="version", version=f"cpupool {VERSION}")
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    if asked is not None and asked not in COMMANDS:
+        near = difflib.get_close_matches(asked, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(COMMANDS)}"
+        raise UsageError(f"{asked!r} is no command; {hint}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if name == asked:
+            # Only the command at hand is imported: `topology` needs no gRPC, the agent no drawing.
+            module = importlib.import_module(f"cpupool.commands.{name}")
+            module.add_parser(commands, summary)
+        else:
+            commands.add_parser(name, help=summary)
+    return parser

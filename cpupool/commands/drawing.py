@@ -1,0 +1,295 @@
+"""Draws a machine in the terminal: the only module that knows the drawing library.
+
+Boxes stand for sockets, dies, NUMA nodes and L3 groups, a column of tiles for a core, a tile for a
+CPU.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
+
+from rich.box import ROUNDED, SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cpupool.commands.painting import LegendRow, Mark, paint
+from cpupool.core.cpuset import CPUSet, format_ids
+from cpupool.core.errors import HostFileError
+from cpupool.core.topology import CoreType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+
+    from cpupool.commands.painting import Painting
+    from cpupool.core.topology import CPUTopology
+    from cpupool.manager.report import NodeStatus
+
+_Item = TypeVar("_Item")
+
+_SVG_COLUMNS: Final = 100
+_BORDERS: Final = 4
+"""What a box takes of the width: two lines and a blank beside each."""
+
+_PLAIN: Final = Mark(" ", "#ffffff on #566072")
+_OFFLINE: Final = Mark("x", "#8a8f98")
+_QUIET: Final = "#8a8f98"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A painted machine; printed on a rich console it takes the width that it is given.
+
+    Attributes:
+        topology: the machine.
+        painting: how its CPUs are painted; those without a mark are plain.
+    """
+
+    topology: CPUTopology
+    painting: Painting
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the machine and its legend."""
+        sketch = _Sketch(self.topology, self.painting.marks)
+        yield from (Text(line, "bold") for line in _summary(self.topology))
+        yield sketch.whole(options.max_width)
+        yield _legend(self.topology, self.painting)
+
+
+def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
+    """Draw the machine painted by container, and list the containers that want a look."""
+    painting = paint((one.name, CPUSet.parse(one.found)) for one in status.containers)
+    odd = [one for one in status.containers if one.reason or str(one.wanted) != one.found]
+    rows = [(one.name, one.found, str(one.wanted), one.reason or "not moved yet") for one in odd]
+    listed = table(("container", "runs on", "belongs on", "why"), rows)
+    verdict = Text(
+        f"{len(status.containers) - len(odd)} of {len(status.containers)} containers are"
+        " where they belong.",
+        "bold",
+    )
+    return Group(Picture(topology, painting), verdict, *([listed] if odd else []))
+
+
+def show(picture: RenderableType, out: TextIO) -> None:
+    """Print a picture, in colour where `out` is a terminal that has some."""
+    Console(file=out, highlight=False).print(picture)
+
+
+def export_svg(picture: RenderableType, path: Path, title: str) -> None:
+    """Write a picture as SVG, at most 100 columns wide.
+
+    Raises:
+        HostFileError: the file cannot be written.
+    """
+    lines = _recorder(_SVG_COLUMNS).render_lines(picture, pad=False)
+    used = max(len("".join(segment.text for segment in line).rstrip()) for line in lines)
+    console = _recorder(used)
+    console.print(picture)
+    # Without the web fonts: a picture that is looked at asks no other host for anything.
+    svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
+    try:
+        path.write_text(svg, "utf-8")
+    except OSError as error:
+        raise HostFileError(
+            str(path), error.strerror or str(error), "name a file that can be written"
+        ) from error
+
+
+def _recorder(width: int) -> Console:
+    return Console(
+        file=io.StringIO(),
+        record=True,
+        width=width,
+        highlight=False,
+        force_terminal=True,
+        color_system="truecolor",
+        no_color=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Something drawn, with its size in columns and lines."""
+
+    content: RenderableType
+    width: int
+    height: int
+    title: str = ""
+
+    def boxed(self, width: int, height: int) -> Panel:
+        return Panel(
+            self.content,
+            title=Text(self.title, _QUIET),
+            title_align="left",
+            box=ROUNDED,
+            border_style=_QUIET,
+            width=width,
+            height=height,
+        )
+
+
+_Level = list[tuple[str, CPUSet]]
+"""One way to divide the machine: the title and the CPUs of each part."""
+
+
+class _Sketch:
+    """Lays out one machine."""
+
+    def __init__(self, topology: CPUTopology, marks: Mapping[int, Mark]) -> None:
+        self._topology = topology
+        self._marks = marks
+        self._digits = max(len(str(cpu)) for cpu in topology.present)
+
+    def whole(self, width: int) -> RenderableType:
+        """Lay the machine out."""
+        levels = _levels(self._topology)
+        machine = self._contents(self._topology.online, levels, width)
+        drawn = CPUSet.union(self._topology.core_of(cpu) for cpu in self._topology.online)
+        lost = self._topology.present - drawn
+        if not lost:
+            return machine.content
+        offline = self._tiles([CPUSet.of(cpu) for cpu in lost], width - _BORDERS, "offline")
+        fitting = max(machine.width, offline.width + _BORDERS)
+        return Group(machine.content, offline.boxed(fitting, offline.height + 2))
+
+    def _contents(self, cpus: CPUSet, levels: Sequence[_Level], width: int) -> _Block:
+        if not levels:
+            cores = dict.fromkeys(self._topology.cpus[cpu].core for cpu in cpus)
+            threads = [self._topology.core_of(self._topology.cores[core].first) for core in cores]
+            return self._tiles(threads, width)
+        level, *deeper = levels
+        return _side_by_side(
+            [self._box(title, part, deeper, width) for title, part in _parts(level, cpus)], width
+        )
+
+    def _box(self, title: str, cpus: CPUSet, levels: Sequence[_Level], width: int) -> _Block:
+        # A level that has one part only in here shares the box.
+        while levels and len(parts := _parts(levels[0], cpus)) == 1:
+            title = f"{title}, {parts[0][0]}"
+            levels = levels[1:]
+        inside = self._contents(cpus, levels, width - _BORDERS)
+        fitting = max(inside.width + _BORDERS, min(width, len(title) + 6))
+        return _Block(inside.content, fitting, inside.height + 2, title)
+
+    def _tiles(self, cores: Sequence[CPUSet], width: int, title: str = "") -> _Block:
+        tile = self._digits + 3
+        rows = list(_rows(cores, tile, width))
+        lines: list[Text] = []
+        for row in rows:
+            tallest = max(len(core) for core in row)
+            columns = [[self._tile(cpu) for cpu in core] for core in row]
+            blank = Text(" " * tile)
+            # A blank line parts the cores of two rows, which would look like one otherwise.
+            lines += [Text()] if lines and tallest > 1 else []
+            lines += [
+                Text(" ").join(column[line] if line < len(column) else blank for column in columns)
+                for line in range(tallest)
+            ]
+        return _Block(Group(*lines), len(rows[0]) * (tile + 1) - 1, len(lines), title)
+
+    def _tile(self, cpu: int) -> Text:
+        mark = self._marks.get(cpu, _PLAIN) if cpu in self._topology.online else _OFFLINE
+        return Text(f" {cpu:>{self._digits}}{mark.symbol} ", mark.style)
+
+
+def _levels(topology: CPUTopology) -> list[_Level]:
+    """Give the ways to divide the machine, the coarsest first."""
+    infos = topology.cpus
+
+    def socket(cpus: CPUSet) -> int:
+        known = infos[cpus.first]
+        return known.socket if known.package_id is None else known.package_id
+
+    levels: list[_Level] = [
+        [(f"socket {socket(cpus)}", cpus) for cpus in topology.sockets],
+        [(f"die {infos[cpus.first].die_id}", cpus) for cpus in topology.dies],
+        [(f"NUMA node {node}", cpus) for node, cpus in topology.nodes.items() if cpus],
+        [(f"L3 {number}", cpus) for number, cpus in enumerate(topology.l3)],
+    ]
+    ordered = sorted((level for level in levels if level), key=len)
+    kinds = [
+        (f"{kind.value} cores", CPUSet(cpu for cpu in infos if infos[cpu].core_type is kind))
+        for kind in CoreType
+    ]
+    used_kinds = [(title, cpus) for title, cpus in kinds if cpus]
+    return [*ordered, used_kinds] if len(used_kinds) > 1 else ordered
+
+
+def _parts(level: _Level, cpus: CPUSet) -> _Level:
+    """Divide some CPUs; those that the level leaves out come last."""
+    parts = [(title, inside) for title, group in level if (inside := group & cpus)]
+    rest = cpus - CPUSet.union(part for _, part in parts)
+    kind = level[0][0].rpartition(" ")[0]
+    return [*parts, (f"no {kind}", rest)] if rest else parts
+
+
+def _side_by_side(boxes: Sequence[_Block], width: int) -> _Block:
+    unit = max(box.width for box in boxes)
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    height = 0
+    for row in _rows(boxes, unit, width):
+        tallest = max(box.height for box in row)
+        grid.add_row(*(box.boxed(unit, tallest) for box in row))
+        height += tallest
+    return _Block(grid, len(grid.columns) * (unit + 1) - 1, height)
+
+
+def _rows(items: Sequence[_Item], unit: int, width: int) -> Iterable[Sequence[_Item]]:
+    """Break items of one width into rows of nearly the same length."""
+    most = max(1, (width + 1) // (unit + 1))
+    length = ceil(len(items) / ceil(len(items) / most))
+    return (items[start : start + length] for start in range(0, len(items), length))
+
+
+def _summary(topology: CPUTopology) -> Iterable[str]:
+    counts = [
+        (len(topology.online), "CPU online", "CPUs online"),
+        (len(topology.cores), "core", "cores"),
+        (len(topology.sockets), "socket", "sockets"),
+        (len(topology.nodes), "NUMA node", "NUMA nodes"),
+        (len(topology.l3), "L3 cache", "L3 caches"),
+    ]
+    yield ", ".join(
+        f"{count} {one if count == 1 else many}" for count, one, many in counts if count
+    )
+    if without := format_ids(node for node, cpus in topology.nodes.items() if not cpus):
+        yield f"NUMA nodes without CPUs: {without}"
+    if topology.isolated:
+        yield f"isolated from the scheduler (isolcpus): {topology.isolated}"
+
+
+def _legend(topology: CPUTopology, painting: Painting) -> Table:
+    rows = list(painting.legend)
+    if rows:
+        unmarked = topology.online - CPUSet(painting.marks)
+        rows.append(LegendRow(_PLAIN, "none of these", unmarked))
+    rows.append(LegendRow(_OFFLINE, "offline", topology.present - topology.online))
+    legend = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(4):
+        legend.add_column(overflow="fold")
+    for row in filter(lambda row: row.cpus, rows):
+        legend.add_row(
+            Text(f" {row.mark.symbol} ", row.mark.style),
+            Text(row.name),
+            Text(str(row.cpus)),
+            Text(row.note, _QUIET),
+        )
+    return legend
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """Lay out rows of plain text below their titles."""
+    drawn = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    for title in titles:
+        drawn.add_column(title, overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    return drawn

@@ -1,0 +1,262 @@
+"""A live node: the embedded kubelet and runtime with the agent running on them, and a look at it.
+
+What each process should have follows from what the application itself can see: the variables in its
+environment, and the pool file for those that have none. It is compared with the kernel's own word.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from cpupool.app import Agent
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError
+from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
+from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.sysfs import Sysfs
+from cpupool.local.node import EmbeddedNode
+from cpupool.manager import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cpupool.app import Settings
+    from cpupool.kube.views import Body
+    from cpupool.local.cgroups import Cgroups
+    from cpupool.local.devices import Listing
+    from cpupool.local.pods import ContainerProcess
+    from cpupool.manager.report import NodeStatus
+    from cpupool.roles.cpusetter import SweepReport
+
+PATIENCE_S: Final = 20.0
+_LOOK_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process of the node.
+
+    Attributes:
+        name: `pod/container`, or `pod (sandbox)`.
+        requested: the pools it asked for, with amounts.
+        given: the CPU variables in its environment.
+        belongs: the CPUs that follow from these, in the list format.
+        runs: the CPUs that the kernel lets it run on.
+    """
+
+    name: str
+    requested: str
+    given: str
+    belongs: str
+    runs: str
+
+    @property
+    def right(self) -> bool:
+        """Whether it runs where it belongs."""
+        return self.belongs == self.runs
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """One container that was moved to other CPUs, and came back.
+
+    Attributes:
+        name: its process's name.
+        moved_to: the CPUs written into its cpuset.
+        back_on: the CPUs it runs on now.
+        after_ms: from the write to the end of the sweep that repaired it.
+    """
+
+    name: str
+    moved_to: str
+    back_on: str
+    after_ms: float
+
+
+class LiveNode:
+    """The embedded node with the agent on it. Use it as a context manager.
+
+    Args:
+        folder: plays `/` for the kubelet and the agent.
+        place: where containers run.
+        settings: the agent's.
+        sysfs: the machine.
+
+    Attributes:
+        node: the embedded node.
+        agent: the agent.
+    """
+
+    def __init__(
+        self, folder: Path, place: Cgroups, settings: Settings, sysfs: Path = Path("/sys")
+    ) -> None:
+        self.node = EmbeddedNode(
+            folder, place, names=settings.names, sysfs=sysfs, changed=self._pods_changed
+        )
+        self.agent = Agent(
+            replace(settings, cgroup_root=place.cgroup_root),
+            self.node.root,
+            Sysfs.at(sysfs),
+            self.node,
+            self._swept,
+        )
+        self._opened = ExitStack()
+        self._looked = threading.Condition()
+        self._last_sweep: SweepReport | None = None
+        self._repaired_s: dict[tuple[str, str], float] = {}
+
+    def __enter__(self) -> Self:
+        self.agent.configure()
+        with ExitStack() as opened:
+            opened.enter_context(self.node)
+            opened.enter_context(self._agent_running())
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def await_pools(self) -> Iterator[tuple[str, int]]:
+        """Wait until the kubelet knows every pool; give each resource with its device count.
+
+        Raises:
+            RemoteProtocolError: one does not appear in time.
+        """
+        manager = self.agent.manager
+        for pool in manager.pools().advertised:
+            healthy = sum(device.healthy for device in manager.devices(pool.name))
+            resource = manager.names.resource(pool.name)
+            self.node.kubelet.wait_for(resource, partial(_offers, healthy), PATIENCE_S)
+            yield resource, healthy
+
+    def run_pod(self, body: Body) -> None:
+        """Start a pod; its init containers end once they have been seen on their CPUs.
+
+        Raises:
+            PodRefused: the node cannot take it.
+        """
+        self.node.run_pod(body, during_init=lambda _pod, _name: self._settle())
+
+    def rows(self) -> tuple[ProcessRow, ...]:
+        """List every process, as it is now."""
+        return tuple(self._row(process) for process in self.node.processes())
+
+    def settled_rows(self) -> tuple[ProcessRow, ...]:
+        """List every process once all run where they belong, or once patience has ended."""
+        self._settle()
+        return self.rows()
+
+    def status(self) -> NodeStatus:
+        """Give what the agent sees, once it has seen every process where it belongs."""
+        self._await(lambda: all(str(one.wanted) == one.found for one in self._status().containers))
+        return self._status()
+
+    def disturb(self) -> Disturbance | None:
+        """Move a container to the whole machine and wait for its return.
+
+        Returns:
+            What happened; None on a machine where no container has less than all CPUs.
+        """
+        everything = self.agent.manager.state()[0].topology.online
+        targets = [
+            (process, row)
+            for process in self.node.processes()
+            if (row := self._row(process)).belongs != str(everything)
+        ]
+        if not targets:
+            return None
+        # An exclusive container is the one whose CPUs matter most.
+        process, row = max(targets, key=lambda target: "EXCLUSIVE" in target[1].given)
+        path = f"{self.node.cgroup_root}/{process.instance.cgroup}".strip("/")
+        moved_s = time.monotonic()
+        CgroupFS(self.node.root.cgroup, self.node.cgroup_root).write(path, everything)
+        moved = (path, str(everything))
+        self._await(lambda: self._repaired_s.get(moved, 0.0) > moved_s)
+        after_s = self._repaired_s.get(moved, time.monotonic()) - moved_s
+        self._await(lambda: self._row(process).right)
+        return Disturbance(row.name, str(everything), self._row(process).runs, after_s * 1000)
+
+    def _pods_changed(self) -> None:
+        self.agent.wake()
+
+    def _swept(self, report_of_sweep: SweepReport) -> None:
+        now_s = time.monotonic()
+        with self._looked:
+            self._last_sweep = report_of_sweep
+            for repair in report_of_sweep.repairs:
+                if not repair.error:
+                    self._repaired_s[repair.path, repair.found] = now_s
+            self._looked.notify_all()
+
+    def _status(self) -> NodeStatus:
+        found = self._last_sweep.found if self._last_sweep else ()
+        return report.describe(*self.agent.manager.state(), found)
+
+    def _settle(self) -> None:
+        self._await(lambda: all(row.right for row in self.rows()))
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        with self._looked:
+            while not condition() and time.monotonic() < deadline_s:
+                # Emulated cgroups take effect a little after the sweep that wrote them.
+                self._looked.wait(_LOOK_S)
+
+    def _row(self, process: ContainerProcess) -> ProcessRow:
+        requests = {one.name: one.requests for one in process.pod.containers}.get(
+            process.container, {}
+        )
+        variables = {
+            pool_variable(pool): process.instance.environment.get(pool_variable(pool), "")
+            for pool in requests
+        }
+        facts, _ = self.agent.manager.state()
+        default = facts.pools.default_cpus(facts.topology) & facts.topology.online
+        belongs = CPUSet.union(CPUSet.parse(cpus) for cpus in variables.values()) or default
+        try:
+            runs = str(process.cpus_allowed())
+        except FileNotFoundError:
+            runs = "ended"
+        container = f"/{process.container}" if process.container else " (sandbox)"
+        return ProcessRow(
+            name=f"{process.pod.name}{container}",
+            requested=", ".join(f"{pool} {amount}" for pool, amount in requests.items()),
+            given=", ".join(
+                f"{name}={value}"
+                for name, value in sorted(process.instance.environment.items())
+                if name in (EXCLUSIVE_CPUS, SHARED_CPUS)
+            ),
+            belongs=str(belongs),
+            runs=runs,
+        )
+
+    @contextmanager
+    def _agent_running(self) -> Iterator[None]:
+        stop = threading.Event()
+        failures: list[CPUPoolError] = []
+
+        def run() -> None:
+            try:
+                self.agent.run(stop)
+            except CPUPoolError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run, name="agent")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        if failures:
+            raise failures[0]
+
+
+def _offers(devices: int, listing: Listing) -> bool:
+    return listing.allocatable == devices

@@ -1,0 +1,62 @@
+"""Pools and pods for `cpupool demo`, made for the machine at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import PoolKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cpupool.core.names import Names
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
+
+MILLI = 250
+
+
+def pool_file(machine: CPUTopology) -> str:
+    """Write a pool file that uses every core: the first for everybody, the last ones exclusive."""
+    default, *others = machine.cores
+    # With three cores or more the shared pool has one of its own.
+    shared = others.pop(0) if len(others) > 1 else default
+    text = f'pools:\n  default: {{cpus: "{default}"}}\n  shared_demo: {{cpus: "{shared}"}}\n'
+    if len(others) > 1 and len(others[-1]) > 1:
+        whole = others.pop()
+        text += f'  exclusive_smt: {{cpus: "{whole.first}", hyperThreadingPolicy: multiThreaded}}\n'
+    if others:
+        first_threads = CPUSet(core.first for core in others)
+        text += f'  exclusive_demo: {{cpus: "{first_threads}"}}\n'
+    return text
+
+
+def pods(pools: NodePools, names: Names) -> Iterator[dict[str, Any]]:
+    """Give three pods: one polls on CPUs of its own, one shares, one asks for nothing."""
+    exclusive = {pool.name: 1 for pool in pools.of_kind(PoolKind.EXCLUSIVE)}
+    first = dict(list(exclusive.items())[:1])
+    shared = {pool.name: MILLI for pool in pools.of_kind(PoolKind.SHARED)[:1]}
+    pollers = [_container("poll", names, first)]
+    if len(exclusive) > 1:
+        last = dict(list(exclusive.items())[-1:])
+        pollers.append(_container("mixed", names, last | shared))
+    yield _pod("poller", pollers, [_container("prepare", names, first)])
+    yield _pod("sharer", [_container("work", names, shared), _container("logs", names, {})])
+    yield _pod("plain", [_container("main", names, {})])
+
+
+def _pod(
+    name: str, containers: list[dict[str, Any]], init: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "demo"},
+        "spec": {"initContainers": init or [], "containers": containers},
+    }
+
+
+def _container(name: str, names: Names, pools: dict[str, int]) -> dict[str, Any]:
+    amounts = {names.resource(pool): str(amount) for pool, amount in pools.items()}
+    return {"name": name, "resources": {"requests": amounts, "limits": amounts}}

@@ -1,0 +1,97 @@
+"""`cpupool status`: which container runs where, as the agent last saw it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from cpupool.commands import UsageError
+from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import open_topology
+from cpupool.manager import report
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from cpupool.manager.report import NodeStatus
+
+_EXAMPLES = """\
+examples:
+  cpupool status
+  cpupool status --json | jq '.containers[] | select(.placement == "confined")'
+"""
+_STALE_S = 30.0
+
+
+def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+    """Add the command's arguments."""
+    parser = commands.add_parser(
+        "status",
+        help=summary,
+        description="Draws the machine with the containers on it and says which of them are where"
+        " they belong. Exit code 1 if one is not.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        type=Path,
+        default=HostRoot().status,
+        help="what the agent has written (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="this|DIR|FILE.tar.gz",
+        default="this",
+        help="the machine to draw (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print what the agent has written")
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="write the picture as SVG")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Show the status; 1 if a container is not where it belongs."""
+    document, age_s = _read(arguments.file)
+    try:
+        status = report.from_json(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{arguments.file} is no status file of this version of cpupool: {error!r}"
+        ) from error
+    astray = sum(str(container.wanted) != container.found for container in status.containers)
+    if arguments.json:
+        out.write(json.dumps(document, indent=2) + "\n")
+    else:
+        _draw(arguments, status, age_s, out)
+    return 1 if astray else 0
+
+
+def _read(path: Path) -> tuple[dict[str, object], float]:
+    try:
+        age_s = time.time() - path.stat().st_mtime
+        document = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path} is not there: start `cpupool agent --pods FILE` on this node, or name its"
+            " status file with --file"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return document, age_s
+
+
+def _draw(arguments: argparse.Namespace, status: NodeStatus, age_s: float, out: TextIO) -> None:
+    # The drawing library is imported by what draws only, so that --json stays light.
+    from cpupool.commands import drawing  # noqa: PLC0415
+
+    picture = drawing.node_status(open_topology(arguments.topology), status)
+    drawing.show(picture, out)
+    if arguments.svg:
+        drawing.export_svg(picture, arguments.svg, "cpupool status")
+    if age_s > _STALE_S:
+        out.write(f"This is {age_s:.0f} s old: the agent does not run, or cannot write its file.\n")

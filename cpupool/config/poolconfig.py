@@ -1,0 +1,312 @@
+"""CPU-Pooler's pool files: from text to the pools of a node, or to everything wrong with it.
+
+One file serves the nodes that its `nodeSelector` matches. The files of a cluster are the keys
+`poolconfig-<name>.yaml` of one ConfigMap, which a node sees as a folder of files.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Final
+
+from cpupool.config import document
+from cpupool.config.document import Origin, Table, Text
+from cpupool.core import pools
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    ConfigError,
+    CPUSetParseError,
+    Location,
+    Problem,
+    Severity,
+    refuse_errors,
+)
+from cpupool.core.names import POOL_FILE_PREFIX, POOL_FILE_SUFFIX
+from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from cpupool.config.document import Value
+    from cpupool.core.names import Names
+
+_POOLS: Final = "pools"
+_NODE_SELECTOR: Final = "nodeSelector"
+_RESOURCE_BASE_NAME: Final = "resourceBaseName"
+_CPUS: Final = "cpus"
+_HYPER_THREADING: Final = "hyperThreadingPolicy"
+_POLICIES: Final = {policy.value: policy for policy in HyperThreadingPolicy}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFile:
+    """One pool file that can be used.
+
+    Attributes:
+        name: the file, or the key of the ConfigMap manifest.
+        pools: its pools.
+        node_selector: the labels that a node must have to take this file.
+        locations: path of a value → where it stands; "" → where the file begins.
+        warnings: what is odd in how the file is written. What its pools mean, on a machine or by
+            themselves, is for `core.pools.validate`.
+    """
+
+    name: str
+    pools: NodePools
+    node_selector: Mapping[str, str]
+    locations: Mapping[str, Location]
+    warnings: tuple[Problem, ...]
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether a node with these labels takes this file: all labels must match."""
+        return self.node_selector.items() <= labels.items()
+
+    def locate(self, path: str) -> Location:
+        """Give the place of a path, or of what encloses it where it is not written."""
+        while path not in self.locations:
+            path = path.rpartition(".")[0]
+        return self.locations[path]
+
+    def located(self, problems: Iterable[Problem]) -> tuple[Problem, ...]:
+        """Add to problems with these pools where in the file they stand."""
+        return tuple(replace(found, location=self.locate(found.path)) for found in problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of one pool file.
+
+    Attributes:
+        name: the file, or the key of the ConfigMap manifest.
+        text: what it holds.
+        origin: where the text begins in the file that the user sees.
+    """
+
+    name: str
+    text: str | bytes
+    origin: Origin
+
+
+def is_pool_file(name: str) -> bool:
+    """Tell whether a key of the ConfigMap, or a file of its folder, is a pool file."""
+    return name.startswith(POOL_FILE_PREFIX) and name.endswith(POOL_FILE_SUFFIX)
+
+
+def parse(
+    name: str, text: str | bytes, resource_names: Names, origin: Origin | None = None
+) -> PoolFile:
+    """Read one pool file.
+
+    Args:
+        name: what to call the file.
+        text: what it holds.
+        resource_names: for the resource domain, which older files name too.
+        origin: where the text begins, if not at the beginning of a file of that name.
+
+    Raises:
+        ConfigError: with everything that is wrong with the file, warnings included.
+    """
+    decoder = _Decoder([])
+    root = document.read(text, origin or Origin(name), decoder.problems)
+    top = decoder.table(root, (_POOLS, _NODE_SELECTOR, _RESOURCE_BASE_NAME))
+    if top is None:
+        raise ConfigError(decoder.problems)
+    decoder.check_domain(top.get(_RESOURCE_BASE_NAME), resource_names.domain)
+    file = PoolFile(
+        name=name,
+        pools=NodePools.of(*decoder.read_pools(top.get(_POOLS))),
+        node_selector=dict(decoder.read_labels(top.get(_NODE_SELECTOR))),
+        locations=document.locations(root),
+        warnings=tuple(decoder.problems),
+    )
+    problems = [*decoder.problems, *file.located(pools.validate(file.pools, None))]
+    refuse_errors(sorted(problems, key=lambda problem: problem.location or Location(name)))
+    return file
+
+
+def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Source, ...]:
+    """Find the pool files in a text: it is one itself, or a ConfigMap manifest with any number.
+
+    Args:
+        name: what to call the file.
+        text: what it holds.
+        problems: takes what is wrong with a manifest around its pool files.
+
+    Raises:
+        ConfigError: the text cannot be read as YAML.
+    """
+    decoder = _Decoder([])
+    root = document.read(text, Origin(name), decoder.problems)
+    if not isinstance(root, Table) or "kind" not in root.entries:
+        return (Source(name, text, Origin(name)),)
+    found = tuple(decoder.read_manifest(root))
+    problems += decoder.problems
+    return found
+
+
+def select(files: Sequence[PoolFile], labels: Mapping[str, str]) -> PoolFile | None:
+    """Choose the file for a node with these labels; None if no file matches.
+
+    Raises:
+        ConfigError: more than one file matches.
+    """
+    matching = [file for file in files if file.matches(labels)]
+    if len(matching) > 1:
+        first, *others = matching
+        raise ConfigError(_both(file, first, "this node") for file in others)
+    return matching[0] if matching else None
+
+
+def rivals(files: Sequence[PoolFile]) -> tuple[Problem, ...]:
+    """Find files that are never a node's only match, because another matches all their nodes."""
+    return tuple(
+        _both(second, first, "every node that one of them is for")
+        for first, second in combinations(files, 2)
+        if first.matches(second.node_selector) or second.matches(first.node_selector)
+    )
+
+
+def _both(file: PoolFile, other: PoolFile, node: str) -> Problem:
+    return Problem(
+        what=f"{file.name} and {other.name} ({other.locate(_NODE_SELECTOR)}) both match {node}",
+        remedy="change one so that no node matches both",
+        path=_NODE_SELECTOR,
+        location=file.locate(_NODE_SELECTOR),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """Takes a document's values for what they should be, and notes where they are not.
+
+    Attributes:
+        problems: what was found so far.
+    """
+
+    problems: list[Problem]
+
+    def table(self, value: Value, known: Collection[str] = ()) -> Table | None:
+        """Take a value for a map, a null for an empty one; None for anything else.
+
+        Args:
+            value: the value.
+            known: the keys that it may have; any where none is given.
+        """
+        if isinstance(value, Text) and not value.text:
+            return Table(value.path, value.key, value.location, {})
+        if not isinstance(value, Table):
+            self._refuse(value, "this must be a map", "write key: value on lines of their own")
+            return None
+        for key, entry in value.entries.items():
+            if known and key not in known:
+                self._refuse(entry, "unknown key", _hint(key, known), entry.key)
+        return value
+
+    def text(self, value: Value) -> Text | None:
+        """Take a value for text; None for anything else."""
+        if isinstance(value, Text):
+            return value
+        self._refuse(value, "this must be text", "write a single value")
+        return None
+
+    def read_manifest(self, root: Table) -> Iterator[Source]:
+        """Read the pool files in a Kubernetes object."""
+        kind = self.text(root.get("kind"))
+        if kind and kind.text != "ConfigMap":
+            self._refuse(kind, "this is no ConfigMap", "give a ConfigMap or a pool file")
+            return
+        data = self.table(root.get("data"))
+        if data and not any(map(is_pool_file, data.entries)):
+            form = f"{POOL_FILE_PREFIX}<name>{POOL_FILE_SUFFIX}"
+            self._refuse(data, f"there is no key of the form {form}", "put a pool file under one")
+        for key, value in _entries(data):
+            if is_pool_file(key) and (text := self.text(value)):
+                yield Source(key, text.text, text.origin)
+
+    def check_domain(self, value: Value, domain: str) -> None:
+        """Accept the resource domain of older files where it is the agent's."""
+        written = self.text(value)
+        if written and written.text not in ("", domain):
+            self._refuse(
+                value,
+                f"{written.text[:63]!r} is not the agent's resource domain, {domain}",
+                "remove this line, or set the domain with the agent's --resource-domain",
+            )
+
+    def read_labels(self, value: Value) -> Iterator[tuple[str, str]]:
+        """Read the labels that a node must have."""
+        for key, entry in _entries(self.table(value)):
+            if text := self.text(entry):
+                yield key, text.text
+
+    def read_pools(self, value: Value) -> Iterator[Pool]:
+        """Read the pools, without those that cannot be read."""
+        listed = self.table(value)
+        if listed and not listed.entries:
+            self._refuse(listed, "there is no pool", "give each pool a name and its cpus")
+        for name, entry in _entries(listed):
+            named = pools.is_name(name)
+            if not named:
+                self._refuse(
+                    entry,
+                    "no resource can have this name",
+                    "use up to 63 letters, digits, -, _ and ., with a letter or digit at both ends",
+                    entry.key,
+                )
+            table = self.table(entry, (_CPUS, _HYPER_THREADING))
+            if table is None:
+                continue
+            kind = PoolKind.of_name(name)
+            cpus = self._cpus(table.get(_CPUS))
+            policy = self._hyper_threading(table.get(_HYPER_THREADING), kind)
+            if named and cpus is not None:
+                yield Pool(name, kind, cpus, policy)
+
+    def _cpus(self, value: Value) -> CPUSet | None:
+        text = self.text(value)
+        if text is None:
+            return None
+        try:
+            return CPUSet.parse(text.text)
+        except CPUSetParseError as error:
+            self._refuse(value, str(error), "write the CPUs as in 2-7,12")
+            return None
+
+    def _hyper_threading(self, value: Value, kind: PoolKind) -> HyperThreadingPolicy:
+        text = self.text(value)
+        if text is None or not text.text:
+            return HyperThreadingPolicy.SINGLE_THREADED
+        if text.text not in _POLICIES:
+            what = f"unknown value {text.text[:63]!r}"
+            self._refuse(value, what, _hint(text.text, _POLICIES))
+        elif kind is not PoolKind.EXCLUSIVE:
+            self.problems.append(
+                Problem(
+                    what=f"this has no meaning for a {kind.value} pool",
+                    remedy="remove it",
+                    severity=Severity.WARNING,
+                    path=value.path,
+                    location=value.location,
+                )
+            )
+        return _POLICIES.get(text.text, HyperThreadingPolicy.SINGLE_THREADED)
+
+    def _refuse(
+        self, value: Value, what: str, remedy: str, location: Location | None = None
+    ) -> None:
+        self.problems.append(
+            Problem(what, remedy, path=value.path, location=location or value.location)
+        )
+
+
+def _entries(table: Table | None) -> Iterable[tuple[str, Value]]:
+    return table.entries.items() if table else ()
+
+
+def _hint(word: str, known: Collection[str]) -> str:
+    by_lower_case = {one.lower(): one for one in known}
+    if close := difflib.get_close_matches(word.lower(), by_lower_case, n=1):
+        return f"did you mean {by_lower_case[close[0]]}?"
+    return f"use {' or '.join(known)}"

@@ -1,0 +1,56 @@
+"""Calling the kubelet over its unix sockets."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from cpupool.core.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""A node's podresources list names every milli-CPU of every container by its id."""
+
+_OPTIONS: Final = (
+    # Without it the socket's path becomes the authority, which Go's HTTP/2 server refuses.
+    ("grpc.default_authority", "localhost"),
+    # A shared one remembers a refused connection and makes a new channel wait.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+_REMEDIES: Final = {
+    grpc.StatusCode.UNAVAILABLE: "check that the kubelet runs and that its folder is mounted",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "check whether the kubelet hangs",
+    grpc.StatusCode.UNIMPLEMENTED: "the kubelet is too old or has this service switched off",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "ask less often",
+}
+
+
+@contextmanager
+def dialled(socket: Path, purpose: str) -> Iterator[grpc.Channel]:
+    """Open a channel for one call.
+
+    A new channel for each call finds a kubelet that has restarted at once; a lasting one would
+    wait out its own back-off.
+
+    Args:
+        socket: the kubelet's.
+        purpose: what the call is for, as in `registering nokia.k8s.io/shared`.
+
+    Raises:
+        RemoteProtocolError: the call made inside failed.
+    """
+    try:
+        with grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
+            yield channel
+    except grpc.RpcError as error:
+        raise RemoteProtocolError(
+            f"{purpose} on {socket} failed ({error.code().name}: {error.details()});"
+            f" {_REMEDIES.get(error.code(), 'look at the log of the kubelet')}"
+        ) from error

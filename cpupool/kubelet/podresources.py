@@ -1,0 +1,77 @@
+"""The kubelet's podresources service, v1: who has which devices, and which CPUs it manages itself.
+
+The kubelet answers 100 calls a second in all (burst 10) and leaves plain init containers out:
+callers ask once per round, not once per pod.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
+from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
+from cpupool.kubelet.channel import dialled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from cpupool.api.podresources_pb2 import (
+        AllocatableResourcesResponse,
+        ContainerResources,
+        ListPodResourcesResponse,
+    )
+
+ContainerDevices = dict[str, frozenset[str]]
+"""Resource name → device ids, of one container."""
+
+
+class PodResources:
+    """A `DeviceSource` over the kubelet's socket; needs no renewal when the kubelet restarts.
+
+    Args:
+        socket: usually `pod-resources/kubelet.sock`.
+        timeout_s: how long to wait for one answer.
+    """
+
+    def __init__(self, socket: Path, *, timeout_s: float = 10.0) -> None:
+        self._socket = socket
+        self._timeout_s = timeout_s
+
+    def by_pod_name(self) -> Mapping[tuple[str, str], Mapping[str, ContainerDevices]]:
+        """Give (namespace, pod name) → container name → resource name → device ids.
+
+        Raises:
+            RemoteProtocolError: the kubelet is not there, or does not answer.
+        """
+        with dialled(self._socket, "listing the kubelet's device assignments") as channel:
+            answer: ListPodResourcesResponse = PodResourcesListerStub(channel).List(
+                ListPodResourcesRequest(), timeout=self._timeout_s
+            )
+        return {
+            (pod.namespace, pod.name): {
+                container.name: _devices_of(container) for container in pod.containers
+            }
+            for pod in answer.pod_resources
+        }
+
+    def allocatable_cpu_ids(self) -> tuple[int, ...]:
+        """Give the CPUs that the kubelet's own CPU manager hands out; none unless it is static.
+
+        Raises:
+            RemoteProtocolError: the kubelet is not there, or does not answer.
+        """
+        with dialled(self._socket, "asking for the kubelet's own CPUs") as channel:
+            answer: AllocatableResourcesResponse = PodResourcesListerStub(
+                channel
+            ).GetAllocatableResources(AllocatableResourcesRequest(), timeout=self._timeout_s)
+        return tuple(sorted(answer.cpu_ids))
+
+
+def _devices_of(container: ContainerResources) -> ContainerDevices:
+    found: ContainerDevices = {}
+    # The kubelet lists one resource several times, once per NUMA node.
+    for listed in container.devices:
+        known = found.get(listed.resource_name, frozenset())
+        found[listed.resource_name] = known.union(listed.device_ids)
+    return found

@@ -1,0 +1,224 @@
+"""The embedded node: a kubelet and a runtime in small, and the pods that run on them.
+
+The production roles see what they see on a real node: sockets, a checkpoint, cgroups, processes and
+pod bodies. There is no API server; pods are handed in, and the node itself is the source of pods.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from cpupool.core.errors import ManifestError, PodRefused
+from cpupool.core.names import Names
+from cpupool.core.workloads import ContainerKind, ContainerRef, Pod, PodUID
+from cpupool.host.root import HostRoot
+from cpupool.kube import views
+from cpupool.local.kubelet import EmbeddedKubelet
+from cpupool.local.pods import ContainerProcess, HostedPod
+from cpupool.local.runtime import EmbeddedRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from cpupool.local.cgroups import Cgroups
+
+SANDBOX: Final = ""
+"""The name under which a pod's sandbox is listed; no container can have it."""
+_SIGKILL_EXIT: Final = 137
+
+
+class EmbeddedNode:
+    """One node. Use it as a context manager: it ends every process and closes every socket.
+
+    Pods are started, changed and deleted by one thread; any thread may look.
+
+    Args:
+        folder: plays `/` for the kubelet and cpupool; its path has at most 40 bytes.
+        cgroups: where containers live.
+        names: the resource of each pool.
+        sysfs: the topology that the node is to have.
+        single_numa_node: as for `EmbeddedKubelet`.
+        changed: called after each change of a pod, on the thread that makes it.
+
+    Attributes:
+        root: where the node's trees are.
+        cgroup_root: the kubelet's `--cgroup-root`.
+        kubelet: the stand-in.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cgroups: Cgroups,
+        *,
+        names: Names | None = None,
+        sysfs: Path = Path("/sys"),
+        single_numa_node: bool = False,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.root = replace(
+            HostRoot.under(folder), sysfs=sysfs, proc=Path("/proc"), cgroup=cgroups.root
+        )
+        self.cgroup_root = cgroups.cgroup_root
+        self._names = names or Names()
+        self.kubelet = EmbeddedKubelet(
+            self.root.kubelet, self._names, single_numa_node=single_numa_node
+        )
+        self._runtime = EmbeddedRuntime(cgroups)
+        self._changed = changed
+        self._opened = ExitStack()
+        self._lock = threading.Lock()
+        self._pods: dict[PodUID, HostedPod] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            opened.enter_context(self._runtime)
+            opened.enter_context(self.kubelet)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def pods(self) -> tuple[Pod, ...]:
+        """Give every pod of the node, as a `PodSource`."""
+        with self._lock:
+            return tuple(hosted.pod for hosted in self._pods.values())
+
+    def bodies(self) -> dict[str, Any]:
+        """Give the pods as a PodList, as `kubectl get pods -A -o json` prints it."""
+        with self._lock:
+            items = [hosted.body for hosted in self._pods.values()]
+        return {"apiVersion": "v1", "kind": "PodList", "items": items}
+
+    def processes(self) -> tuple[ContainerProcess, ...]:
+        """List what runs, each pod's sandbox first."""
+        with self._lock:
+            return tuple(one for hosted in self._pods.values() for one in hosted.processes())
+
+    def run_pod(
+        self, body: views.Body, during_init: Callable[[Pod, str], None] = lambda _pod, _name: None
+    ) -> Pod:
+        """Admit a pod and start its containers, init containers one after the other.
+
+        Args:
+            body: a manifest; UID and status are made here.
+            during_init: called with the pod and the container's name while a plain init container
+                runs, which ends when this returns.
+
+        Raises:
+            ManifestError: the body is no pod, or a pod of its name is here.
+            PodRefused: the scheduler or the kubelet does not take it; the node has no such pod.
+        """
+        hosted = HostedPod(views.created(body, str(uuid.uuid4())), self._names)
+        pod = hosted.pod
+        if any((pod.namespace, pod.name) == (one.namespace, one.name) for one in self.pods()):
+            raise ManifestError(
+                f"pod {pod.namespace}/{pod.name}", "metadata.name", "a pod of this name is here"
+            )
+        self.kubelet.admit(_as_kubelet_knows(pod))
+        with self._changing():
+            self._pods[pod.uid] = hosted
+        try:
+            sandbox = self._runtime.start(pod, "sandbox", {})
+            with self._changing():
+                hosted.running[SANDBOX] = sandbox
+            for container in pod.containers:
+                self._start(hosted, container.name)
+                if container.kind is ContainerKind.INIT:
+                    during_init(hosted.pod, container.name)
+                    self._end(hosted, container.name, 0)
+        except BaseException:
+            self.delete_pod(pod.uid)
+            raise
+        return hosted.pod
+
+    def delete_pod(self, uid: PodUID) -> None:
+        """Stop a pod and forget it."""
+        hosted = self._pods[uid]
+        self._stop_all(hosted, _SIGKILL_EXIT)
+        with self._changing():
+            del self._pods[uid]
+        self.kubelet.remove_pod(_as_kubelet_knows(hosted.pod).uid)
+
+    def finish_pod(self, uid: PodUID) -> None:
+        """Let every container of a pod end well; the pod stays listed and holds nothing."""
+        self._finish(self._pods[uid], 0, {"phase": "Succeeded"})
+
+    def restart_container(self, uid: PodUID, name: str) -> None:
+        """Let a container fail and start it again, with the devices that it has."""
+        hosted = self._pods[uid]
+        self._end(hosted, name, 1)
+        self._start(hosted, name)
+
+    def add_ephemeral(self, uid: PodUID, container: Mapping[str, Any]) -> None:
+        """Start an ephemeral container in a running pod, as `kubectl debug` does.
+
+        Raises:
+            ManifestError: it is no container, or its name is taken.
+        """
+        hosted = self._pods[uid]
+        with self._changing():
+            hosted.take(hosted.with_ephemeral(container))
+        self._start(hosted, hosted.pod.containers[-1].name)
+
+    def admit_again(self) -> dict[PodUID, PodRefused]:
+        """Let the kubelet look at every running pod anew, as it does after a restart.
+
+        Returns:
+            The pods that it refused; they have failed.
+        """
+        refused: dict[PodUID, PodRefused] = {}
+        for hosted in [hosted for hosted in self._pods.values() if not hosted.pod.finished]:
+            try:
+                self.kubelet.admit(_as_kubelet_knows(hosted.pod))
+            except PodRefused as error:
+                refused[hosted.pod.uid] = error
+                failed = {"phase": "Failed", "reason": error.reason, "message": str(error)}
+                self._finish(hosted, _SIGKILL_EXIT, failed)
+        return refused
+
+    def _start(self, hosted: HostedPod, name: str) -> None:
+        options = self.kubelet.run_options(ContainerRef(_as_kubelet_knows(hosted.pod).uid, name))
+        # The kubelet puts the container's own variables after those of device plugins.
+        environment = {**options.environment, **hosted.environments[name]}
+        instance = self._runtime.start(hosted.pod, name, environment)
+        with self._changing():
+            hosted.started(name, instance, options.annotations)
+
+    def _end(self, hosted: HostedPod, name: str, exit_code: int) -> None:
+        self._runtime.stop(hosted.running[name])
+        with self._changing():
+            hosted.ended(name, exit_code)
+
+    def _stop_all(self, hosted: HostedPod, exit_code: int) -> None:
+        for name in [name for name in hosted.running if name != SANDBOX]:
+            self._end(hosted, name, exit_code)
+        sandbox = hosted.running.get(SANDBOX)
+        if sandbox:
+            self._runtime.stop(sandbox)
+            with self._changing():
+                del hosted.running[SANDBOX]
+        self._runtime.remove_pod(hosted.pod)
+
+    def _finish(self, hosted: HostedPod, exit_code: int, phase: Mapping[str, str]) -> None:
+        self._stop_all(hosted, exit_code)
+        with self._changing():
+            hosted.finished(phase)
+        self.kubelet.remove_pod(_as_kubelet_knows(hosted.pod).uid)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock:
+            yield
+        self._changed()
+
+
+def _as_kubelet_knows(pod: Pod) -> Pod:
+    """Give a pod under the UID that the kubelet uses: of a static pod, its config hash."""
+    return replace(pod, uid=PodUID(pod.cgroup_uid))

@@ -1,0 +1,104 @@
+"""The two gRPC services of the kubelet, without its state."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb2_grpc
+from cpupool.api.deviceplugin_pb2 import Empty, RegisterRequest
+from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.wire.kubelet_checkpoint import NO_NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+_WORKERS: Final = 8
+_GRACE_S: Final = 2.0
+
+
+@contextmanager
+def serving(socket: Path, opened: ExitStack) -> Iterator[grpc.Server]:
+    """Make a server, let the caller add its service, and serve until `opened` is closed."""
+    pool = opened.enter_context(ThreadPoolExecutor(_WORKERS))
+    server = grpc.server(pool)
+    yield server
+    try:
+        server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError as error:
+        raise HostFileError(
+            str(socket),
+            "no socket can be made here",
+            "choose a folder with a path of at most 60 bytes that can be written",
+        ) from error
+    server.start()
+    opened.callback(lambda: server.stop(_GRACE_S).wait())
+
+
+class Registration(deviceplugin_pb2_grpc.RegistrationServicer):
+    """Takes registrations.
+
+    Args:
+        register: called with version, endpoint and resource; a CPUPoolError refuses.
+    """
+
+    def __init__(self, register: Callable[[str, str, str], None]) -> None:
+        self._register = register
+
+    def Register(  # noqa: N802
+        self, request: RegisterRequest, context: grpc.ServicerContext
+    ) -> Empty:
+        """Answer one plugin."""
+        try:
+            self._register(request.version, request.endpoint, request.resource_name)
+        except CPUPoolError as error:
+            context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        return Empty()
+
+
+class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
+    """Lists who has what.
+
+    Args:
+        pods: gives the active pods.
+        allocatable: gives the healthy devices.
+    """
+
+    def __init__(
+        self,
+        pods: Callable[[], Iterable[podresources_pb2.PodResources]],
+        allocatable: Callable[[], Iterable[podresources_pb2.ContainerDevices]],
+    ) -> None:
+        self._pods = pods
+        self._allocatable = allocatable
+
+    def List(  # noqa: N802
+        self, _request: object, _context: object
+    ) -> podresources_pb2.ListPodResourcesResponse:
+        """Answer with the active pods."""
+        return podresources_pb2.ListPodResourcesResponse(pod_resources=self._pods())
+
+    def GetAllocatableResources(  # noqa: N802
+        self, _request: object, _context: object
+    ) -> podresources_pb2.AllocatableResourcesResponse:
+        """Answer with what can be given out, without cpu_ids: the CPU manager's policy is none."""
+        return podresources_pb2.AllocatableResourcesResponse(devices=self._allocatable())
+
+
+def container_devices(
+    held: Iterable[tuple[str, Mapping[int, tuple[str, ...]]]],
+) -> Iterator[podresources_pb2.ContainerDevices]:
+    """Write devices as the kubelet does: each id by itself, once per NUMA node."""
+    for resource, by_node in held:
+        for node, ids in by_node.items():
+            for identifier in ids:
+                found = podresources_pb2.ContainerDevices(
+                    resource_name=resource, device_ids=[identifier]
+                )
+                if node != NO_NODE:
+                    found.topology.nodes.add(ID=node)
+                yield found

@@ -1,0 +1,263 @@
+"""The cpusetter: brings every container of the node onto its CPUs and keeps it there.
+
+Level-triggered: a sweep compares what is with what should be and repairs any difference, whoever
+made it. Events only say *look now*. The thread that runs `CPUSetter.run` is the only one that
+writes cgroups.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from cpupool.core.assignments import Placement
+from cpupool.core.errors import CgroupNotFound, CPUPoolError, HostError
+from cpupool.core.workloads import ContainerID
+from cpupool.manager import apply, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.workloads import ContainerRef
+    from cpupool.manager.enforce import FoundContainer
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import CgroupTree, CheckpointSource, DeviceSource, PodSource
+    from cpupool.manager.resolve import ContainerKey, Resolution
+
+log = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+_SETTLE_S = 0.02
+"""Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
+_SOURCES = ("pods", "podresources", "checkpoint", "cgroups")
+_ASK_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""How long to wait before the kubelet is asked again for devices that it has not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One container that was on the wrong CPUs.
+
+    Attributes:
+        path: its cgroup.
+        found: the CPUs it ran on.
+        wanted: the CPUs it belongs on.
+        error: why it is still wrong; empty where it is right now.
+    """
+
+    path: str
+    found: str
+    wanted: CPUSet
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What one sweep saw and did.
+
+    Attributes:
+        containers: container directories that it looked at.
+        confined: those that are confined because a fact about them is missing.
+        repairs: those that were wrong.
+        found: every directory looked at, as it was before the repairs.
+    """
+
+    containers: int = 0
+    confined: int = 0
+    repairs: tuple[Repair, ...] = ()
+    found: tuple[FoundContainer, ...] = ()
+
+
+class CPUSetter:
+    """Sweeps the container cgroups.
+
+    Args:
+        manager: decides where each container belongs.
+        tree: the cgroups.
+        pods: where the pods come from.
+        devices: podresources.
+        checkpoint: the kubelet's checkpoint file, for what podresources leaves out.
+        interval_s: a sweep happens at least this often.
+        swept: called after each sweep, on the sweeping thread.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        manager: Manager,
+        tree: CgroupTree,
+        pods: PodSource,
+        devices: DeviceSource,
+        checkpoint: CheckpointSource,
+        interval_s: float,
+        swept: Callable[[SweepReport], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._tree = tree
+        self._pods = pods
+        self._devices = devices
+        self._checkpoint = checkpoint
+        self._interval_s = interval_s
+        self._swept = swept
+        self._look = threading.Event()
+        self._now_s = now_s
+        self._said: dict[str, str] = {}
+        self._texts: _Texts | None = None
+        self._asked: _Asked | None = None
+        self._informed = False
+
+    def wake(self) -> None:
+        """Ask for a sweep now."""
+        self._look.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Sweep until `stop` is set; `wake` once more after setting it returns at once."""
+        while not stop.is_set():
+            self._look.clear()
+            report = self.sweep()
+            self._swept(report)
+            stop.wait(_SETTLE_S)
+            self._look.wait(self._interval_s)
+
+    def sweep(self) -> SweepReport:
+        """Compare every container with where it belongs, and repair what differs."""
+        self._learn()
+        facts, resolution = self._manager.state()
+        knows_devices = self._informed or not resolution.missing
+        if facts.pods is None or not facts.pools.pools or not knows_devices:
+            # Until the pods, and the kubelet's word on their devices, have been heard once, an
+            # exclusive container cannot be told from any other: touching it might be the outage.
+            return SweepReport()
+        try:
+            found = tuple(self._tree.containers())
+        except HostError as error:
+            self._say_once("cgroups", f"cgroups cannot be read: {error}")
+            return SweepReport()
+        repairs = [
+            repair
+            for container in found
+            if (repair := self._look_at(container, resolution)) is not None
+        ]
+        known = {container.path for container in found}
+        self._said = {
+            subject: message
+            for subject, message in self._said.items()
+            if subject in known or subject in _SOURCES
+        }
+        confined = sum(
+            resolution.assignment((one.pod, ContainerID(one.id))).placement is Placement.CONFINED
+            for one in found
+        )
+        return SweepReport(len(found), confined, tuple(repairs), found)
+
+    def _look_at(self, container: FoundContainer, resolution: Resolution) -> Repair | None:
+        key = (container.pod, ContainerID(container.id))
+        if container.cpus == self._wanted_text(key, resolution):
+            return None
+        wanted = resolution.assignment(key).cpus
+        if not wanted:
+            self._say_once(container.path, "container has no CPUs to go to and stays where it is")
+            return None
+        return self._repair(container, wanted)
+
+    def _repair(self, container: FoundContainer, wanted: CPUSet) -> Repair | None:
+        started_s = time.monotonic()
+        try:
+            apply.repair(self._tree, container.path, wanted)
+        except CgroupNotFound:
+            return None
+        except HostError as error:
+            self._say_once(container.path, f"container is on wrong CPUs: {error}")
+            return Repair(container.path, container.cpus, wanted, str(error))
+        self._said.pop(container.path, None)
+        log.info(
+            "cpuset repaired cgroup=%s found=%s cpus=%s ms=%.1f",
+            container.path,
+            container.cpus or "none",
+            wanted,
+            (time.monotonic() - started_s) * 1000,
+        )
+        return Repair(container.path, container.cpus, wanted)
+
+    def _wanted_text(self, key: ContainerKey, resolution: Resolution) -> str:
+        # Rendered once per resolution: an idle sweep compares texts and parses nothing.
+        if self._texts is None or self._texts.resolution is not resolution:
+            self._texts = _Texts.of(resolution)
+        return self._texts.known.get(key, self._texts.unknown)
+
+    def _learn(self) -> None:
+        """Bring the pods and the kubelet's assignments to the manager, as far as they changed."""
+        pods = self._ask("pods", self._pods.pods)
+        if pods is None:
+            return
+        facts, _ = self._manager.state()
+        if pods != facts.pods:
+            self._manager.set_pods(pods)
+            self._asked = None
+        _, resolution = self._manager.state()
+        if not resolution.missing or not self._may_ask(resolution.missing):
+            return
+        join = partial(resolve.join_devices, pods, self._manager.names)
+        live = self._ask("podresources", self._devices.by_pod_name)
+        self._manager.record_devices(join(live or {}, {}))
+        _, resolution = self._manager.state()
+        if resolution.missing:
+            saved = self._ask("checkpoint", self._checkpoint.by_pod_uid)
+            self._manager.record_devices(join({}, saved or {}))
+
+    def _may_ask(self, missing: tuple[ContainerRef, ...]) -> bool:
+        """Ask at once about something new, and ever more seldom about the same."""
+        now_s = self._now_s()
+        if self._asked is None or self._asked.missing != missing:
+            self._asked = _Asked(missing, 0, now_s)
+        if now_s < self._asked.next_s:
+            return False
+        wait_s = _ASK_AGAIN_S[min(self._asked.times, len(_ASK_AGAIN_S) - 1)]
+        self._asked = _Asked(missing, self._asked.times + 1, now_s + wait_s)
+        return True
+
+    def _ask(self, source: str, ask: Callable[[], _Answer]) -> _Answer | None:
+        try:
+            answer = ask()
+        except CPUPoolError as error:
+            self._say_once(source, f"{source} cannot be read, what is known counts: {error}")
+            return None
+        self._said.pop(source, None)
+        self._informed |= source != "pods"
+        return answer
+
+    def _say_once(self, subject: str, message: str) -> None:
+        if self._said.get(subject) != message:
+            self._said[subject] = message
+            log.warning("%s subject=%s", message, subject)
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The cpusets of one resolution as the kernel writes them."""
+
+    resolution: Resolution
+    known: Mapping[ContainerKey, str]
+    unknown: str
+
+    @classmethod
+    def of(cls, resolution: Resolution) -> _Texts:
+        known = {key: str(placed.assignment.cpus) for key, placed in resolution.containers.items()}
+        return cls(resolution, known, str(resolution.unknown.cpus))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How often the kubelet was asked about the same missing devices, and when it may be next."""
+
+    missing: tuple[ContainerRef, ...]
+    times: int
+    next_s: float

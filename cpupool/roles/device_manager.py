@@ -1,0 +1,220 @@
+"""Advertises the pools to the kubelet and keeps them advertised.
+
+Nothing here is remembered for longer than it is true. Each look compares what should be (a plugin
+per pool, its socket in place, registered with the kubelet that runs now, CPUs as they are online
+now) with what is, and mends the difference; events only make it look sooner. So a kubelet that
+restarts (it wipes every socket first), a socket that somebody deletes, a stream that breaks and a
+kubelet that is not ready are all the same case.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.host.files import DirectoryWatch
+from cpupool.kubelet.device_plugin import DevicePluginServer
+from cpupool.kubelet.registration import register
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.host.root import HostRoot
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import TopologySource
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S: Final = 0.05
+_LAST_RETRY_S: Final = 10.0
+_DIAL_S: Final = 10.0
+"""How long the kubelet may take to dial a plugin that it has accepted: its own timeout
+(kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go)."""
+
+_KubeletIdentity = tuple[int, int]
+"""Inode and birth of kubelet.sock: inode numbers alone are used again."""
+
+
+@dataclass(slots=True)
+class _Plugin:
+    """One pool's plugin and how far it is.
+
+    Attributes:
+        server: its socket.
+        resource: the name it is registered under.
+        kubelet: the kubelet that accepted it.
+        failures: attempts that failed since it last worked.
+        due_s: no attempt before this time of the monotonic clock.
+    """
+
+    server: DevicePluginServer
+    resource: str
+    kubelet: _KubeletIdentity | None = None
+    failures: int = 0
+    due_s: float = 0.0
+
+    def serves(self, kubelet: _KubeletIdentity) -> bool:
+        """Tell whether this kubelet knows the plugin and is listening to it."""
+        return self.kubelet == kubelet and self.server.watched
+
+
+class DeviceManager:
+    """The role that is the kubelet's device plugin.
+
+    Args:
+        manager: the node's state; its advertised pools are served.
+        root: where the kubelet's folder is.
+        topology: where online CPUs are read from.
+        look_s: how often to look without an event.
+    """
+
+    def __init__(
+        self, manager: Manager, root: HostRoot, topology: TopologySource, *, look_s: float = 1.0
+    ) -> None:
+        self._manager = manager
+        self._folder = root.device_plugins
+        self._kubelet_socket = root.kubelet_socket
+        self._topology = topology
+        self._look_s = look_s
+        self._plugins: dict[str, _Plugin] = {}
+        self._kubelet: _KubeletIdentity | None = None
+        self._online: CPUSet | None = None
+        self._complaint = ""
+        self._wake = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set, then end every stream and remove every socket."""
+        watch = DirectoryWatch(self._folder, self._changed)
+        try:
+            while not stop.is_set():
+                self._wake.clear()
+                watch.ensure()
+                self._look(stop)
+                self._wake.wait(self._pause_s())
+        finally:
+            watch.stop()
+            for plugin in self._plugins.values():
+                plugin.server.stop()
+
+    def wake(self) -> None:
+        """Look now: the pools have changed, or `run` is to notice that it shall stop."""
+        self._wake.set()
+
+    def _changed(self, path: Path) -> None:
+        # Other plugins' sockets and the checkpoint, which is replaced at every admission, are not
+        # ours to look at.
+        if path == self._kubelet_socket or path.name.startswith("cpupool-"):
+            self.wake()
+
+    def _look(self, stop: threading.Event) -> None:
+        self._follow_topology()
+        self._follow_pools()
+        self._follow_kubelet()
+        for plugin in self._plugins.values():
+            # A kubelet that hangs costs a timeout for each; a stop does not wait for them all.
+            if not stop.is_set():
+                self._attend(plugin)
+
+    def _pause_s(self) -> float:
+        now = time.monotonic()
+        waits = (plugin.due_s - now for plugin in self._plugins.values() if plugin.due_s > now)
+        return min((self._look_s, *waits))
+
+    def _follow_topology(self) -> None:
+        try:
+            online = self._topology.online()
+            if online == self._online:
+                return
+            problems = self._manager.update_topology(self._topology.topology())
+        except CPUPoolError as error:
+            if str(error) != self._complaint:
+                log.warning("topology not read reason=%s", error)
+            self._complaint = str(error)
+            return
+        self._complaint = ""
+        log.info("online cpus=%s before=%s", online, self._online)
+        self._online = online
+        for problem in problems:
+            log.warning("pools on this machine problem=%s", problem)
+
+    def _follow_pools(self) -> None:
+        advertised = {pool.name: pool for pool in self._manager.pools().advertised}
+        for name in self._plugins.keys() - advertised.keys():
+            self._plugins.pop(name).server.stop()
+            log.info("pool no longer advertised pool=%s", name)
+        for name in advertised.keys() - self._plugins.keys():
+            self._plugins[name] = _Plugin(
+                DevicePluginServer(self._manager, advertised[name], self._folder),
+                self._manager.names.resource(name),
+            )
+
+    def _follow_kubelet(self) -> None:
+        kubelet = _identity(self._kubelet_socket)
+        if kubelet == self._kubelet:
+            return
+        log.info("kubelet socket changed present=%s", kubelet is not None)
+        self._kubelet = kubelet
+        for plugin in self._plugins.values():
+            if plugin.kubelet != kubelet:
+                plugin.failures, plugin.due_s = 0, 0.0
+
+    def _attend(self, plugin: _Plugin) -> None:
+        settled = self._kubelet is None or plugin.serves(self._kubelet)
+        if settled and plugin.server.listening:
+            plugin.failures, plugin.due_s = 0, 0.0
+            return
+        vanished = not plugin.server.listening and not plugin.failures
+        if time.monotonic() < plugin.due_s and not vanished:
+            return
+        try:
+            if not plugin.server.listening:
+                plugin.server.stop()
+                plugin.kubelet = None
+                plugin.server.start()
+            if self._kubelet is not None:
+                self._register(plugin)
+        except CPUPoolError as error:
+            delay_s = _retry_s(plugin.failures)
+            plugin.failures += 1
+            plugin.due_s = time.monotonic() + delay_s
+            log.warning(
+                "device plugin not registered resource=%s retry_s=%.2f reason=%s",
+                plugin.resource,
+                delay_s,
+                error,
+            )
+
+    def _register(self, plugin: _Plugin) -> None:
+        # Asked once more: another kubelet may have come since this look began.
+        kubelet = _identity(self._kubelet_socket)
+        if kubelet is not None and kubelet == plugin.kubelet:
+            log.warning("kubelet stopped listening resource=%s", plugin.resource)
+        register(
+            self._kubelet_socket,
+            endpoint=plugin.server.endpoint,
+            resource=plugin.resource,
+            options=plugin.server.options,
+        )
+        plugin.kubelet = kubelet
+        plugin.due_s = time.monotonic() + _DIAL_S
+        log.info("device plugin registered resource=%s", plugin.resource)
+
+
+def _retry_s(failures: int) -> float:
+    delay_s = min(_FIRST_RETRY_S * 2.0 ** min(failures, 16), _LAST_RETRY_S)
+    # Jitter keeps the nodes of a cluster, and the plugins of a node, from asking in step.
+    return delay_s * random.uniform(0.5, 1.0)  # noqa: S311  # it needs no secrecy
+
+
+def _identity(socket: Path) -> _KubeletIdentity | None:
+    try:
+        status = socket.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

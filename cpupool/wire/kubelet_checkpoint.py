@@ -1,0 +1,224 @@
+"""The kubelet's device checkpoint: which devices it gave to which container.
+
+Format and checksum are those of kubernetes pkg/kubelet/cm/devicemanager/checkpoint (checkpoint.go
+and checkpointv1.go) and pkg/kubelet/checkpointmanager/checksum: FNV-1a with 32 bits over the data
+part as Go's `%#v` of the spew package prints it, types included and strings without quotes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from cpupool.core.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NO_NODE: Final = -1
+"""The NUMA node under which the kubelet files devices without topology."""
+
+_NODE_KEY: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_T = TypeVar("_T")
+
+
+class Generation(Enum):
+    """Which kubelets write a file of this shape."""
+
+    FLAT = "before 1.20"
+    PER_NODE = "since 1.20"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The devices of one resource that one container has.
+
+    Attributes:
+        pod_uid: the pod.
+        container: the container's name in it.
+        resource: the extended resource.
+        device_ids: NUMA node id → device ids; all under NO_NODE in a file from before 1.20.
+        alloc_resp: the plugin's ContainerAllocateResponse, serialised.
+    """
+
+    pod_uid: str
+    container: str
+    resource: str
+    device_ids: Mapping[int, tuple[str, ...]]
+    alloc_resp: bytes = b""
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The device ids of every NUMA node together."""
+        return frozenset().union(*self.device_ids.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The whole file.
+
+    Attributes:
+        entries: in the order of the file.
+        registered: resource → the ids of its healthy devices.
+        generation: the shape that it has, or is to be written in.
+        verified: the checksum is right; only a file from before 1.20 is accepted without.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    registered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    generation: Generation = Generation.PER_NODE
+    verified: bool = True
+
+
+def parse(data: bytes) -> Checkpoint:
+    """Read a checkpoint of either generation and verify its checksum.
+
+    Raises:
+        RemoteProtocolError: the file is damaged, or is no checkpoint.
+    """
+    try:
+        document = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(f"it is not JSON ({str(error)[:80]})") from error
+    checksum = _typed(_typed(document, dict, "it").get("Checksum"), int, "Checksum")
+    body = _typed(document.get("Data"), dict, "Data")
+    found = _optional(body.get("PodDeviceEntries"), list, "PodDeviceEntries")
+    entries = tuple(_entry(raw, f"PodDeviceEntries[{at}]") for at, raw in enumerate(found))
+    registered = {
+        name: _texts(ids, f"RegisteredDevices.{name}")
+        for name, ids in _optional(body.get("RegisteredDevices"), dict, "RegisteredDevices").items()
+    }
+    try:
+        expected = _checksum(body)
+    except UnicodeEncodeError as error:
+        raise _damaged("it holds half of a surrogate pair") from error
+    flat = bool(found) and all(isinstance(raw.get("DeviceIDs"), list) for raw in found)
+    if checksum != expected and not flat:
+        raise _damaged(f"its checksum is {checksum}, and its content has {expected}")
+    return Checkpoint(
+        entries=entries,
+        registered=registered,
+        generation=Generation.FLAT if flat else Generation.PER_NODE,
+        verified=checksum == expected,
+    )
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Write a checkpoint in its generation's shape, with the right checksum."""
+    flat = checkpoint.generation is Generation.FLAT
+    body = {
+        "PodDeviceEntries": [
+            {
+                "PodUID": entry.pod_uid,
+                "ContainerName": entry.container,
+                "ResourceName": entry.resource,
+                "DeviceIDs": [name for ids in entry.device_ids.values() for name in ids]
+                if flat
+                else {str(node): list(ids) for node, ids in entry.device_ids.items()},
+                "AllocResp": base64.b64encode(entry.alloc_resp).decode(),
+            }
+            for entry in checkpoint.entries
+        ],
+        "RegisteredDevices": {name: list(ids) for name, ids in checkpoint.registered.items()},
+    }
+    document = {"Data": body, "Checksum": _checksum(body)}
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _damaged(what: str) -> RemoteProtocolError:
+    # Names come from the file and may hold what no terminal or log can print.
+    printable = what.encode("ascii", "backslashreplace").decode()
+    return RemoteProtocolError(
+        f"the kubelet's device checkpoint is not readable: {printable};"
+        " the kubelet writes it anew when it next admits a pod with devices"
+    )
+
+
+def _typed(value: object, kind: type[_T], where: str) -> _T:
+    # A boolean is an int to Python, not to JSON.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _damaged(f"{where[:80]} is not of type {kind.__name__}")
+    return value
+
+
+def _optional(value: object, kind: type[_T], where: str) -> _T:
+    """Read a Go slice or map, whose nil is JSON's null."""
+    return kind() if value is None else _typed(value, kind, where)
+
+
+def _texts(value: object, where: str) -> tuple[str, ...]:
+    texts = _optional(value, list, where)
+    if not all(isinstance(text, str) for text in texts):
+        raise _damaged(f"{where[:80]} holds something else than device ids")
+    return tuple(texts)
+
+
+def _entry(raw: object, where: str) -> Entry:
+    members = _typed(raw, dict, where)
+    try:
+        response = base64.b64decode(
+            _optional(members.get("AllocResp"), str, f"{where}.AllocResp"), validate=True
+        )
+    except ValueError as error:
+        raise _damaged(f"{where}.AllocResp is not base64") from error
+    return Entry(
+        pod_uid=_typed(members.get("PodUID"), str, f"{where}.PodUID"),
+        container=_typed(members.get("ContainerName"), str, f"{where}.ContainerName"),
+        resource=_typed(members.get("ResourceName"), str, f"{where}.ResourceName"),
+        device_ids=_device_ids(members.get("DeviceIDs"), f"{where}.DeviceIDs"),
+        alloc_resp=response,
+    )
+
+
+def _device_ids(value: object, where: str) -> dict[int, tuple[str, ...]]:
+    if isinstance(value, list):
+        return {NO_NODE: _texts(value, where)}
+    by_node = _optional(value, dict, where)
+    if not all(_NODE_KEY.fullmatch(node) and str(int(node)) == node for node in by_node):
+        raise _damaged(f"{where} has a key that is no NUMA node")
+    return {int(node): _texts(ids, where) for node, ids in by_node.items()}
+
+
+def _checksum(body: Mapping[str, Any]) -> int:
+    """Hash a data part of which the types have been checked."""
+    entries = body.get("PodDeviceEntries")
+    text = (
+        "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
+        + _slice(None if entries is None else map(_entry_text, entries))
+        + " RegisteredDevices:(map[string][]string)"
+        + _map(body.get("RegisteredDevices"))
+        + "}"
+    )
+    value = 2166136261
+    for byte in text.encode():
+        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
+    return value
+
+
+def _entry_text(entry: Mapping[str, Any]) -> str:
+    ids, response = entry.get("DeviceIDs"), entry.get("AllocResp")
+    if isinstance(ids, list):
+        devices = f"([]string){_slice(ids)}"
+    else:
+        by_node = None if ids is None else {int(node): listed for node, listed in ids.items()}
+        devices = f"(checkpoint.DevicesPerNUMA){_map(by_node)}"
+    octets = None if response is None else map(str, base64.b64decode(response))
+    return (
+        f"{{PodUID:(string){entry['PodUID']} ContainerName:(string){entry['ContainerName']}"
+        f" ResourceName:(string){entry['ResourceName']} DeviceIDs:{devices}"
+        f" AllocResp:([]uint8){_slice(octets)}}}"
+    )
+
+
+def _slice(items: Iterable[str] | None) -> str:
+    return "<nil>" if items is None else f"[{' '.join(items)}]"
+
+
+def _map(members: Mapping[Any, list[str] | None] | None) -> str:
+    if members is None:
+        return "<nil>"
+    return f"map[{' '.join(f'{key}:{_slice(members[key])}' for key in sorted(members))}]"
