@@ -43,12 +43,16 @@ def choose(path: Path, labels: Mapping[str, str] | None, names: Names) -> tuple[
     problems: list[Problem] = []
     found = poolconfig.sources(str(path), read(path), problems)
     refuse_errors(problems)
-    parsed = {
-        source: poolconfig.parse(source.name, source.text, names, source.origin) for source in found
-    }
-    if labels is None and len(parsed) != 1:
-        raise UsageError(f"{path}: there are {len(parsed)} pool files in it; add --node-labels")
-    for source, file in parsed.items():
-        if labels is None or file is poolconfig.select(list(parsed.values()), labels):
+    parsed = [
+        (source, poolconfig.parse(source.name, source.text, names, source.origin))
+        for source in found
+    ]
+    if labels is None:
+        if len(parsed) != 1:
+            raise UsageError(f"{path}: there are {len(parsed)} pool files in it; add --node-labels")
+        return parsed[0]
+    chosen = poolconfig.select([file for _, file in parsed], labels)
+    for source, file in parsed:
+        if file is chosen:
             return source, file
     raise UsageError(f"{path}: no pool file in it is for a node with these --node-labels")

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cpupool.commands import UsageError
+from cpupool.commands import UsageError, open_machine
 from cpupool.host.root import HostRoot
-from cpupool.host.sysfs import open_topology
 from cpupool.manager import report
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def _draw(arguments: argparse.Namespace, status: NodeStatus, age_s: float, out: 
     # The drawing library is imported by what draws only, so that --json stays light.
     from cpupool.commands import drawing  # noqa: PLC0415
 
-    picture = drawing.node_status(open_topology(arguments.topology), status)
+    picture = drawing.node_status(open_machine(arguments.topology), status)
     drawing.show(picture, out)
     if arguments.svg:
         drawing.export_svg(picture, arguments.svg, "cpupool status")

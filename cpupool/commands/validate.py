@@ -7,20 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cpupool.commands import UsageError, node_labels
+from cpupool.commands import UsageError, node_labels, open_machine, pool_files
 from cpupool.config import poolconfig
 from cpupool.core import pools
-from cpupool.core.errors import ConfigError, HostFileError, Problem, errors_in
+from cpupool.core.errors import ConfigError, Problem, errors_in
 from cpupool.core.names import DEFAULT_DOMAIN, Names
 from cpupool.core.pools import PoolKind
-from cpupool.host.sysfs import open_topology
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpupool.config.poolconfig import PoolFile, Source
-    from cpupool.core.topology import CPUTopology
 
 _EXAMPLES = """\
 examples:
@@ -80,7 +78,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     Raises:
         UsageError: a file or the machine cannot be read.
     """
-    topology = _open_topology(arguments.topology) if arguments.topology else None
+    topology = open_machine(arguments.topology) if arguments.topology else None
     labels: Mapping[str, str] | None = arguments.node_labels
     problems: list[Problem] = []
     files = _read(arguments.files, Names(arguments.resource_domain), problems)
@@ -104,19 +102,12 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return 1 if errors_in(problems) else 0
 
 
-def _open_topology(spec: str) -> CPUTopology:
-    try:
-        return open_topology(spec)
-    except HostFileError as error:
-        raise UsageError(f"--topology: {error}") from error
-
-
 def _read(paths: Iterable[Path], names: Names, problems: list[Problem]) -> list[PoolFile]:
     files: list[PoolFile] = []
     for path in _expanded(paths):
         found: Sequence[Source] = ()
         with _collected(problems):
-            found = poolconfig.sources(str(path), _content(path), problems)
+            found = poolconfig.sources(str(path), pool_files.read(path), problems)
         for source in found:
             with _collected(problems):
                 files.append(poolconfig.parse(source.name, source.text, names, source.origin))
@@ -128,25 +119,14 @@ def _expanded(paths: Iterable[Path]) -> Iterator[Path]:
         try:
             inside = sorted(filter(_is_pool_file, path.iterdir())) if path.is_dir() else [path]
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise UsageError(f"{path}: {error.strerror}; name another folder") from error
         if not inside:
             raise UsageError(f"{path}: no poolconfig-<name>.yaml in this folder; name another one")
         yield from inside
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
 def _is_pool_file(path: Path) -> bool:
     return poolconfig.is_pool_file(path.name)
-
-
-def _unreadable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path}: {error.strerror}; name a file that can be read")
 
 
 def _take(

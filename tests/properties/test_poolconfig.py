@@ -64,6 +64,7 @@ def read_everything(text: str | bytes) -> None:
 @given(st.one_of(st.binary(), st.text(), almost_yaml, almost_pool_files))
 @example('pools: {"\\ud800\\n": {cpus: "\\ud800\\n", hyperThreadingPolicy: "\\ud800\\n"}}')
 @example('kind: "\\ud800\\n"\n"\\n": 1\n"\\n": 2')
+@example('"\\Uffffffff"')
 @example('resourceBaseName: "a\\nb"\nnodeSelector: {"a\\nb": []}')
 def test_any_file_is_read_or_refused_in_single_lines(text: str | bytes) -> None:
     read_everything(text)

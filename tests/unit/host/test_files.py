@@ -85,6 +85,16 @@ def test_reading_and_writing_are_not_seen(watch: DirectoryWatch, watched: Path, 
     assert seen.until(watched / "last") == [watched / "last"]
 
 
+def test_writing_is_seen_on_demand(watched: Path) -> None:
+    (watched / "file").touch()
+    seen = Seen()
+    watch = DirectoryWatch(watched, seen.paths.put, writes=True)
+    watch.ensure()
+    (watched / "file").write_text("changed")
+    assert set(seen.until(watched / "file")) == {watched / "file"}
+    watch.stop()
+
+
 def test_what_lies_below_is_seen_on_demand_only(tmp_path: Path) -> None:
     top, deep = Seen(), Seen()
     (tmp_path / "a").mkdir()

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.api.deviceplugin_pb2 import AllocateRequest, ContainerAllocateRequest
+from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools, Pool
+from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import Sysfs
+from cpupool.manager.manager import Manager
+from cpupool.roles.device_manager import DeviceManager
+from tests.kubelets import DEADLINE_S, RegisteringKubelet, dial, short_folder
+from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.machines import WrittenMachine
+
+EXCLUSIVE = "nokia.k8s.io/exclusive_a"
+SHARED = "nokia.k8s.io/shared_s"
+# 16 CPUs are 16,000 devices.
+POOLS = NodePools.of(
+    Pool.named("exclusive_a", "0-2,8"),
+    Pool.named("shared_s", "3-7,11-15,19-23,27"),
+    Pool.named("default", "9-10,25-26"),
+)
+
+
+class Node:
+    """A machine in a folder with a kubelet, and the role that is to serve it."""
+
+    def __init__(self, folder: Path, machine: WrittenMachine, look_s: float) -> None:
+        self.root = HostRoot.under(folder)
+        self.machine = machine
+        self.manager = Manager()
+        self.manager.reconfigure(POOLS, machine.topology())
+        self.kubelet = RegisteringKubelet(self.root.device_plugins)
+        self.role = DeviceManager(self.manager, self.root, Sysfs.at(self.root.sysfs), look_s=look_s)
+
+    @contextmanager
+    def running(self) -> Iterator[threading.Event]:
+        stop = threading.Event()
+        thread = threading.Thread(target=self.role.run, args=(stop,), name="device-manager")
+        thread.start()
+        try:
+            yield stop
+        finally:
+            stop.set()
+            self.role.wake()
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+
+    def sockets(self) -> set[str]:
+        return {path.name for path in self.root.device_plugins.iterdir()}
+
+    def wait_for_lists(self, count: int, *resources: str) -> None:
+        """Wait until every pool has sent as many lists."""
+        for resource in resources or (EXCLUSIVE, SHARED):
+            self.kubelet.wait_until(
+                lambda resource=resource: len(self.kubelet.lists[resource]) >= count,  # type: ignore[misc]
+                f"{count} lists of {resource}",
+            )
+
+
+@contextmanager
+def _node(look_s: float) -> Iterator[Node]:
+    with short_folder() as folder:
+        made = Node(folder, MACHINES["telco_2s_2n_16c32t"].write(folder), look_s)
+        yield made
+        made.kubelet.stop()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with _node(look_s=0.05) as made:
+        yield made
+
+
+@pytest.fixture
+def waiting_node() -> Iterator[Node]:
+    """A node whose role looks when an event tells it to, and otherwise once an hour."""
+    with _node(look_s=3600.0) as made:
+        yield made
+
+
+def test_every_pool_but_the_default_one_is_registered_and_listed(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        assert node.kubelet.names() == [EXCLUSIVE, SHARED]
+        assert node.sockets() == {
+            "kubelet.sock",
+            "cpupool-exclusive_a.sock",
+            "cpupool-shared_s.sock",
+        }
+    devices = node.kubelet.lists[EXCLUSIVE][0].devices
+    assert {one.ID: [at.ID for at in one.topology.nodes] for one in devices} == {
+        "0": [0],
+        "1": [0],
+        "2": [0],
+        "8": [1],
+    }
+    assert [one.ID for one in node.kubelet.lists[SHARED][0].devices] == [
+        str(number) for number in range(16_000)
+    ]
+    assert {
+        request.resource_name: request.options.get_preferred_allocation_available
+        for request in node.kubelet.registered
+    } == {EXCLUSIVE: True, SHARED: False}
+
+
+def test_a_kubelet_that_restarts_is_registered_with_every_time(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        for starts in (1, 2, 3, 4):
+            node.wait_for_lists(starts)
+            assert node.kubelet.names() == [EXCLUSIVE] * starts + [SHARED] * starts
+            node.kubelet.stop()
+            if starts < 4:
+                node.kubelet.start()
+
+
+def test_a_new_kubelet_socket_is_an_event(waiting_node: Node) -> None:
+    waiting_node.kubelet.start()
+    with waiting_node.running():
+        for starts in (1, 2, 3):
+            waiting_node.wait_for_lists(starts)
+            waiting_node.kubelet.stop()
+            waiting_node.kubelet.start()
+
+
+def test_a_kubelet_that_takes_over_a_living_socket_is_registered_with(node: Node) -> None:
+    successor = RegisteringKubelet(node.root.device_plugins)
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        successor.start(wiped="kubelet.sock")
+        successor.wait_until(lambda: len(successor.registered) == 2, "registrations")
+        # The first kubelet's streams are still open.
+        node.machine.switch_off(CPUSet.of(2))
+        node.wait_for_lists(2, EXCLUSIVE)
+        successor.stop()
+
+
+def test_a_kubelet_that_comes_later_is_registered_with(node: Node) -> None:
+    with node.running():
+        # Not even the kubelet's folder is there yet.
+        node.kubelet.start()
+        node.wait_for_lists(1)
+
+
+def test_pools_are_served_while_there_is_no_kubelet(node: Node) -> None:
+    node.root.device_plugins.mkdir(parents=True)
+    ours = node.root.device_plugins / "cpupool-exclusive_a.sock"
+    with node.running():
+        for _ in range(3):
+            node.kubelet.wait_until(ours.is_socket, "the plugin's socket")
+            ours.unlink()
+        node.kubelet.wait_until(ours.is_socket, "the plugin's socket")
+        node.kubelet.start()
+        node.wait_for_lists(1)
+
+
+def test_a_kubelet_socket_that_flaps_makes_no_storm_of_registrations(node: Node) -> None:
+    node.root.device_plugins.mkdir(parents=True)
+    with node.running():
+        for _ in range(200):
+            node.root.kubelet_socket.touch()
+            node.root.kubelet_socket.unlink()
+        node.kubelet.start()
+        node.wait_for_lists(1)
+    # Once each, and once more where the socket changed between a look and the call.
+    assert len(node.kubelet.names()) <= 4
+
+
+def test_a_dead_socket_of_the_kubelet_is_not_the_end(node: Node) -> None:
+    node.root.device_plugins.mkdir(parents=True)
+    node.root.kubelet_socket.touch()
+    with node.running():
+        ours = node.root.device_plugins / "cpupool-shared_s.sock"
+        node.kubelet.wait_until(ours.is_socket, "the plugin's socket")
+        node.root.kubelet_socket.unlink()
+        node.kubelet.start()
+        node.wait_for_lists(1)
+
+
+def test_a_kubelet_that_is_not_ready_is_asked_again(node: Node) -> None:
+    node.kubelet.refusals = 6
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+    assert node.kubelet.refusals == 0
+
+
+def test_a_new_kubelet_is_not_made_to_wait_for_the_old_ones_refusals(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpupool.roles.device_manager._retry_s", lambda _failures: 3600.0)
+    node.kubelet.refusals = 2
+    node.kubelet.start()
+    with node.running():
+        node.kubelet.wait_until(lambda: node.kubelet.refusals == 0, "refusals")
+        node.kubelet.stop()
+        node.kubelet.start()
+        node.wait_for_lists(1)
+
+
+def test_a_kubelet_that_does_not_dial_back_is_registered_with_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 0.1)
+    node.kubelet.deaf = True
+    node.kubelet.start()
+    with node.running():
+        node.kubelet.wait_until(lambda: len(node.kubelet.registered) >= 4, "registrations")
+        node.kubelet.deaf = False
+        node.wait_for_lists(1)
+
+
+def test_a_deleted_socket_comes_back_before_the_kubelet_has_dialled(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 3600.0)
+    node.kubelet.deaf = True
+    node.kubelet.start()
+    with node.running():
+        node.kubelet.wait_until(lambda: len(node.kubelet.registered) == 2, "registrations")
+        (node.root.device_plugins / "cpupool-exclusive_a.sock").unlink()
+        node.kubelet.wait_until(
+            lambda: node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED], "another registration"
+        )
+
+
+def test_pools_are_served_while_the_kubelet_is_not_ready(node: Node) -> None:
+    node.kubelet.refusals = 1_000_000
+    node.kubelet.start()
+    socket = node.root.device_plugins / "cpupool-exclusive_a.sock"
+    request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=["1"])])
+    with node.running():
+        node.kubelet.wait_until(lambda: node.kubelet.refusals < 999_997, "refusals")
+        with dial(socket) as channel:
+            reply = DevicePluginStub(channel).Allocate(request, timeout=DEADLINE_S)
+    assert reply.container_responses[0].envs["EXCLUSIVE_CPUS"] == "1"
+
+
+def test_a_cpu_that_goes_offline_is_unhealthy_until_it_returns(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        node.machine.switch_off(CPUSet.of(2))
+        node.wait_for_lists(2, EXCLUSIVE)
+        assert node.kubelet.unhealthy(EXCLUSIVE) == {"2"}
+        node.machine.switch_on(CPUSet.of(2))
+        node.wait_for_lists(3, EXCLUSIVE)
+        assert node.kubelet.unhealthy(EXCLUSIVE) == set()
+    assert len(node.kubelet.lists[SHARED]) == 1
+
+
+def test_a_machine_that_cannot_be_read_for_a_while_keeps_its_lists(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    online = node.root.sysfs / "devices/system/cpu/online"
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        online.write_text("no list\n")
+        node.kubelet.wait_until(lambda: "topology not read" in caplog.text, "a warning")
+        # A socket comes back after another look at the unreadable machine.
+        (node.root.device_plugins / "cpupool-exclusive_a.sock").unlink()
+        node.wait_for_lists(2, EXCLUSIVE)
+        assert caplog.text.count("topology not read") == 1
+        node.machine.switch_off(CPUSet.of(1))
+        node.wait_for_lists(3, EXCLUSIVE)
+    assert node.kubelet.unhealthy(EXCLUSIVE) == {"1"}
+
+
+def test_a_socket_of_ours_that_is_deleted_comes_back(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        (node.root.device_plugins / "cpupool-exclusive_a.sock").unlink()
+        node.wait_for_lists(2, EXCLUSIVE)
+    assert node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED]
+
+
+def test_a_kubelet_that_hangs_up_is_registered_with_again(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        # Two changes of the machine: the role has looked in between, and seen its streams open.
+        node.machine.switch_off(CPUSet.of(2))
+        node.wait_for_lists(2, EXCLUSIVE)
+        node.machine.switch_on(CPUSet.of(2))
+        node.wait_for_lists(3, EXCLUSIVE)
+        node.kubelet.hang_up(SHARED)
+        node.wait_for_lists(2, SHARED)
+    assert node.kubelet.names() == [EXCLUSIVE, SHARED, SHARED]
+
+
+def test_other_files_in_the_folder_change_nothing(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        for number in range(200):
+            (node.root.device_plugins / f"other-{number}.sock").touch()
+        node.machine.switch_off(CPUSet.of(2))
+        node.wait_for_lists(2, EXCLUSIVE)
+    assert node.kubelet.names() == [EXCLUSIVE, SHARED]
+
+
+def test_new_pools_are_advertised_and_old_ones_withdrawn(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        changed = NodePools.of(Pool.named("exclusive_a", "0-2,8"), Pool.named("exclusive_b", "4"))
+        node.manager.reconfigure(changed, node.machine.topology())
+        node.role.wake()
+        node.wait_for_lists(1, "nokia.k8s.io/exclusive_b")
+        assert "cpupool-shared_s.sock" not in node.sockets()
+    assert len(node.kubelet.lists[EXCLUSIVE]) == 1
+
+
+def test_stopping_leaves_no_socket_and_no_thread(node: Node) -> None:
+    before = set(threading.enumerate())
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+    assert node.sockets() == {"kubelet.sock"}
+    node.kubelet.stop()
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        # grpc's own polling threads end by themselves when the last channel is gone.
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive(), thread
+
+
+def test_a_stop_does_not_ask_a_slow_kubelet_for_the_other_pools(node: Node) -> None:
+    node.kubelet.ready.clear()
+    node.kubelet.start()
+    with node.running() as stop:
+        node.kubelet.wait_until(lambda: node.kubelet.calls == 1, "a registration")
+        stop.set()
+        node.kubelet.ready.set()
+    assert node.kubelet.calls == 1
+    assert node.sockets() == {"kubelet.sock"}

@@ -1,0 +1,235 @@
+"""The production roles on the embedded node: describe the node, let something happen, look."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.app import Agent, Settings
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import HostError, PodRefused
+from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.sysfs import Sysfs
+from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
+from cpupool.local.node import SANDBOX, EmbeddedNode
+from tests.kubelets import short_folder
+from tests.machines import MACHINES
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.core.workloads import Pod
+    from tests.machines import WrittenMachine
+
+POOLS = """
+pools:
+  exclusive_a: {cpus: "2-5"}
+  shared_b: {cpus: "6-7"}
+  default: {cpus: "0-1"}
+"""
+HERE = CPUSet(os.sched_getaffinity(0))
+
+
+@dataclass
+class World:
+    """An embedded node with the agent running on it."""
+
+    node: EmbeddedNode
+    agent: Agent
+
+    def run(self, name: str, **containers: Mapping[str, int]) -> Pod:
+        """Run a pod: container name → pool → amount. Names that begin with `init` or `sidecar`
+        make that kind."""
+        return self.node.run_pod(manifest(name, containers), self.init_is_right)
+
+    def init_is_right(self, pod: Pod, name: str) -> None:
+        self.eventually(pod.name, **{name: "2-3"})
+
+    def cpus(self, pod: str) -> dict[str, str]:
+        """Read the cpuset of each container of a pod."""
+        tree = CgroupFS(self.node.root.cgroup, self.node.cgroup_root)
+        prefix = self.node.cgroup_root.strip("/")
+        return {
+            process.container: str(
+                tree.effective("/".join(filter(None, (prefix, process.instance.cgroup))))
+            )
+            for process in self.node.processes()
+            if process.pod.name == pod
+        }
+
+    def eventually(self, pod: str, **expected: str) -> None:
+        """Wait until containers have these CPUs; `sandbox` is the pod's."""
+        named = {SANDBOX if name == "sandbox" else name: cpus for name, cpus in expected.items()}
+        eventually(
+            lambda: named.items() <= self.cpus(pod).items(), f"{pod} on {named}: {self.cpus(pod)}"
+        )
+
+    def settled(self, **healthy: int) -> None:
+        """Wait until the kubelet knows so many healthy devices of each pool."""
+        for pool, count in healthy.items():
+            self.node.kubelet.wait_for(
+                f"nokia.k8s.io/{pool}", lambda found, n=count: found.allocatable == n, DEADLINE_S
+            )
+
+    def environment(self, pod: str, container: str = "main") -> Mapping[str, str]:
+        (found,) = (
+            process.instance.environment
+            for process in self.node.processes()
+            if (process.pod.name, process.container) == (pod, container)
+        )
+        return found
+
+
+def manifest(name: str, containers: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    spec: dict[str, list[dict[str, Any]]] = {"initContainers": [], "containers": []}
+    for container, requests in containers.items():
+        limits = {f"nokia.k8s.io/{pool}": str(amount) for pool, amount in requests.items()}
+        made: dict[str, Any] = {"name": container, "resources": {"limits": limits}}
+        if container.startswith("sidecar"):
+            made["restartPolicy"] = "Always"
+        app = not container.startswith(("sidecar", "init"))
+        spec["containers" if app else "initContainers"].append(made)
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+@contextmanager
+def living(folder: Path, home: Cgroups, pools: str, sysfs: Path) -> Iterator[World]:
+    config = folder / "config"
+    config.mkdir()
+    (config / "poolconfig-node.yaml").write_text(pools + "nodeSelector: {node: this}\n")
+    settings = Settings(config, {"node": "this"}, cgroup_root=home.cgroup_root, interval_s=0.2)
+    stop = threading.Event()
+    with EmbeddedNode(folder, home, sysfs=sysfs, changed=lambda: agent.wake()) as node:
+        agent = Agent(settings, node.root, Sysfs.at(sysfs), node)
+        agent.configure()
+        thread = threading.Thread(target=agent.run, args=(stop,), name="agent")
+        thread.start()
+        try:
+            yield World(node, agent)
+        finally:
+            stop.set()
+            agent.wake()
+            thread.join(DEADLINE_S)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def machine(folder: Path) -> WrittenMachine:
+    """Eight CPUs on eight cores and two NUMA nodes."""
+    return MACHINES["arm_no_smt"].write(folder)
+
+
+@pytest.fixture
+def world(folder: Path, machine: WrittenMachine) -> Iterator[World]:
+    with (
+        EmulatedCgroups(folder, machine.topology().online, "") as home,
+        living(folder, home, POOLS, machine.sys) as made,
+    ):
+        made.settled(exclusive_a=4, shared_b=2000)
+        yield made
+
+
+def test_every_kind_of_container_gets_the_cpus_of_its_pools(world: World) -> None:
+    pod = world.run(
+        "web",
+        init={"exclusive_a": 2},
+        sidecar={"shared_b": 500},
+        main={"exclusive_a": 1},
+        both={"exclusive_a": 1, "shared_b": 100},
+        plain={},
+    )
+    world.node.add_ephemeral(pod.uid, {"name": "debug"})
+    world.eventually(
+        "web", sandbox="0-1", sidecar="6-7", main="2", both="3,6-7", plain="0-1", debug="0-1"
+    )
+    assert world.environment("web")["EXCLUSIVE_CPUS"] == "2"
+    assert world.environment("web", "sidecar")["SHARED_CPUS"] == "6-7"
+    assert "EXCLUSIVE_CPUS" not in world.environment("web", "plain")
+
+
+def test_a_container_that_restarts_gets_the_same_cpus_again(world: World) -> None:
+    pod = world.run("web", main={"exclusive_a": 2})
+    world.eventually("web", main="2-3")
+    before = world.environment("web")
+    world.node.restart_container(pod.uid, "main")
+    world.eventually("web", main="2-3")
+    assert world.environment("web") == before
+
+
+def test_a_cpuset_that_somebody_changes_is_put_right(world: World) -> None:
+    world.run("web", main={"exclusive_a": 1})
+    world.eventually("web", main="2")
+    main = world.node.processes()[1]
+    file = world.node.root.cgroup / "cpuset" / main.instance.cgroup / "cpuset.cpus"
+    file.write_text("0-7")
+    world.eventually("web", main="2")
+
+
+def test_cpus_of_a_pod_that_ended_go_to_the_next(world: World) -> None:
+    first = world.run("first", main={"exclusive_a": 4})
+    with pytest.raises(PodRefused, match="Insufficient"):
+        world.run("second", main={"exclusive_a": 1})
+    world.node.finish_pod(first.uid)
+    world.run("second", main={"exclusive_a": 4})
+    world.eventually("second", main="2-5")
+
+
+def test_pods_survive_a_restart_of_the_kubelet(world: World) -> None:
+    world.run("web", main={"exclusive_a": 3})
+    world.eventually("web", main="2-4")
+    world.node.kubelet.restart()
+    world.settled(exclusive_a=4, shared_b=2000)
+    assert world.node.admit_again() == {}
+    world.run("next", main={"exclusive_a": 1})
+    world.eventually("next", main="5")
+    world.eventually("web", main="2-4")
+
+
+def test_a_pod_whose_cpu_went_offline_is_not_admitted_again(
+    world: World, machine: WrittenMachine
+) -> None:
+    pod = world.run("web", main={"exclusive_a": 1})
+    world.eventually("web", main="2")
+    machine.switch_off(CPUSet.of(2))
+    world.settled(exclusive_a=3)
+    refused = world.node.admit_again()
+    assert "main holds 2 of nokia.k8s.io/exclusive_a" in str(refused[pod.uid])
+    assert [one.finished for one in world.node.pods()] == [True]
+    machine.switch_on(CPUSet.of(2))
+    world.settled(exclusive_a=4)
+
+
+def test_a_real_process_runs_on_its_cpus_in_this_machines_own_cgroups(folder: Path) -> None:
+    if len(HERE) < 2:
+        pytest.skip("two CPUs are needed")
+    exclusive = max(HERE)
+    rest = HERE - CPUSet.of(exclusive)
+    pools = f'pools:\n  exclusive_a: {{cpus: "{exclusive}"}}\n  default: {{cpus: "{rest}"}}\n'
+    with ExitStack() as opened:
+        try:
+            home = opened.enter_context(RealCgroups.open(f"test-{uuid.uuid4().hex[:8]}", HERE))
+        except HostError as error:
+            pytest.skip(f"this machine's cgroups cannot be used: {error}")
+        if any(
+            len(core) > 1 and exclusive in core for core in Sysfs.at(Path("/sys")).topology().cores
+        ):
+            pytest.skip("the last CPU has siblings, which would be idle")
+        world = opened.enter_context(living(folder, home, pools, Path("/sys")))
+        world.settled(exclusive_a=1)
+        world.run("web", main={"exclusive_a": 1}, plain={})
+        for name, cpus in ((SANDBOX, rest), ("main", CPUSet.of(exclusive)), ("plain", rest)):
+            (process,) = (one for one in world.node.processes() if one.container == name)
+            eventually(lambda p=process, c=cpus: p.cpus_allowed() == c, f"{name} on {cpus}")

@@ -1,0 +1,229 @@
+"""`cpupool validate`, as an admin's CI runs it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool import cli
+from cpupool.commands import UsageError, validate
+from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DPDK = """\
+nodeSelector: {nodeType: dpdk}
+pools:
+  exclusive-pool: {cpus: 2-7}
+  shared-pool: {cpus: 1}
+  default: {cpus: 0}
+"""
+CONTROLLER = """\
+nodeSelector: {nodeType: controller}
+pools:
+  exclusive: {cpus: 30-33}
+  default: {cpus: 0-3}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a folder as the ConfigMap is mounted: two pool files and what is none."""
+    (tmp_path / "poolconfig-dpdk.yaml").write_text(DPDK)
+    (tmp_path / "poolconfig-controller.yaml").write_text(CONTROLLER)
+    (tmp_path / "README.yaml").write_text("]")
+    (tmp_path / "..data").mkdir()
+    return tmp_path
+
+
+def run(
+    *files: Path,
+    topology: str | None = None,
+    node_labels: dict[str, str] | None = None,
+    resource_domain: str = "nokia.k8s.io",
+) -> tuple[int, list[str]]:
+    """Run the command in the folder of its files; give the exit code and the lines."""
+    out = io.StringIO()
+    arguments = argparse.Namespace(
+        files=list(files),
+        topology=topology,
+        node_labels=node_labels,
+        resource_domain=resource_domain,
+    )
+    code = validate.run(arguments, out)
+    return code, out.getvalue().splitlines()
+
+
+def test_a_good_file_is_one_line_with_its_pools_by_kind(folder: Path) -> None:
+    path = folder / "poolconfig-dpdk.yaml"
+    assert run(path) == (0, [f"{path}: ok: exclusive-pool 2-7, shared-pool 1, default 0"])
+
+
+def test_a_folder_stands_for_its_pool_files(folder: Path) -> None:
+    code, lines = run(folder)
+    assert code == 0
+    assert [line.partition(": ok: ")[0] for line in lines] == [
+        f"{folder}/poolconfig-controller.yaml",
+        f"{folder}/poolconfig-dpdk.yaml",
+    ]
+
+
+def test_a_manifest_stands_for_its_pool_files(tmp_path: Path) -> None:
+    path = tmp_path / "map.yaml"
+    body = DPDK.replace("\n", "\n    ")
+    path.write_text(f"kind: ConfigMap\ndata:\n  poolconfig-dpdk.yaml: |\n    {body}\n")
+    assert run(path, node_labels={"nodeType": "dpdk"}) == (
+        0,
+        [
+            "poolconfig-dpdk.yaml: ok: exclusive-pool 2-7, shared-pool 1, default 0",
+            "this node takes poolconfig-dpdk.yaml",
+        ],
+    )
+
+
+def test_every_problem_is_a_line_and_good_files_are_still_told(folder: Path) -> None:
+    bad, good = folder / "bad.yaml", folder / "poolconfig-dpdk.yaml"
+    bad.write_text("pools: {exclusive: {cpus: x}, shared: {cpu: 1}}")
+    code, lines = run(bad, good)
+    assert code == 1
+    assert [line.partition(" pools.")[0] for line in lines] == [
+        f"{bad}:1:27:",
+        f"{bad}:1:31:",
+        f"{bad}:1:40:",
+        f"{good}: ok: exclusive-pool 2-7, shared-pool 1, default 0",
+    ]
+
+
+def test_a_file_that_is_no_yaml_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"a: \xff")
+    assert run(path) == (
+        1,
+        [f"{path}:1:4: the byte 0xff is not UTF-8; save the file as UTF-8"],
+    )
+
+
+def test_a_manifests_own_problems_come_with_those_of_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "map.yaml"
+    path.write_text("kind: ConfigMap\nkind: ConfigMap\ndata: {poolconfig-a.yaml: 'pools: {}'}\n")
+    code, lines = run(path)
+    assert code == 1
+    assert [line.split(":")[1:3] for line in lines] == [["2", "1"], ["3", "8"]]
+
+
+def test_warnings_are_told_and_leave_a_file_good(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "pools: {shared: {cpus: 1-2, hyperThreadingPolicy: singleThreaded}, default: {cpus: 1}}"
+    )
+    code, lines = run(path)
+    assert code == 0
+    assert [line.partition(": ")[2].partition(": ")[0] for line in lines[:2]] == ["warning"] * 2
+    assert lines[2] == f"{path}: ok: shared 1-2, default 1"
+    assert len(lines) == 3
+
+
+def test_every_file_must_fit_the_machine(folder: Path) -> None:
+    MACHINES["telco_2s_2n_16c32t"].write(folder / "machine")
+    code, lines = run(folder, topology=str(folder / "machine"))
+    assert code == 1
+    assert lines == [
+        (
+            f"{folder}/poolconfig-controller.yaml:3:21: pools.exclusive.cpus: this machine has no"
+            f" CPUs"
+            " 32-33; it has 0-31; remove them from the pool"
+        ),
+        f"{folder}/poolconfig-dpdk.yaml: ok: exclusive-pool 2-7, shared-pool 1, default 0",
+    ]
+
+
+def test_of_a_labelled_node_only_the_file_that_it_takes_must_fit_its_machine(folder: Path) -> None:
+    MACHINES["telco_2s_2n_16c32t"].write(folder / "machine")
+    code, lines = run(
+        folder, topology=str(folder / "machine"), node_labels={"nodeType": "dpdk", "a": "b"}
+    )
+    assert code == 0
+    assert lines[-1] == f"this node takes {folder}/poolconfig-dpdk.yaml"
+    code, lines = run(
+        folder, topology=str(folder / "machine"), node_labels={"nodeType": "controller"}
+    )
+    assert code == 1
+    assert "has no CPUs 32-33" in lines[0]
+
+
+@pytest.mark.parametrize(("labels", "shown"), [({}, "none"), ({"a": "b", "c": ""}, "a=b,c=")])
+def test_a_node_that_no_file_is_for_is_a_problem(
+    folder: Path, labels: dict[str, str], shown: str
+) -> None:
+    code, lines = run(folder, node_labels=labels)
+    assert code == 1
+    assert lines[0] == (
+        f"nodeSelector: no file is for a node with these labels: {shown}; correct the labels, or"
+        " add a file for this node"
+    )
+    assert len(lines) == 3
+
+
+def test_a_node_that_two_files_are_for_is_a_problem(folder: Path) -> None:
+    (folder / "poolconfig-other.yaml").write_text(DPDK.replace("nodeType: dpdk", "a: b"))
+    labels = {"nodeType": "dpdk", "a": "b"}
+    code, lines = run(folder, node_labels=labels)
+    assert code == 1
+    assert "poolconfig-dpdk.yaml:1:1) both match this node;" in lines[0]
+    assert not any(line.startswith("this node takes") for line in lines)
+
+
+def test_files_for_the_same_nodes_are_a_problem_without_any_labels(folder: Path) -> None:
+    (folder / "poolconfig-other.yaml").write_text(DPDK)
+    code, lines = run(folder)
+    assert code == 1
+    assert "both match every node that one of them is for" in lines[0]
+
+
+def test_the_resource_domain_is_that_of_the_agent(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("resourceBaseName: example.com\npools: {shared: {cpus: 1}}\n")
+    assert run(path)[0] == 1
+    assert run(path, resource_domain="example.com")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["nowhere", "x" * 300])
+def test_a_file_that_cannot_be_read_is_bad_usage(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: .*; name a"):
+        run(tmp_path / name)
+
+
+def test_a_folder_without_pool_files_is_bad_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no poolconfig-<name>\.yaml in this folder"):
+        run(tmp_path)
+
+
+def test_a_machine_that_cannot_be_read_is_bad_usage(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"--topology: .*nowhere: no such file"):
+        run(folder, topology=str(folder / "nowhere"))
+
+
+def test_the_command_line_reaches_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.main(["validate", str(folder), "--node-labels", "nodeType=dpdk"])
+    assert code == 0
+    assert capsys.readouterr().out.endswith(f"this node takes {folder}/poolconfig-dpdk.yaml\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["FILE", "--node-labels", "dpdk"], ["/nowhere.yaml"]])
+def test_bad_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["validate", *arguments]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["validate", "--help"])
+    assert "cpupool validate /etc/cpu-pooler --topology this" in capsys.readouterr().out

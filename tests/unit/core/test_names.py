@@ -1,0 +1,34 @@
+"""The public strings: resources, annotations, variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpupool.core.names import Names, pool_variable
+
+
+def test_a_resource_names_its_pool() -> None:
+    assert Names().resource("exclusive-pool") == "nokia.k8s.io/exclusive-pool"
+    assert Names("example.com").resource("shared_a") == "example.com/shared_a"
+
+
+@pytest.mark.parametrize(
+    ("resource", "pool"),
+    [
+        ("nokia.k8s.io/shared", "shared"),
+        ("nokia.k8s.io/", None),
+        ("nokia.k8s.io", None),
+        ("example.com/shared", None),
+        ("cpu", None),
+    ],
+)
+def test_only_our_resources_have_a_pool(resource: str, pool: str | None) -> None:
+    assert Names().pool_of(resource) == pool
+
+
+def test_an_allocation_is_annotated_per_pool() -> None:
+    assert Names("example.com").allocated("exclusive-a") == "example.com/allocated.exclusive-a"
+
+
+def test_a_pools_variable_is_a_name_that_a_shell_accepts() -> None:
+    assert pool_variable("exclusive-dpdk.v2_a") == "CPUPOOL_CPUS_EXCLUSIVE_DPDK_V2_A"

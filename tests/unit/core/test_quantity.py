@@ -1,0 +1,87 @@
+"""Kubernetes quantities: the grammar, and whole amounts of extended resources."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from cpupool.core import quantity
+from cpupool.core.errors import QuantityError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", "0"),
+        ("2", "2"),
+        ("+2", "2"),
+        ("-1.5", "-1.5"),
+        (".5", "0.5"),
+        ("5.", "5"),
+        ("100n", "0.0000001"),
+        ("100u", "0.0001"),
+        ("100m", "0.1"),
+        ("1k", "1000"),
+        ("1M", "1000000"),
+        ("1.5G", "1500000000"),
+        ("1T", "1e12"),
+        ("1P", "1e15"),
+        ("1E", "1e18"),
+        ("1E3", "1000"),
+        ("1e-2", "0.01"),
+        ("2e+2", "200"),
+        ("1Ki", "1024"),
+        ("4Mi", "4194304"),
+        ("1Gi", "1073741824"),
+        ("1Ti", "1099511627776"),
+        ("1Pi", "1125899906842624"),
+        ("1Ei", "1152921504606846976"),
+    ],
+)
+def test_a_quantity_has_its_value(text: str, value: str) -> None:
+    assert quantity.parse(text) == Decimal(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "k", "1K", "1 k", " 1", "1ki", "1ee3", "1e", "1.5.2", "--1", "1e1000", "\u0661"],
+)
+def test_what_is_outside_the_grammar_is_refused(text: str) -> None:
+    with pytest.raises(QuantityError, match="write a number, as 2, 500m or 1k") as raised:
+        quantity.parse(text)
+    assert raised.value.text == text
+
+
+def test_a_quantity_is_never_rounded() -> None:
+    with pytest.raises(QuantityError, match="more digits than a quantity can hold"):
+        quantity.parse(f"1.{'0' * 27}1")
+    assert str(quantity.parse(f"1.{'0' * 26}1")) == f"1.{'0' * 26}1"
+
+
+def test_zeros_behind_the_point_do_not_count_as_digits() -> None:
+    assert quantity.parse_count(f"3.{'0' * 100}") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("2", 2), ("1k", 1000), ("1.5k", 1500), ("2000m", 2), (str(2**63 - 1), 2**63 - 1)],
+)
+def test_an_extended_resource_is_a_whole_number(text: str, count: int) -> None:
+    assert quantity.parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1500m", "whole numbers"),
+        ("0.1", "whole numbers"),
+        ("-1", "counted from 0"),
+        (str(2**63), "counted from 0"),
+        ("9e999", "counted from 0"),
+        ("two", "write a number"),
+    ],
+)
+def test_other_amounts_of_an_extended_resource_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(QuantityError, match=reason):
+        quantity.parse_count(text)

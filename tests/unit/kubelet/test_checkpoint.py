@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.errors import HostFileError, RemoteProtocolError
+from cpupool.host import files
+from cpupool.kubelet.checkpoint import CheckpointFile
+from cpupool.wire import kubelet_checkpoint
+from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry, Generation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXCLUSIVE = "nokia.k8s.io/exclusive_a"
+
+
+def _write(path: Path, *entries: Entry, generation: Generation = Generation.PER_NODE) -> None:
+    checkpoint = Checkpoint(entries, generation=generation)
+    files.write_atomically(path, kubelet_checkpoint.encode(checkpoint))
+
+
+def test_devices_are_found_by_pod_and_container(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet_internal_checkpoint"
+    _write(
+        path,
+        Entry("uid-1", "init", EXCLUSIVE, {0: ("2",), 1: ("10",)}),
+        Entry("uid-1", "main", EXCLUSIVE, {0: ("2",)}),
+        Entry("uid-1", "main", "nokia.k8s.io/shared", {-1: ("7", "8")}),
+        Entry("uid-2", "main", EXCLUSIVE, {0: ("3",)}),
+    )
+    assert CheckpointFile(path).by_pod_uid() == {
+        "uid-1": {
+            "init": {EXCLUSIVE: {"2", "10"}},
+            "main": {EXCLUSIVE: {"2"}, "nokia.k8s.io/shared": {"7", "8"}},
+        },
+        "uid-2": {"main": {EXCLUSIVE: {"3"}}},
+    }
+
+
+def test_two_entries_of_one_resource_are_joined(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    _write(
+        path,
+        Entry("uid", "main", EXCLUSIVE, {0: ("2",)}),
+        Entry("uid", "main", EXCLUSIVE, {1: ("9",)}),
+    )
+    assert CheckpointFile(path).by_pod_uid() == {"uid": {"main": {EXCLUSIVE: {"2", "9"}}}}
+
+
+def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    _write(path, Entry("uid", "main", EXCLUSIVE, {0: ("2",)}))
+    source = CheckpointFile(path)
+    first = source.by_pod_uid()
+    assert source.by_pod_uid() is first
+    _write(path, Entry("uid", "main", EXCLUSIVE, {0: ("3",)}))
+    assert source.by_pod_uid() == {"uid": {"main": {EXCLUSIVE: {"3"}}}}
+
+
+def test_a_file_replaced_within_one_clock_tick_is_read_again(tmp_path: Path) -> None:
+    path, successor = tmp_path / "checkpoint", tmp_path / "successor"
+    _write(path, Entry("uid", "main", EXCLUSIVE, {0: ("2",)}))
+    source = CheckpointFile(path)
+    source.by_pod_uid()
+    written = path.stat()
+    _write(successor, Entry("uid", "main", EXCLUSIVE, {0: ("3",)}))
+    os.utime(successor, ns=(written.st_atime_ns, written.st_mtime_ns))
+    successor.replace(path)
+    assert source.by_pod_uid() == {"uid": {"main": {EXCLUSIVE: {"3"}}}}
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(HostFileError, match=r"cannot be read .*; check that the kubelet's folder"):
+        CheckpointFile(tmp_path / "none").by_pod_uid()
+
+
+def test_a_damaged_file_is_an_error_until_it_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(b'{"Data":')
+    source = CheckpointFile(path)
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="not JSON"):
+            source.by_pod_uid()
+    _write(path)
+    assert source.by_pod_uid() == {}
+
+
+def test_an_old_file_with_a_wrong_checksum_is_read_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "checkpoint"
+    _write(path, Entry("uid", "main", EXCLUSIVE, {0: ("2",)}), generation=Generation.FLAT)
+    path.write_bytes(path.read_bytes().replace(b'"uid"', b'"new"'))
+    source = CheckpointFile(path)
+    for _ in range(2):
+        assert source.by_pod_uid() == {"new": {"main": {EXCLUSIVE: {"2"}}}}
+    assert [record.message.partition(" path=")[0] for record in caplog.records] == [
+        "kubelet checkpoint has a wrong checksum"
+    ]

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from cpupool.api.podresources_pb2 import (
+    AllocatableResourcesRequest,
+    AllocatableResourcesResponse,
+    ContainerDevices,
+    ContainerResources,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+)
+from cpupool.api.podresources_pb2 import PodResources as PodResourcesMessage
+from cpupool.api.podresources_pb2_grpc import (
+    PodResourcesListerServicer,
+    add_PodResourcesListerServicer_to_server,
+)
+from cpupool.core.errors import RemoteProtocolError
+from cpupool.kubelet.podresources import PodResources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EXCLUSIVE = "nokia.k8s.io/exclusive_a"
+SHARED = "nokia.k8s.io/shared_b"
+
+
+def _pod(
+    namespace: str, name: str, **containers: dict[str, list[list[str]]]
+) -> PodResourcesMessage:
+    """Container name → resource → its devices, one list per NUMA node."""
+    return PodResourcesMessage(
+        namespace=namespace,
+        name=name,
+        containers=[
+            ContainerResources(
+                name=container,
+                devices=[
+                    ContainerDevices(resource_name=resource, device_ids=ids)
+                    for resource, groups in resources.items()
+                    for ids in groups
+                ],
+            )
+            for container, resources in containers.items()
+        ],
+    )
+
+
+class _Lister(PodResourcesListerServicer):
+    def __init__(self, *pods: PodResourcesMessage, refusal: grpc.StatusCode | None = None) -> None:
+        self._pods = pods
+        self._refusal = refusal
+
+    def List(  # noqa: N802
+        self, request: ListPodResourcesRequest, context: grpc.ServicerContext
+    ) -> ListPodResourcesResponse:
+        if self._refusal:
+            context.abort(self._refusal, "no")
+        return ListPodResourcesResponse(pod_resources=self._pods)
+
+    def GetAllocatableResources(  # noqa: N802
+        self, request: AllocatableResourcesRequest, context: grpc.ServicerContext
+    ) -> AllocatableResourcesResponse:
+        return AllocatableResourcesResponse(cpu_ids=[3, 1, 2])
+
+
+@contextmanager
+def _kubelet(socket: Path, lister: _Lister) -> Iterator[None]:
+    with ThreadPoolExecutor(2) as workers:
+        server = grpc.server(workers)
+        add_PodResourcesListerServicer_to_server(lister, server)
+        server.add_insecure_port(f"unix:{socket}")
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop(None).wait(10)
+
+
+def test_devices_are_found_by_pod_and_container(folder: Path) -> None:
+    lister = _Lister(
+        _pod(
+            "default",
+            "web",
+            main={EXCLUSIVE: [["2", "3"], ["20"]], SHARED: [["0", "1"]]},
+            sidecar={},
+        ),
+        _pod("other", "web", main={"example.com/gpu": [["g0"]]}),
+    )
+    with _kubelet(folder / "k.sock", lister):
+        found = PodResources(folder / "k.sock").by_pod_name()
+    assert found == {
+        ("default", "web"): {
+            "main": {EXCLUSIVE: {"2", "3", "20"}, SHARED: {"0", "1"}},
+            "sidecar": {},
+        },
+        ("other", "web"): {"main": {"example.com/gpu": {"g0"}}},
+    }
+
+
+def test_a_list_beyond_4_mib_is_taken(folder: Path) -> None:
+    ids = [f"{number:060}" for number in range(100_000)]
+    with _kubelet(folder / "k.sock", _Lister(_pod("default", "big", main={SHARED: [ids]}))):
+        found = PodResources(folder / "k.sock").by_pod_name()
+    assert len(found["default", "big"]["main"][SHARED]) == 100_000
+
+
+def test_the_kubelets_own_cpus_come_in_order(folder: Path) -> None:
+    with _kubelet(folder / "k.sock", _Lister()):
+        assert PodResources(folder / "k.sock").allocatable_cpu_ids() == (1, 2, 3)
+
+
+def test_a_restarted_kubelet_is_found_by_the_same_client(folder: Path) -> None:
+    client = PodResources(folder / "k.sock")
+    for name in ("first", "second", "third"):
+        with pytest.raises(RemoteProtocolError, match="check that the kubelet runs"):
+            client.by_pod_name()
+        with _kubelet(folder / "k.sock", _Lister(_pod("default", name))):
+            assert client.by_pod_name() == {("default", name): {}}
+
+
+@pytest.mark.parametrize("method", ["by_pod_name", "allocatable_cpu_ids"])
+def test_an_absent_kubelet_is_one_clear_error(folder: Path, method: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"none\.sock failed \(UNAVAILABLE: .*\); check"):
+        getattr(PodResources(folder / "none.sock"), method)()
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "ask less often", id="too many calls"),
+        pytest.param(grpc.StatusCode.UNIMPLEMENTED, "switched off", id="an old kubelet"),
+        pytest.param(grpc.StatusCode.INTERNAL, "log of the kubelet", id="a kubelet that failed"),
+    ],
+)
+def test_a_refusal_comes_with_its_code_and_a_remedy(
+    folder: Path, code: grpc.StatusCode, remedy: str
+) -> None:
+    with (
+        _kubelet(folder / "k.sock", _Lister(refusal=code)),
+        pytest.raises(RemoteProtocolError, match=f"{code.name}: no.*{remedy}"),
+    ):
+        PodResources(folder / "k.sock").by_pod_name()
+
+
+def test_a_kubelet_that_hangs_is_given_up(folder: Path) -> None:
+    class _Hanging(_Lister):
+        def List(  # noqa: N802
+            self, request: ListPodResourcesRequest, context: grpc.ServicerContext
+        ) -> ListPodResourcesResponse:
+            given_up.wait(30)
+            return ListPodResourcesResponse()
+
+    given_up = threading.Event()
+    with _kubelet(folder / "k.sock", _Hanging()):
+        client = PodResources(folder / "k.sock", timeout_s=0.05)
+        with pytest.raises(RemoteProtocolError, match=r"DEADLINE_EXCEEDED.*hangs"):
+            client.by_pod_name()
+        given_up.set()
