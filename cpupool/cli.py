@@ -7,6 +7,7 @@ import difflib
 import importlib
 import os
 import sys
+import types
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from cpupool.commands import UsageError
@@ -23,7 +24,8 @@ COMMANDS: Final = {
     "topology": "draw this machine, or a recorded one: sockets, NUMA nodes, cores, threads",
     "status": "draw which container of the node runs where, as the agent last saw it",
 }
-OK: Final = 0
+_RESIDENT: Final = "agent"
+"""The command that stays in every node's memory."""
 FAILED: Final = 1
 BAD_USAGE: Final = 2
 INTERRUPTED: Final = 130
@@ -55,6 +57,19 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
+def _import_grpc_without_asyncio() -> None:
+    """Import grpc and spare the node 7 MiB (docs/dev/decisions/0006-grpc-without-asyncio.md)."""
+    before = sys.modules.get("asyncio")
+    sys.modules.setdefault("grpc.aio", types.ModuleType("grpc.aio"))
+    sys.modules["asyncio"] = None  # type: ignore[assignment]  # documented: halts its import
+    try:
+        importlib.import_module("grpc")
+    finally:
+        del sys.modules["asyncio"]
+        if before is not None:
+            sys.modules["asyncio"] = before
+
+
 def _say(message: str, code: int) -> int:
     sys.stderr.write(f"cpupool: {message}\n")
     return code
@@ -84,6 +99,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         if name == asked:
             # Only the command at hand is imported: `topology` needs no gRPC, the agent no drawing.
+            if name == _RESIDENT:
+                _import_grpc_without_asyncio()
             module = importlib.import_module(f"cpupool.commands.{name}")
             module.add_parser(commands, summary)
         else:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -84,8 +85,9 @@ def node() -> Iterator[Node]:
 
 
 @pytest.fixture
-def waiting_node() -> Iterator[Node]:
+def waiting_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A node whose role looks when an event tells it to, and otherwise once an hour."""
+    monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 3600.0)
     with _node(look_s=3600.0) as made:
         yield made
 
@@ -180,13 +182,18 @@ def test_a_kubelet_socket_that_flaps_makes_no_storm_of_registrations(node: Node)
     assert len(node.kubelet.names()) <= 4
 
 
-def test_a_dead_socket_of_the_kubelet_is_not_the_end(node: Node) -> None:
+def test_a_killed_kubelets_dead_socket_does_not_delay_the_next_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cpupool.roles.device_manager._retry_s", lambda _failures: 3600.0)
     node.root.device_plugins.mkdir(parents=True)
-    node.root.kubelet_socket.touch()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(node.root.kubelet_socket))
     with node.running():
-        ours = node.root.device_plugins / "cpupool-shared_s.sock"
-        node.kubelet.wait_until(ours.is_socket, "the plugin's socket")
-        node.root.kubelet_socket.unlink()
+        node.kubelet.wait_until(
+            lambda: caplog.text.count("device plugin not registered") == 2, "two failures"
+        )
+        assert node.sockets() > {"cpupool-exclusive_a.sock", "cpupool-shared_s.sock"}
         node.kubelet.start()
         node.wait_for_lists(1)
 
@@ -197,19 +204,6 @@ def test_a_kubelet_that_is_not_ready_is_asked_again(node: Node) -> None:
     with node.running():
         node.wait_for_lists(1)
     assert node.kubelet.refusals == 0
-
-
-def test_a_new_kubelet_is_not_made_to_wait_for_the_old_ones_refusals(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cpupool.roles.device_manager._retry_s", lambda _failures: 3600.0)
-    node.kubelet.refusals = 2
-    node.kubelet.start()
-    with node.running():
-        node.kubelet.wait_until(lambda: node.kubelet.refusals == 0, "refusals")
-        node.kubelet.stop()
-        node.kubelet.start()
-        node.wait_for_lists(1)
 
 
 def test_a_kubelet_that_does_not_dial_back_is_registered_with_again(
@@ -241,11 +235,11 @@ def test_a_deleted_socket_comes_back_before_the_kubelet_has_dialled(
 def test_pools_are_served_while_the_kubelet_is_not_ready(node: Node) -> None:
     node.kubelet.refusals = 1_000_000
     node.kubelet.start()
-    socket = node.root.device_plugins / "cpupool-exclusive_a.sock"
+    ours = node.root.device_plugins / "cpupool-exclusive_a.sock"
     request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=["1"])])
     with node.running():
         node.kubelet.wait_until(lambda: node.kubelet.refusals < 999_997, "refusals")
-        with dial(socket) as channel:
+        with dial(ours) as channel:
             reply = DevicePluginStub(channel).Allocate(request, timeout=DEADLINE_S)
     assert reply.container_responses[0].envs["EXCLUSIVE_CPUS"] == "1"
 

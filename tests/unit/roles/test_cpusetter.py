@@ -256,7 +256,7 @@ def test_the_kubelet_is_asked_ever_more_seldom_about_the_same_devices() -> None:
         node.setter.sweep()
         node.now_s += 0.02
 
-    # 120 s in steps of 20 ms: eight times in the first 18.8 s, then every 30 s: 48.8, 78.8 and 108.8.
+    # 120 s in steps of 20 ms: eight times in the first 18.8 s, then 30, 60 and 90 s later.
     assert node.source.asked.count("podresources") == 11
 
     node.run("second", builders.container(exclusive_a=1))

@@ -1,0 +1,1 @@
+"""What cpupool costs a node: `python -m benchmarks`."""
