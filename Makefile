@@ -3,6 +3,8 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 WORKERS ?= 2
+# gRPC's core tells of every closed connection.
+export GRPC_VERBOSITY := ERROR
 
 .PHONY: demo test lint type protos picture bench clean
 

@@ -37,18 +37,19 @@ def pods(pools: NodePools, names: Names) -> Iterator[dict[str, Any]]:
     exclusive = {pool.name: 1 for pool in pools.of_kind(PoolKind.EXCLUSIVE)}
     first = dict(list(exclusive.items())[:1])
     shared = {pool.name: MILLI for pool in pools.of_kind(PoolKind.SHARED)[:1]}
-    pollers = [_container("poll", names, first)]
+    pollers = [container("poll", names, first)]
     if len(exclusive) > 1:
         last = dict(list(exclusive.items())[-1:])
-        pollers.append(_container("mixed", names, last | shared))
-    yield _pod("poller", pollers, [_container("prepare", names, first)])
-    yield _pod("sharer", [_container("work", names, shared), _container("logs", names, {})])
-    yield _pod("plain", [_container("main", names, {})])
+        pollers.append(container("mixed", names, last | shared))
+    yield pod("poller", pollers, [container("prepare", names, first)])
+    yield pod("sharer", [container("work", names, shared), container("logs", names, {})])
+    yield pod("plain", [container("main", names, {})])
 
 
-def _pod(
+def pod(
     name: str, containers: list[dict[str, Any]], init: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
+    """Give a pod's manifest."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -57,6 +58,7 @@ def _pod(
     }
 
 
-def _container(name: str, names: Names, pools: dict[str, int]) -> dict[str, Any]:
+def container(name: str, names: Names, pools: dict[str, int]) -> dict[str, Any]:
+    """Give a container that requests amounts of pools."""
     amounts = {names.resource(pool): str(amount) for pool, amount in pools.items()}
     return {"name": name, "resources": {"requests": amounts, "limits": amounts}}

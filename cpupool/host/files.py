@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -100,6 +101,9 @@ class DirectoryWatch:
             self._observer = None
 
     def _observe(self) -> None:
+        # A directory made while its parent is being added is met twice: watchdog warns, and has it
+        # once all the same.
+        warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning, "watchdog")
         observer = Observer()
         try:
             observer.schedule(

@@ -23,8 +23,8 @@ class ContainerStatus:
     """One container directory of the node.
 
     Attributes:
-        name: `namespace/pod/container`; for a sandbox its id, and for a pod that is not known the
-            id in its path.
+        name: `namespace/pod/container`; `namespace/pod` for its sandbox and what is not reported
+            yet, and the ids in its path where the pod is not known.
         placement: the value of a Placement.
         wanted: the CPUs that it belongs on.
         found: the CPUs that it was found on, as the kernel wrote them.
@@ -52,7 +52,8 @@ def describe(
     facts: NodeFacts, resolution: Resolution, found: Iterable[FoundContainer]
 ) -> NodeStatus:
     """Put what was found beside what should be."""
-    return NodeStatus(facts.pools, tuple(_container(resolution, one) for one in found))
+    containers = (_container(resolution, one) for one in found)
+    return NodeStatus(facts.pools, tuple(sorted(containers, key=lambda one: one.name)))
 
 
 def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus:
@@ -69,10 +70,11 @@ def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus
 
 
 def _name(resolution: Resolution, key: ContainerKey) -> str:
-    placed = resolution.containers.get(key)
     pod = resolution.pods.get(key[0])
-    of_pod = f"{pod.namespace}/{pod.name}" if pod else key[0]
-    return f"{of_pod}/{placed.container.name if placed else key[1][:12]}"
+    if pod is None:
+        return f"{key[0]}/{key[1]}"
+    placed = resolution.containers.get(key)
+    return "/".join([pod.namespace, pod.name, *([placed.container.name] if placed else [])])
 
 
 def to_json(status: NodeStatus) -> dict[str, Any]:
