@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 WORKERS ?= 2
 # gRPC's core tells of every closed connection.
-export GRPC_VERBOSITY := ERROR
+export GRPC_VERBOSITY := NONE
 
 .PHONY: demo test lint type protos picture bench clean
 

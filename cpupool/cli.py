@@ -39,7 +39,7 @@ def run() -> NoReturn:
 def main(arguments: Sequence[str]) -> int:
     """Run one command and give its exit code: 0, 1 for a failure, 2 for bad usage."""
     # gRPC's core tells of every closed connection; our own log says what matters.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         parsed = _parser(arguments).parse_args(arguments)
         code: int = parsed.run(parsed, sys.stdout)

@@ -6,12 +6,14 @@ import argparse
 import logging
 import signal
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cpupool.app import SWEEP_INTERVAL_S, Agent, PodFile, Settings
 from cpupool.commands import node_labels
 from cpupool.core.names import DEFAULT_DOMAIN, Names
+from cpupool.host.files import DirectoryWatch
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.telemetry import log
@@ -90,6 +92,9 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: st
 
 def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     """Run the agent until SIGTERM or SIGINT."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop.set())
     log.set_up(logging.DEBUG if arguments.verbose else logging.INFO)
     settings = Settings(
         config=arguments.config,
@@ -102,8 +107,10 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     pods = PodFile(arguments.pods, settings.names) if arguments.pods else None
     agent = Agent(settings, root, Sysfs.at(root.sysfs), pods)
     agent.configure()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
-    agent.run(stop)
+    with ExitStack() as watching:
+        if arguments.pods:
+            watch = DirectoryWatch(arguments.pods.absolute().parent, lambda _path: agent.wake())
+            watch.ensure()
+            watching.callback(watch.stop)
+        agent.run(stop)
     return 0

@@ -14,6 +14,8 @@ from cpupool.core.errors import AllocationError, UnavailableDevices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from google.protobuf.message import Message
+
 log = logging.getLogger(__name__)
 
 
@@ -21,7 +23,7 @@ class StatusInterceptor(grpc.ServerInterceptor):
     """Answer refused, unreadable and failed calls with a status, and log each on one line.
 
     Requests are decoded here and not by grpc, which answers bytes that are no message with
-    INTERNAL and writes a traceback.
+    INTERNAL and writes a traceback. A handler answers with messages, or with encoded ones.
     """
 
     def intercept_service(
@@ -47,12 +49,12 @@ class StatusInterceptor(grpc.ServerInterceptor):
                 yield from stream(decode(data), context)
 
         if stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                answers, response_serializer=handler.response_serializer
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            answer, response_serializer=handler.response_serializer
-        )
+            return grpc.unary_stream_rpc_method_handler(answers, response_serializer=_encoded)
+        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=_encoded)
+
+
+def _encoded(response: Message | bytes) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 @contextmanager

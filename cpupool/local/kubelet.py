@@ -21,6 +21,7 @@ from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
 from cpupool.core.errors import (
     AllocationError,
+    HostFileError,
     PodRefused,
     RemoteProtocolError,
 )
@@ -181,7 +182,7 @@ class EmbeddedKubelet:
             except PodRefused:
                 self.remove_pod(pod.uid)
                 raise
-            except (AllocationError, RemoteProtocolError) as error:
+            except (AllocationError, HostFileError, RemoteProtocolError) as error:
                 self.remove_pod(pod.uid)
                 raise _refused(pod, _UNEXPECTED, f"Allocate failed: {error}") from error
             with self._changed:
@@ -270,7 +271,11 @@ class EmbeddedKubelet:
             before = self._listings.get(plugin.resource, Listing())
             self._listings[plugin.resource] = before.all_unhealthy() if found is None else found
             self._changed.notify_all()
-        self._save()
+        try:
+            self._save()
+        except HostFileError as error:
+            # As the kubelet does: a full disk takes no device from anybody.
+            log.warning("checkpoint is not saved: %s", error)
 
     def _holds_devices(self, pod: Pod) -> bool:
         with self._changed:

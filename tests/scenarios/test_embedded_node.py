@@ -18,6 +18,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError, PodRefused
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
+from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
 from cpupool.local.node import SANDBOX, EmbeddedNode
 from tests.kubelets import short_folder
@@ -168,6 +169,17 @@ def test_every_kind_of_container_gets_the_cpus_of_its_pools(world: World) -> Non
     assert world.environment("web")["EXCLUSIVE_CPUS"] == "2"
     assert world.environment("web", "sidecar")["SHARED_CPUS"] == "6-7"
     assert "EXCLUSIVE_CPUS" not in world.environment("web", "plain")
+
+
+def test_a_static_pod_is_known_to_the_kubelet_by_its_config_hash(world: World) -> None:
+    body = manifest("web", {"main": {"exclusive_a": 1}})
+    body["metadata"]["annotations"] = {
+        "kubernetes.io/config.hash": "f00d",
+        "kubernetes.io/config.mirror": "f00d",
+    }
+    world.node.run_pod(body)
+    world.eventually("web", main="2")
+    assert set(CheckpointFile(world.node.root.checkpoint).by_pod_uid()) == {"f00d"}
 
 
 def test_a_container_that_restarts_gets_the_same_cpus_again(world: World) -> None:

@@ -12,6 +12,7 @@ from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.core.workloads import PodUID
 from cpupool.kube import views
+from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import SANDBOX, EmbeddedNode
 
@@ -150,6 +151,15 @@ def test_a_finished_pod_stays_listed_without_processes(node: EmbeddedNode) -> No
     assert not (node.root.cgroup / "cpuset" / f"kubepods/besteffort/pod{pod.uid}").exists()
     node.delete_pod(pod.uid)
     assert node.pods() == ()
+
+
+def test_a_finished_pod_is_not_admitted_again(node: EmbeddedNode) -> None:
+    ended = node.run_pod(manifest("ended"))
+    node.run_pod(manifest("web"))
+    node.finish_pod(ended.uid)
+    assert node.admit_again() == {}
+    listed = PodResources(node.root.podresources_socket).by_pod_name()
+    assert list(listed) == [("default", "web")]
 
 
 def test_a_deleted_pod_leaves_nothing(node: EmbeddedNode) -> None:
