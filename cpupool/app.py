@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S: Final = 2.0
+_SIGNAL_S: Final = 0.2
 
 
 class AgentFailed(CPUPoolError):
@@ -278,7 +279,9 @@ def supervise(
     ]
     for thread in threads:
         thread.start()
-    stop.wait()
+    # A signal that the kernel hands to another thread does not end an unlimited wait of this one.
+    while not stop.wait(_SIGNAL_S):
+        pass
     wake()
     for thread in threads:
         thread.join()

@@ -145,7 +145,8 @@ def join_devices(
     joined: dict[ContainerRef, Mapping[str, frozenset[str]]] = {}
     for pod in pods:
         live = by_pod_name.get((pod.namespace, pod.name), {})
-        saved = by_pod_uid.get(pod.uid, {})
+        # The kubelet knows a static pod by its config hash, as the cgroup does.
+        saved = by_pod_uid.get(pod.cgroup_uid, {})
         for container in pod.containers:
             resources = {**saved.get(container.name, {}), **live.get(container.name, {})}
             by_pool = {

@@ -15,5 +15,4 @@ def set_up(level: int) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("cpupool")
     logger.handlers = [handler]
-    logger.propagate = False
     logger.setLevel(level)

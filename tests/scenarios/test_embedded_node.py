@@ -205,8 +205,11 @@ def test_cpus_of_a_pod_that_ended_go_to_the_next(world: World) -> None:
     with pytest.raises(PodRefused, match="Insufficient"):
         world.run("second", main={"exclusive_a": 1})
     world.node.finish_pod(first.uid)
-    world.run("second", main={"exclusive_a": 4})
+    second = world.run("second", main={"exclusive_a": 4})
     world.eventually("second", main="2-5")
+    world.node.delete_pod(second.uid)
+    world.run("third", main={"exclusive_a": 4})
+    world.eventually("third", main="2-5")
 
 
 def test_pods_survive_a_restart_of_the_kubelet(world: World) -> None:

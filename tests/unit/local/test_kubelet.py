@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -163,7 +164,8 @@ def test_a_second_registration_replaces_the_first(world: World) -> None:
     second.register(world.socket, "other.sock")
     second.list({"7": 0})
     world.wait(capacity=1)
-    first.end_stream()
+    watching = [thread for thread in threading.enumerate() if EXCLUSIVE in thread.name]
+    assert len(watching) == 1
     world.kubelet.admit(pod("a", container(exclusive=1)))
     assert (first.allocated, second.allocated) == ([], [{"7"}])
 
@@ -423,6 +425,26 @@ def test_a_node_is_taken_over_with_the_checkpoint_of_running_pods(folder: Path) 
         kubelet.admit(pod("b", container(exclusive=3)))
         assert world.holds(running) == {"2"}
         assert plugin.allocated == [{"0", "1", "3"}]
+
+
+def test_a_stopped_kubelet_leaves_its_checkpoint_as_it_was(folder: Path) -> None:
+    checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
+    with ExitStack() as opened:
+        with EmbeddedKubelet(folder, Names()) as kubelet:
+            world = World(folder, kubelet, opened)
+            world.register(world.plugin(), FOUR)
+            kubelet.admit(pod("a", container(exclusive=1)))
+            before = checkpoint.read_bytes()
+        assert checkpoint.read_bytes() == before
+
+
+def test_devices_without_a_numa_node_are_listed_without_a_topology(world: World) -> None:
+    world.register(world.plugin(SHARED), {"0": None})
+    world.kubelet.admit(pod("a", container(shared=1)))
+    with dial(world.folder / "pod-resources" / "kubelet.sock") as channel:
+        answer = PodResourcesListerStub(channel).List(ListPodResourcesRequest(), timeout=WAIT_S)
+    (device,) = answer.pod_resources[0].containers[0].devices
+    assert not device.HasField("topology")
 
 
 def test_a_folder_with_a_path_too_long_for_sockets_is_refused(folder: Path) -> None:

@@ -1,0 +1,175 @@
+"""CPU-Pooler's users: their files run unedited, their nodes are taken over with pods running."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from cpupool.app import Agent, Settings
+from cpupool.config import poolconfig
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
+from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.sysfs import RecordedTree, Sysfs
+from cpupool.kube import views
+from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.node import EmbeddedNode
+from cpupool.wire import kubelet_checkpoint
+from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
+from tests import testdata
+from tests.kubelets import short_folder
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.ports import PodSource
+
+MACHINE = "arm-phone-3clusters"  # eight cores of one thread
+CONTROLLER = {"nodeType": "controller"}
+"""exclusive-pool 4,5; exclusive-pool-2 2,3 (multiThreaded); shared-pool 1; default 0."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        samples = testdata.folder() / "cpu-pooler"
+        manifest = samples / "cpu-pooler-config.yaml"
+        for source in poolconfig.sources(manifest.name, manifest.read_bytes(), []):
+            mounted = folder / "etc" / source.name
+            mounted.parent.mkdir(exist_ok=True)
+            mounted.write_text(str(source.text))
+        yield folder
+
+
+def machine() -> Sysfs:
+    recorded = testdata.folder() / "topologies" / f"{MACHINE}.tar.gz"
+    return Sysfs(RecordedTree.from_archive(recorded))
+
+
+@contextmanager
+def running(agent: Agent) -> Iterator[Agent]:
+    agent.configure()
+    stop = threading.Event()
+    thread = threading.Thread(target=agent.run, args=(stop,))
+    thread.start()
+    try:
+        yield agent
+    finally:
+        stop.set()
+        agent.wake()
+        thread.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        (
+            "cpu-test.yaml",
+            {
+                "sharedtestcontainer": ("1", {"SHARED_CPUS": "1"}),
+                "exclusivetestcontainer": ("1,4-5", {"EXCLUSIVE_CPUS": "4-5", "SHARED_CPUS": "1"}),
+                "defaulttestcontainer": ("0", {}),
+            },
+        ),
+        ("cpu-test-exclusive.yaml", {"cputest-exclusive": ("4-5", {"EXCLUSIVE_CPUS": "4-5"})}),
+        (
+            "cpu-test-shared-exclusive.yaml",
+            {"cputest-exclusive": ("1,4-5", {"EXCLUSIVE_CPUS": "4-5", "SHARED_CPUS": "1"})},
+        ),
+    ],
+)
+def test_a_sample_pod_runs_unedited(
+    folder: Path, manifest: str, expected: dict[str, tuple[str, dict[str, str]]]
+) -> None:
+    sysfs = machine()
+    settings = Settings(config=folder / "etc", node_labels=CONTROLLER)
+    with (
+        EmulatedCgroups(folder, sysfs.online(), "a test") as place,
+        # The agent is made after the node whose changes wake it.
+        EmbeddedNode(folder, place, changed=lambda: agent.wake()) as node,  # noqa: PLW0108
+        running(Agent(settings, node.root, sysfs, node)) as agent,
+    ):
+        for pool, count in {"exclusive-pool": 2, "shared-pool": 1000}.items():
+            node.kubelet.wait_for(
+                f"nokia.k8s.io/{pool}", lambda one, n=count: one.allocatable == n, DEADLINE_S
+            )
+        text = (testdata.folder() / "cpu-pooler" / manifest).read_text()
+        (body,) = views.pods_from_text(manifest, text)
+        node.run_pod(body)
+        tree = CgroupFS(node.root.cgroup, node.cgroup_root)
+
+        def seen() -> dict[str, tuple[str, dict[str, str]]]:
+            return {
+                process.container: (
+                    str(tree.effective(process.instance.cgroup.strip("/"))),
+                    {
+                        name: value
+                        for name, value in process.instance.environment.items()
+                        if name in ("EXCLUSIVE_CPUS", "SHARED_CPUS")
+                    },
+                )
+                for process in node.processes()
+                if process.container
+            }
+
+        eventually(lambda: seen() == expected, f"{seen()}")
+
+
+class Listed:
+    """Pods as the API server knows them."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self._pods = pods
+
+    def pods(self) -> tuple[Pod, ...]:
+        return self._pods
+
+
+@pytest.mark.parametrize("generation", Generation)
+def test_a_node_is_taken_over_with_its_pods_running(folder: Path, generation: Generation) -> None:
+    """CPU-Pooler has gone, its pods run, the kubelet is away: its checkpoint names the devices."""
+    sysfs = machine()
+    names = Names()
+    uid, cid = "0aa1c9d2-1111-4222-8333-444455556666", "c" * 64
+    body = yaml.safe_load((testdata.folder() / "cpu-pooler/cpu-test-exclusive.yaml").read_text())
+    body["metadata"]["uid"] = uid
+    body["status"] = {
+        "phase": "Running",
+        "containerStatuses": [
+            {
+                "name": "cputest-exclusive",
+                "containerID": f"containerd://{cid}",
+                "state": {"running": {}},
+            }
+        ],
+    }
+    node = NO_NODE if generation is Generation.FLAT else 0
+    # As CPU-Pooler's device plugin listed them: CPU ids, and milli-CPUs that say nothing.
+    held = Entry(uid, "cputest-exclusive", "nokia.k8s.io/exclusive-pool", {node: ("5", "4")})
+    registered = {
+        "nokia.k8s.io/exclusive-pool": ("4", "5"),
+        "nokia.k8s.io/shared-pool": tuple(str(number) for number in range(1000)),
+    }
+    with EmulatedCgroups(folder, sysfs.online(), "a test") as place:
+        pod = f"kubepods/burstable/pod{uid}"
+        place.make(f"{pod}/{cid}")
+        root = EmbeddedNode(folder, place).root
+        root.checkpoint.parent.mkdir(parents=True)
+        root.checkpoint.write_bytes(
+            kubelet_checkpoint.encode(Checkpoint((held,), registered, generation))
+        )
+        tree = CgroupFS(root.cgroup)
+        # CPU-Pooler never repaired a drift to another pool's CPUs.
+        tree.write(f"{pod}/{cid}", CPUSet.parse("2-5"))
+        pods: PodSource = Listed(views.pod(body, names))
+        settings = Settings(config=folder / "etc", node_labels=CONTROLLER)
+
+        with running(Agent(settings, root, sysfs, pods)):
+            eventually(lambda: str(tree.effective(f"{pod}/{cid}")) == "4-5", "back on its CPUs")

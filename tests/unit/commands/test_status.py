@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cpupool import cli
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools, Pool
+from cpupool.manager.report import ContainerStatus, NodeStatus, from_json, to_json
+from tests.machines import MACHINES
+
+POOLS = NodePools.of(
+    Pool.named("exclusive_a", "2", multi_threaded=True), Pool.named("default", "0-1")
+)
+
+
+def container(name: str, wanted: str, found: str, reason: str = "") -> ContainerStatus:
+    return ContainerStatus(
+        name=name,
+        placement="confined" if reason else "pools",
+        wanted=CPUSet.parse(wanted),
+        found=found,
+        reason=reason,
+        exclusive=CPUSet(),
+    )
+
+
+RIGHT = NodeStatus(POOLS, (container("ns/owner/main", "2-3", "2-3"),))
+WRONG = NodeStatus(
+    POOLS,
+    (
+        container("ns/owner/main", "2-3", "0-7"),
+        container("ns/late/main", "0-1", "0-1", "the kubelet has named no devices of exclusive_a"),
+    ),
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    MACHINES["laptop_4c8t"].write(tmp_path)
+    return ["--file", str(tmp_path / "status.json"), "--topology", str(tmp_path)]
+
+
+def show(files: list[str], status: NodeStatus, *options: str) -> int:
+    Path(files[1]).write_text(json.dumps(to_json(status)))
+    return cli.main(["status", *files, *options])
+
+
+def test_a_status_comes_back_from_json_as_it_was() -> None:
+    assert from_json(json.loads(json.dumps(to_json(WRONG)))) == WRONG
+
+
+def test_a_node_where_all_is_right(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(files, RIGHT) == 0
+
+    drawn = capsys.readouterr().out
+    assert "ns/owner/main" in drawn
+    assert "1 of 1 containers are where they belong." in drawn
+
+
+def test_a_container_astray_and_a_confined_one_are_named(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(files, WRONG) == 1
+
+    drawn = " ".join(capsys.readouterr().out.split())
+    assert "ns/owner/main 0-7 2-3 not moved yet" in drawn
+    assert "ns/late/main 0-1 0-1 the kubelet has named no devices of" in drawn
+
+
+def test_an_old_file_is_called_old(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    show(files, RIGHT)
+    capsys.readouterr()
+    os.utime(files[1], (0, 0))
+
+    assert cli.main(["status", *files]) == 0
+    assert "the agent does not run" in capsys.readouterr().out
+
+
+def test_json_is_what_the_agent_has_written(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(files, RIGHT, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == to_json(RIGHT)
+
+
+def test_the_picture_is_written_as_svg(files: list[str], tmp_path: Path) -> None:
+    show(files, RIGHT, "--svg", str(tmp_path / "picture.svg"))
+
+    assert "ns/owner/main" in (tmp_path / "picture.svg").read_text().replace("&#160;", " ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"{}",
+        b'{"schema": "cpupool-status/1"}',
+        b'{"schema": "cpupool-status/1", "pools": [], "containers": []}',
+        b'{"schema": "cpupool-status/1", "pools": {"a": {"kind": "odd"}}, "containers": []}',
+        b'{"schema": "cpupool-status/1", "pools": {}, "containers": [{"name": "x"}]}',
+        b'{"schema": "cpupool-status/2", "pools": {}, "containers": []}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_one_line(
+    files: list[str], content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(files[1]).write_bytes(content)
+
+    assert cli.main(["status", *files]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
