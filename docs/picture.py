@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cpupool.app import Settings
 from cpupool.cli import main
-from cpupool.commands import drawing, samples
+from cpupool.commands import drawing, node_labels, samples
 from cpupool.commands.live import LiveNode
 from cpupool.config import poolconfig
 from cpupool.core.names import Names
@@ -33,15 +33,17 @@ def draw(folder: Path) -> None:
     """Draw the pools of a machine, and a node with pods on them."""
     machine = MACHINES["telco_2s_2n_16c32t"].write(folder)
     main(
-        ["topology", "--topology", str(folder), "--pools", str(CONFIGMAP)]
-        + ["--node-labels", LABELS, "--svg", str(HERE / "images/topology.svg")]
+        [
+            *("topology", "--topology", str(folder), "--pools", str(CONFIGMAP)),
+            *("--node-labels", LABELS, "--svg", str(HERE / "images/topology.svg")),
+        ]
     )
     names = Names()
     config = folder / "etc"
     config.mkdir()
     for source in poolconfig.sources(str(CONFIGMAP), CONFIGMAP.read_text(), []):
         (config / source.name).write_text(str(source.text))
-    settings = Settings(config=config, node_labels=dict([LABELS.split("=")]))
+    settings = Settings(config=config, node_labels=node_labels(LABELS))
     with (
         EmulatedCgroups(folder, machine.topology().online, "for a picture") as place,
         LiveNode(folder, place, settings, machine.sys) as live,

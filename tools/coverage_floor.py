@@ -19,10 +19,10 @@ def main() -> int:
     for package, floor in FLOORS_PERCENT.items():
         table = io.StringIO()
         percent = measured.report(include=[f"*/cpupool/{package}/*"], file=table)
-        print(f"coverage of cpupool/{package}: {percent:.1f} % (floor {floor} %)")  # noqa: T201
+        print(f"coverage of cpupool/{package}: {percent:.1f} % (floor {floor} %)")
         if percent < floor:
             low += 1
-            print(table.getvalue())  # noqa: T201
+            print(table.getvalue())
     return 1 if low else 0
 
 
