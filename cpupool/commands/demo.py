@@ -180,7 +180,7 @@ def _bodies(path: Path | None, live: LiveNode) -> list[dict[str, Any]]:
 
 def _table(rows: Sequence[ProcessRow]) -> RenderableType:
     return drawing.table(
-        ("process", "requested", "in its environment", "belongs on", "runs on", ""),
+        ("process", "asks for", "environment", "belongs on", "runs on", ""),
         [
             (
                 row.name,

@@ -287,7 +287,9 @@ def _legend(topology: CPUTopology, painting: Painting) -> Table:
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     """Lay out rows of plain text below their titles."""
-    drawn = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    drawn = Table(
+        box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for title in titles:
         drawn.add_column(title, overflow="fold")
     for row in rows:

@@ -15,11 +15,11 @@ from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     AllocationError,
-    ConfigError,
     NoDevicesAsked,
     NotEnoughDevices,
     Problem,
-    Severity,
+    errors_in,
+    refuse_errors,
 )
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, Names, pool_variable
 from cpupool.core.pools import NodePools, Pool, PoolKind, validate
@@ -95,8 +95,7 @@ class Manager:
         with self._changed:
             topology = topology.remembering(self._facts.topology)
             problems = validate(pools, topology)
-            if _errors(problems):
-                raise ConfigError(problems)
+            refuse_errors(problems)
             kept = {pool.name for pool in pools}
             known = (*self._facts.retired, *self._facts.pools)
             retired = {pool.name: pool for pool in known if pool.name not in kept}
@@ -123,7 +122,7 @@ class Manager:
         with self._changed:
             topology = topology.remembering(self._facts.topology)
             problems = validate(self._facts.pools, topology)
-            conflicts = CPUSet.union(problem.cpus or CPUSet() for problem in _errors(problems))
+            conflicts = CPUSet.union(problem.cpus or CPUSet() for problem in errors_in(problems))
             owned = CPUSet.union(
                 cpus for by_pool in self._resolution.owned.values() for cpus in by_pool.values()
             )
@@ -262,7 +261,3 @@ def _offer(listed: DeviceList) -> object:
     if listed.pool.kind is PoolKind.SHARED:
         return devices.capacity(listed.pool), listed.pool.cpus.isdisjoint(listed.topology.online)
     return tuple(listed)
-
-
-def _errors(problems: Iterable[Problem]) -> list[Problem]:
-    return [problem for problem in problems if problem.severity is Severity.ERROR]
