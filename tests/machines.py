@@ -13,7 +13,7 @@ import itertools
 import shutil
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,10 +133,18 @@ class Machine:
             }
         return files
 
+    def without(self, cpus: str) -> Machine:
+        """Give the machine with other CPUs switched off, in the list format."""
+        return replace(self, offline=cpus)
+
     def topology(self) -> CPUTopology:
         """Read this machine, without writing it."""
         files = self.files(CPUSet.parse(self.offline))
         return Sysfs(RecordedTree("synthesised", files)).topology()
+
+    def having_lost(self, cpus: CPUSet) -> CPUTopology:
+        """Read this machine after CPUs went offline, with what is remembered of them."""
+        return self.without(str(cpus)).topology().remembering(self.topology())
 
     def write(self, folder: Path) -> WrittenMachine:
         """Write the tree below `folder`/sys."""

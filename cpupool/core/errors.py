@@ -236,10 +236,6 @@ class ProtocolError(CPUPoolError):
     """A conversation with another program that went wrong."""
 
 
-class LocalProtocolError(ProtocolError):
-    """We broke the protocol: a bug of ours."""
-
-
 class RemoteProtocolError(ProtocolError):
     """The other side broke the protocol, or is not there."""
 

@@ -151,32 +151,6 @@ class CPUTopology:
         }
         return replace(self, offline=offline)
 
-    def without(self, cpus: CPUSet) -> CPUTopology:
-        """Treat CPUs as offline."""
-        kept = self.online - cpus
-        facts = {
-            cpu: CPUFacts(
-                core=self.cores[info.core],
-                socket=self.sockets[info.socket],
-                die=None if info.die is None else self.dies[info.die],
-                l3=None if info.l3 is None else self.l3[info.l3],
-                core_id=info.core_id,
-                package_id=info.package_id,
-                die_id=info.die_id,
-            )
-            for cpu, info in self.cpus.items()
-            if cpu in kept
-        }
-        return assemble(
-            online=kept,
-            present=self.present,
-            isolated=self.isolated,
-            facts=facts,
-            nodes=self.nodes,
-            distances=self.distances,
-            hybrid=self.hybrid,
-        ).remembering(self)
-
 
 def describe(topology: CPUTopology) -> dict[str, object]:
     """Describe a machine in values that JSON knows, sets of CPUs in the list format.

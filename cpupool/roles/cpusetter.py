@@ -35,6 +35,9 @@ _Answer = TypeVar("_Answer")
 
 _SETTLE_S = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
+_PASSES = 3
+"""A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep that
+repaired something looks again; more often only if somebody else keeps writing."""
 _SOURCES = ("pods", "podresources", "checkpoint", "cgroups")
 _ASK_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """How long to wait before the kubelet is asked again for devices that it has not named."""
@@ -62,13 +65,11 @@ class SweepReport:
     """What one sweep saw and did.
 
     Attributes:
-        containers: container directories that it looked at.
-        confined: those that are confined because a fact about them is missing.
+        confined: containers that are confined because a fact about them is missing.
         repairs: those that were wrong.
-        found: every directory looked at, as it was before the repairs.
+        found: every container directory, as it was seen last.
     """
 
-    containers: int = 0
     confined: int = 0
     repairs: tuple[Repair, ...] = ()
     found: tuple[FoundContainer, ...] = ()
@@ -136,16 +137,19 @@ class CPUSetter:
             # Until the pods, and the kubelet's word on their devices, have been heard once, an
             # exclusive container cannot be told from any other: touching it might be the outage.
             return SweepReport()
+        repairs: list[Repair] = []
+        found: tuple[FoundContainer, ...] = ()
         try:
-            found = tuple(self._tree.containers())
+            for _ in range(_PASSES):
+                found = tuple(self._tree.containers())
+                looked_at = (self._look_at(container, resolution) for container in found)
+                made = [repair for repair in looked_at if repair is not None]
+                repairs += made
+                if all(repair.error for repair in made):
+                    break
         except HostError as error:
             self._say_once("cgroups", f"cgroups cannot be read: {error}")
             return SweepReport()
-        repairs = [
-            repair
-            for container in found
-            if (repair := self._look_at(container, resolution)) is not None
-        ]
         known = {container.path for container in found}
         self._said = {
             subject: message
@@ -156,7 +160,7 @@ class CPUSetter:
             resolution.assignment((one.pod, ContainerID(one.id))).placement is Placement.CONFINED
             for one in found
         )
-        return SweepReport(len(found), confined, tuple(repairs), found)
+        return SweepReport(confined, tuple(repairs), found)
 
     def _look_at(self, container: FoundContainer, resolution: Resolution) -> Repair | None:
         key = (container.pod, ContainerID(container.id))

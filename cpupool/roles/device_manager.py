@@ -24,7 +24,6 @@ from cpupool.kubelet.registration import register
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cpupool.core.cpuset import CPUSet
     from cpupool.host.root import HostRoot
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import TopologySource
@@ -84,7 +83,6 @@ class DeviceManager:
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
         self._kubelet: _KubeletIdentity | None = None
-        self._online: CPUSet | None = None
         self._complaint = ""
         self._wake = threading.Event()
 
@@ -129,7 +127,8 @@ class DeviceManager:
     def _follow_topology(self) -> None:
         try:
             online = self._topology.online()
-            if online == self._online:
+            before = self._manager.state()[0].topology.online
+            if online == before:
                 return
             problems = self._manager.update_topology(self._topology.topology())
         except CPUPoolError as error:
@@ -138,8 +137,7 @@ class DeviceManager:
             self._complaint = str(error)
             return
         self._complaint = ""
-        log.info("online cpus=%s before=%s", online, self._online)
-        self._online = online
+        log.info("online cpus=%s before=%s", online, before)
         for problem in problems:
             log.warning("pools on this machine problem=%s", problem)
 

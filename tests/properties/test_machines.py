@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.host.sysfs import RecordedTree, Sysfs
 from tests.machines import Machine
 
 machines = st.builds(
@@ -51,10 +50,19 @@ def test_a_machine_reads_back_as_described(machine: Machine) -> None:
 
 @settings(deadline=None)
 @given(machines, st.sets(st.integers(1, 40)))
-def test_reading_with_cpus_off_equals_taking_them_away(machine: Machine, off: set[int]) -> None:
+def test_cpus_that_go_offline_leave_every_group_and_are_remembered(
+    machine: Machine, off: set[int]
+) -> None:
     before = machine.topology()
     gone = before.online & CPUSet(off)
 
-    read = Sysfs(RecordedTree("synthesised", machine.files(gone))).topology()
+    after = machine.having_lost(gone)
 
-    assert read.remembering(before) == before.without(gone)
+    assert after.online == before.online - gone
+    for kind in ("cores", "sockets", "l3"):
+        cut = [group - gone for group in getattr(before, kind)]
+        assert set(getattr(after, kind)) == set(filter(None, cut))
+    assert after.nodes == {node: cpus - gone for node, cpus in before.nodes.items()}
+    for cpu in before.online:
+        assert after.core_of(cpu) == before.core_of(cpu)
+        assert after.node_of(cpu) == before.node_of(cpu)

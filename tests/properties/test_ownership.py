@@ -101,7 +101,7 @@ class Kubelet:
 
 @cache
 def machine_without(off: str) -> CPUTopology:
-    return replace(MACHINE, offline=off).topology()
+    return MACHINE.without(off).topology()
 
 
 class Node(RuleBasedStateMachine):

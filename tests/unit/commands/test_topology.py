@@ -87,7 +87,7 @@ class TestPicture:
         assert ids(picture, "x") == list(topology.present - topology.online)
 
     def test_an_offline_sibling_stands_in_its_core(self) -> None:
-        topology = Machine(cores=2, threads=2).topology().without(CPUSet.of(3))
+        topology = Machine(cores=2, threads=2).having_lost(CPUSet.of(3))
 
         lines = drawn(topology).splitlines()
 

@@ -11,7 +11,8 @@ from cpupool.core.errors import UnavailableDevices, UnknownDevices
 from cpupool.core.pools import Pool
 from tests.machines import MACHINES
 
-TELCO = MACHINES["telco_2s_2n_16c32t"].topology()
+MACHINE = MACHINES["telco_2s_2n_16c32t"]
+TELCO = MACHINE.topology()
 """CPUs 0-31 on two NUMA nodes of eight cores; the sibling of each CPU n below 16 is n + 16."""
 EXCLUSIVE = Pool.named("exclusive", "6-9")
 SHARED = Pool.named("shared", "4-5")
@@ -19,7 +20,7 @@ NONE = CPUSet()
 
 
 def healthy(pool: Pool, held: CPUSet = NONE, offline: CPUSet = NONE) -> list[str]:
-    topology = TELCO.without(offline)
+    topology = MACHINE.having_lost(offline)
     return [device.id for device in devices.devices_of(pool, topology, held) if device.healthy]
 
 
@@ -42,7 +43,7 @@ def test_a_shared_pool_lists_a_device_per_milli_cpu_on_no_node() -> None:
 
 
 def test_an_offline_cpu_is_unhealthy_and_keeps_its_node() -> None:
-    listed = list(devices.devices_of(EXCLUSIVE, TELCO.without(CPUSet.of(8)), NONE))
+    listed = list(devices.devices_of(EXCLUSIVE, MACHINE.having_lost(CPUSet.of(8)), NONE))
     assert listed[2] == Device("8", healthy=False, node=1)
     assert healthy(EXCLUSIVE, offline=CPUSet.of(8)) == ["6", "7", "9"]
 
@@ -100,12 +101,14 @@ def test_available_devices_are_accepted() -> None:
 )
 def test_devices_that_cannot_be_given_out_are_refused(offline: CPUSet, held: CPUSet) -> None:
     with pytest.raises(UnavailableDevices, match=r"exclusive: .* \(7\); wait") as raised:
-        devices.check_available(EXCLUSIVE, ["6", "7"], TELCO.without(offline), held)
+        devices.check_available(EXCLUSIVE, ["6", "7"], MACHINE.having_lost(offline), held)
     assert raised.value.ids == ("7",)
 
 
 def test_milli_cpus_are_always_available() -> None:
-    devices.check_available(SHARED, ["0"], TELCO.without(CPUSet.of(4, 5)), held=CPUSet.of(4, 5))
+    devices.check_available(
+        SHARED, ["0"], MACHINE.having_lost(CPUSet.of(4, 5)), held=CPUSet.of(4, 5)
+    )
 
 
 def test_exclusive_ids_name_their_cpus_and_others_are_left_out() -> None:

@@ -10,7 +10,8 @@ from cpupool.core.errors import CPUSetParseError, Problem, Severity
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
 from tests.machines import MACHINES
 
-TELCO = MACHINES["telco_2s_2n_16c32t"].topology()
+MACHINE = MACHINES["telco_2s_2n_16c32t"]
+TELCO = MACHINE.topology()
 """CPUs 0-31; the sibling of each CPU n below 16 is n + 16."""
 SMT4 = MACHINES["smt4"].topology()
 """CPUs 0-31; four in a row are one core."""
@@ -212,7 +213,7 @@ def test_two_threads_of_one_core_in_two_exclusive_pools_are_told_whoever_lists_m
 
 
 def test_an_offline_cpu_is_a_warning() -> None:
-    told = pools.validate(node(default="0", exclusive="2-3"), TELCO.without(CPUSet.of(3)))
+    told = pools.validate(node(default="0", exclusive="2-3"), MACHINE.having_lost(CPUSet.of(3)))
     assert said(told) == [
         (
             "warning: pools.exclusive.cpus: CPUs 3 are offline; nobody gets them until they are"
@@ -222,7 +223,7 @@ def test_an_offline_cpu_is_a_warning() -> None:
 
 
 def test_the_sibling_of_an_offline_cpu_is_remembered() -> None:
-    topology = TELCO.without(CPUSet.of(2))
+    topology = MACHINE.having_lost(CPUSet.of(2))
     told = pools.validate(node(default="0,18", exclusive="2"), topology)
     assert [(str(one.cpus), one.severity) for one in told] == [
         ("2,18", Severity.ERROR),

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Two sockets, each a NUMA node of eight cores: CPUs 0-7 and 8-15, siblings 16-23 and 24-31.
-MACHINE = MACHINES["telco_2s_2n_16c32t"].topology()
+TELCO = MACHINES["telco_2s_2n_16c32t"]
+MACHINE = TELCO.topology()
 SINGLE = Pool.named("exclusive_a", "2-3,8")
 MULTI = Pool.named("exclusive_ht", "4-5,10", multi_threaded=True)
 SHARED = Pool.named("shared_s", "6,22,11-12")
@@ -103,7 +104,7 @@ def test_a_shared_pool_lists_a_device_per_milli_cpu_without_topology(folder: Pat
 
 def test_a_cpu_without_a_numa_node_has_no_topology(folder: Path) -> None:
     with _serving(folder, SINGLE) as served:
-        bare = MACHINES["telco_2s_2n_16c32t"].files(CPUSet())
+        bare = TELCO.files(CPUSet())
         without = {path: text for path, text in bare.items() if "/node/" not in path}
         served.manager.reconfigure(POOLS, Sysfs(RecordedTree("bare", without)).topology())
         message = next(served.stub.ListAndWatch(Empty(), timeout=DEADLINE_S))
@@ -114,7 +115,7 @@ def test_a_new_list_comes_whenever_a_cpu_goes_or_returns(folder: Path) -> None:
     with _serving(folder, SINGLE) as served:
         stream = served.stub.ListAndWatch(Empty(), timeout=DEADLINE_S)
         health = [{one.ID: one.health for one in next(stream).devices}]
-        for topology in (MACHINE.without(CPUSet.of(3)), MACHINE):
+        for topology in (TELCO.without("3").topology(), MACHINE):
             served.manager.update_topology(topology)
             health.append({one.ID: one.health for one in next(stream).devices})
     assert health == [
@@ -126,7 +127,7 @@ def test_a_new_list_comes_whenever_a_cpu_goes_or_returns(folder: Path) -> None:
 
 def test_an_offline_cpu_keeps_the_numa_node_that_it_had(folder: Path) -> None:
     with _serving(folder, SINGLE) as served:
-        served.manager.update_topology(MACHINE.without(CPUSet.of(8)))
+        served.manager.update_topology(TELCO.without("8").topology())
         message = next(served.stub.ListAndWatch(Empty(), timeout=DEADLINE_S))
     assert [node.ID for node in message.devices[2].topology.nodes] == [1]
 
@@ -358,7 +359,7 @@ def test_an_unknown_method_is_unimplemented(folder: Path) -> None:
 
 def test_a_cpu_that_is_offline_is_a_failed_precondition(folder: Path) -> None:
     with _serving(folder, SINGLE) as served:
-        served.manager.update_topology(MACHINE.without(CPUSet.of(3)))
+        served.manager.update_topology(TELCO.without("3").topology())
         with pytest.raises(grpc.RpcError) as refused:
             served.stub.Allocate(_allocate("3"), timeout=DEADLINE_S)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION

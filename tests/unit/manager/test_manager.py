@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -33,7 +32,7 @@ POOLS = NodePools.of(
 
 def manager(pools: NodePools = POOLS, offline: str = "") -> Manager:
     made = Manager(Names())
-    made.reconfigure(pools, replace(MACHINE, offline=offline).topology())
+    made.reconfigure(pools, MACHINE.without(offline).topology())
     return made
 
 
@@ -271,7 +270,7 @@ class TestOfflineCPUs:
         node.set_pods([pod])
         node.record_devices(builders.given(pod, exclusive_b="6"))
 
-        node.update_topology(replace(MACHINE, offline="7").topology())
+        node.update_topology(MACHINE.without("7").topology())
         assert cpus_of(node, "p") == "6"
 
         node.update_topology(MACHINE.topology())
@@ -283,14 +282,14 @@ class TestOfflineCPUs:
         node.set_pods([pod])
         node.record_devices(builders.given(pod, exclusive_a="2"))
 
-        node.update_topology(replace(MACHINE, offline="2").topology())
+        node.update_topology(MACHINE.without("2").topology())
 
         assert cpus_of(node, "p") == "1"
         assert str(node.state()[1].owned[pod.uid]["exclusive_a"]) == "2"
 
     def test_the_device_of_an_offline_cpu_is_unhealthy_and_keeps_its_node(self) -> None:
         node = manager()
-        node.update_topology(replace(MACHINE, offline="4").topology())
+        node.update_topology(MACHINE.without("4").topology())
 
         offline = next(device for device in node.devices("exclusive_a") if device.id == "4")
         assert (offline.healthy, offline.node) == (False, 0)
@@ -330,10 +329,10 @@ class TestWaiting:
         node = manager()
         seen = node.devices("exclusive_a").generation
 
-        node.update_topology(replace(MACHINE, offline="6").topology())
+        node.update_topology(MACHINE.without("6").topology())
         assert node.devices("exclusive_a").generation == seen
 
-        node.update_topology(replace(MACHINE, offline="4").topology())
+        node.update_topology(MACHINE.without("4").topology())
         changed = node.wait_for_devices("exclusive_a", seen, lambda: False)
         assert changed is not None
         assert changed.generation != seen

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -124,7 +124,7 @@ def test_every_container_gets_its_cpus_in_one_sweep() -> None:
 
     placed = {name: node.cpus(name) for name in ("owner", "sharer", "plain", "stranger")}
     assert placed == {"owner": "2", "sharer": "0", "plain": "1", "stranger": "1"}
-    assert (report.containers, report.confined, len(report.repairs)) == (4, 1, 4)
+    assert (len(report.found), report.confined, len(report.repairs)) == (4, 1, 4)
 
 
 def test_a_sweep_over_what_is_right_writes_nothing_and_asks_the_kubelet_nothing() -> None:
@@ -296,7 +296,7 @@ def test_a_container_without_any_cpu_to_go_to_stays_where_it_is() -> None:
     node = Node()
     node.manager.reconfigure(
         NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "1")),
-        replace(MACHINE, offline="1").topology(),
+        MACHINE.without("1").topology(),
     )
     node.run("plain")
 
@@ -335,3 +335,17 @@ def test_the_loop_sweeps_when_woken_and_ends_when_stopped() -> None:
 
     assert not thread.is_alive()
     assert node.cpus("plain") == "1"
+
+
+def test_a_repair_that_widens_an_ancestor_leaves_nobody_else_wider() -> None:
+    node = Node(
+        kernel=KernelModel(CgroupVersion.V2, {"kubepods": EVERYTHING}, EVERYTHING),
+    )
+    node.run("sharer", builders.container(shared_a=1))
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.live = {"sharer": {"shared_a": ids("0")}, "owner": {"exclusive_a": ids("2")}}
+    node.kernel.write("kubepods", CPUSet.of(0))
+
+    node.setter.sweep()
+
+    assert (node.cpus("sharer"), node.cpus("owner")) == ("0", "2")
