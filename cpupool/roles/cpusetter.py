@@ -36,8 +36,8 @@ _Answer = TypeVar("_Answer")
 _SETTLE_S = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
 _PASSES = 3
-"""A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep that
-repaired something looks again; more often only if somebody else keeps writing."""
+"""A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
+that repaired something looks again; more often only if somebody else keeps writing."""
 _SOURCES = ("pods", "podresources", "checkpoint", "cgroups")
 _ASK_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """How long to wait before the kubelet is asked again for devices that it has not named."""
