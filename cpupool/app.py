@@ -13,7 +13,7 @@ from cpupool.config import poolconfig
 from cpupool.core.errors import ConfigError, CPUPoolError, HostError, HostFileError, Problem
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
-from cpupool.host import files
+from cpupool.host import cgroup_names, files
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.files import DirectoryWatch
 from cpupool.kube import views
@@ -154,8 +154,11 @@ class Agent:
         self._root = root
         self._topology = topology
         self._observe = observe
-        self._published: tuple[Resolution, tuple[FoundContainer, ...]] | None = None
-        self._device_manager = DeviceManager(self.manager, root, topology)
+        self._published: tuple[Resolution, tuple[FoundContainer, ...], str] | None = None
+        self._complaint = ""
+        self._device_manager = DeviceManager(
+            self.manager, root, topology, topology_changed=self._sweep_soon
+        )
         self._cpusetter: CPUSetter | None = None
         self._watches: list[DirectoryWatch] = []
         if pods is not None:
@@ -197,13 +200,12 @@ class Agent:
         except ConfigError as error:
             raise ConfigError(chosen.located(error.problems)) from error
         for problem in (*chosen.warnings, *chosen.located(problems)):
-            log.warning("%s", problem)
+            log.warning("pool file problem=%s", problem)
 
     def wake(self) -> None:
         """Look at everything now; also how a loop notices that it shall stop."""
         self._device_manager.wake()
-        if self._cpusetter:
-            self._cpusetter.wake()
+        self._sweep_soon()
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set.
@@ -226,7 +228,11 @@ class Agent:
 
     def _cgroup_changed(self, path: Path) -> None:
         # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.
-        if self._cpusetter and (path.name == "cpuset.cpus" or "." not in path.name):
+        if path.name == "cpuset.cpus" or cgroup_names.is_cgroup(path.name):
+            self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        if self._cpusetter:
             self._cpusetter.wake()
 
     def _swept(self, swept: SweepReport) -> None:
@@ -239,16 +245,19 @@ class Agent:
         facts, resolution = self.manager.state()
         path = self._root.status
         try:
-            if self._published != (resolution, swept.found):
-                status = report.describe(facts, resolution, swept.found)
+            news = (resolution, swept.found, swept.waiting_for)
+            if self._published != news:
+                status = report.describe(facts, *news)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 files.write_atomically(path, json.dumps(report.to_json(status)).encode())
-                self._published = (resolution, swept.found)
+                self._published = news
             os.utime(path)
+            self._complaint = ""
         except (OSError, HostError) as error:
             # A full disk must not keep a container from its CPUs.
-            if self._published is not None:
+            if self._complaint != str(error):
                 log.warning("status file cannot be written path=%s error=%s", path, error)
+            self._complaint = str(error)
             self._published = None
 
 

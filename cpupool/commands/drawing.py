@@ -21,6 +21,7 @@ from rich.text import Text
 from cpupool.commands.painting import LegendRow, Mark, paint
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import HostFileError
+from cpupool.core.pools import PoolKind
 from cpupool.core.topology import CoreType
 
 if TYPE_CHECKING:
@@ -70,12 +71,26 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     odd = [one for one in status.containers if one.reason or str(one.wanted) != one.found]
     rows = [(one.name, one.found, str(one.wanted), one.reason or "not moved yet") for one in odd]
     listed = table(("container", "runs on", "belongs on", "why"), rows)
-    verdict = Text(
-        f"{len(status.containers) - len(odd)} of {len(status.containers)} containers are"
-        " where they belong.",
-        "bold",
+    verdict = (
+        f"Nothing is touched yet: the agent waits for {status.waiting_for}."
+        if status.waiting_for
+        else f"{len(status.containers) - len(odd)} of {len(status.containers)} containers are"
+        " where they belong."
     )
-    return Group(Picture(topology, painting), verdict, *([listed] if odd else []))
+    pools = table(
+        ("pool", "CPUs", "free"),
+        [
+            (
+                pool.name,
+                str(pool.cpus),
+                str(status.free(pool)) or "none" if pool.kind is PoolKind.EXCLUSIVE else "",
+            )
+            for pool in status.pools
+        ],
+    )
+    return Group(
+        Picture(topology, painting), pools, Text(verdict, "bold"), *([listed] if odd else [])
+    )
 
 
 def show(picture: RenderableType, out: TextIO) -> None:

@@ -11,6 +11,8 @@ from cpupool.core.workloads import ContainerRef
 
 DeviceAssignments = Mapping[ContainerRef, Mapping[str, frozenset[str]]]
 """Container → pool name → device ids that the kubelet gave it."""
+PodDevices = Mapping[str, Mapping[str, frozenset[str]]]
+"""One pod, as the kubelet tells it: container name → resource name → device ids."""
 
 
 class Placement(Enum):
@@ -31,7 +33,6 @@ class CPUAssignment:
         exclusive: CPUs of its own, siblings under multiThreaded included.
         shared: CPUs of its shared pools.
         default: CPUs of the default pool.
-        pools: the pools it runs on, by name.
         reason: what is missing, for a confined container.
     """
 
@@ -39,7 +40,6 @@ class CPUAssignment:
     exclusive: CPUSet = field(default_factory=CPUSet)
     shared: CPUSet = field(default_factory=CPUSet)
     default: CPUSet = field(default_factory=CPUSet)
-    pools: tuple[str, ...] = ()
     reason: str = ""
 
     @property

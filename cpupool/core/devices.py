@@ -8,15 +8,16 @@ pods that already run holds them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import MAX_CPU, CPUSet, format_ids
-from cpupool.core.errors import UnavailableDevices, UnknownDevices
+from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
 from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from cpupool.core.topology import CPUTopology
 
@@ -64,11 +65,12 @@ def capacity(pool: Pool) -> int:
     return len(pool.cpus) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
 
 
-def check_ids(pool: Pool, ids: Iterable[str]) -> None:
-    """Accept only ids that the pool lists.
+def check_ids(pool: Pool, ids: Collection[str]) -> None:
+    """Accept only ids that the pool lists, each once.
 
     Raises:
-        UnknownDevices: with those that it does not.
+        UnknownDevices: with those that it does not list.
+        AllocationError: with those that are named again.
     """
     if pool.kind is PoolKind.SHARED:
         limit = capacity(pool)
@@ -78,6 +80,9 @@ def check_ids(pool: Pool, ids: Iterable[str]) -> None:
         unknown = [identifier for identifier in ids if identifier not in listed]
     if unknown:
         raise UnknownDevices(pool.name, "no such devices", "use the ids that it lists", unknown)
+    if len(set(ids)) < len(ids):
+        again = [identifier for identifier, times in Counter(ids).items() if times > 1]
+        raise AllocationError(pool.name, "devices are named twice", "name each once", again)
 
 
 def check_available(pool: Pool, ids: Iterable[str], topology: CPUTopology, held: CPUSet) -> None:

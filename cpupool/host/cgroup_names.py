@@ -27,6 +27,11 @@ def kubepods(cgroup_root: str) -> tuple[str, ...]:
     return tuple(place for root in roots for place in _both_drivers(root))
 
 
+def is_cgroup(name: str) -> bool:
+    """Tell a cgroup's directory from the kernel's files in it, which are `<controller>.<file>`."""
+    return "." not in name or name.endswith((".slice", ".scope"))
+
+
 def is_qos_level(name: str) -> bool:
     """Tell whether a directory below kubepods holds the pods of one QoS class.
 

@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from cpupool.core.assignments import PodDevices
     from cpupool.wire.kubelet_checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
-
-PodDevices = dict[str, dict[str, frozenset[str]]]
-"""Container name → resource name → device ids, of one pod."""
 
 
 class CheckpointFile:
@@ -31,7 +29,7 @@ class CheckpointFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
-        self._found: dict[str, PodDevices] = {}
+        self._found: Mapping[str, PodDevices] = {}
 
     def by_pod_uid(self) -> Mapping[str, PodDevices]:
         """Give pod UID → container name → resource name → device ids.
@@ -60,8 +58,8 @@ class CheckpointFile:
         return self._found
 
 
-def _by_pod_uid(checkpoint: Checkpoint) -> dict[str, PodDevices]:
-    found: dict[str, PodDevices] = {}
+def _by_pod_uid(checkpoint: Checkpoint) -> Mapping[str, PodDevices]:
+    found: dict[str, dict[str, dict[str, frozenset[str]]]] = {}
     for entry in checkpoint.entries:
         of_container = found.setdefault(entry.pod_uid, {}).setdefault(entry.container, {})
         of_container[entry.resource] = of_container.get(entry.resource, frozenset()) | entry.ids

@@ -116,8 +116,6 @@ class DevicePlugin(DevicePluginServicer):
             )
         response = PreferredAllocationResponse()
         for asked in request.container_requests:
-            self._check_distinct(asked.available_deviceIDs)
-            self._check_distinct(asked.must_include_deviceIDs)
             chosen = self._manager.preferred(
                 self._pool,
                 asked.available_deviceIDs,
@@ -149,17 +147,12 @@ class DevicePlugin(DevicePluginServicer):
         """Check the ids; there is nothing to prepare."""
         del context
         self._check_asked(request.devices_ids)
-        self._check_distinct(request.devices_ids)
         devices.check_ids(self._manager.devices(self._pool).pool, request.devices_ids)
         return PreStartContainerResponse()
 
     def _check_asked(self, asked: Sequence[object]) -> None:
         if not asked:
             raise NoDevicesAsked(self._pool, "the request is empty", "name at least one device")
-
-    def _check_distinct(self, ids: Sequence[str]) -> None:
-        if len(set(ids)) < len(ids):
-            raise AllocationError(self._pool, "a device is named twice", "name each once")
 
 
 class DevicePluginServer:

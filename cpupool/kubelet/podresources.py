@@ -1,4 +1,4 @@
-"""The kubelet's podresources service, v1: who has which devices, and which CPUs it manages itself.
+"""The kubelet's podresources service, v1: who has which devices.
 
 The kubelet answers 100 calls a second in all (burst 10) and leaves plain init containers out:
 callers ask once per round, not once per pod.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
+from cpupool.api.podresources_pb2 import ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
 from cpupool.kubelet.channel import dialled
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.api.podresources_pb2 import (
-        AllocatableResourcesResponse,
         ContainerResources,
         ListPodResourcesResponse,
     )
@@ -31,10 +30,10 @@ class PodResources:
 
     Args:
         socket: usually `pod-resources/kubelet.sock`.
-        timeout_s: how long to wait for one answer.
+        timeout_s: how long to wait for one answer; the sweep waits, too.
     """
 
-    def __init__(self, socket: Path, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
         self._socket = socket
         self._timeout_s = timeout_s
 
@@ -54,18 +53,6 @@ class PodResources:
             }
             for pod in answer.pod_resources
         }
-
-    def allocatable_cpu_ids(self) -> tuple[int, ...]:
-        """Give the CPUs that the kubelet's own CPU manager hands out; none unless it is static.
-
-        Raises:
-            RemoteProtocolError: the kubelet is not there, or does not answer.
-        """
-        with dialled(self._socket, "asking for the kubelet's own CPUs") as channel:
-            answer: AllocatableResourcesResponse = PodResourcesListerStub(
-                channel
-            ).GetAllocatableResources(AllocatableResourcesRequest(), timeout=self._timeout_s)
-        return tuple(sorted(answer.cpu_ids))
 
 
 def _devices_of(container: ContainerResources) -> ContainerDevices:

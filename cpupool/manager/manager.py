@@ -203,7 +203,8 @@ class Manager:
         """
         with self._changed:
             listed = self._list_of(pool)
-        devices.check_ids(listed.pool, (*available, *must_include))
+        devices.check_ids(listed.pool, available)
+        devices.check_ids(listed.pool, must_include)
         required = devices.exclusive_cpus(must_include)
         offered = devices.exclusive_cpus(available) | required
         if not len(required) <= size <= len(offered):
@@ -222,8 +223,6 @@ class Manager:
         if not ids:
             raise NoDevicesAsked(pool, "no devices requested", "name at least one")
         devices.check_ids(listed.pool, ids)
-        if len(set(ids)) < len(ids):
-            raise AllocationError(pool, "a device is requested twice", "name each once")
         devices.check_available(listed.pool, ids, listed.topology, listed.held)
         if listed.pool.kind is PoolKind.SHARED:
             variable, cpus = SHARED_CPUS, listed.pool.cpus

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.assignments import PodDevices
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
@@ -28,7 +29,7 @@ class PodSource(Protocol):
 class DeviceSource(Protocol):
     """Where the kubelet tells which devices it gave to whom: podresources."""
 
-    def by_pod_name(self) -> Mapping[tuple[str, str], Mapping[str, Mapping[str, frozenset[str]]]]:
+    def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
         """Give (namespace, pod name) → container name → resource name → device ids.
 
         Raises:
@@ -40,7 +41,7 @@ class DeviceSource(Protocol):
 class CheckpointSource(Protocol):
     """The kubelet's checkpoint file, which also knows init containers."""
 
-    def by_pod_uid(self) -> Mapping[str, Mapping[str, Mapping[str, frozenset[str]]]]:
+    def by_pod_uid(self) -> Mapping[str, PodDevices]:
         """Give pod UID → container name → resource name → device ids.
 
         Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerID
@@ -25,7 +26,7 @@ class ContainerStatus:
     Attributes:
         name: `namespace/pod/container`; `namespace/pod` for its sandbox and what is not reported
             yet, and the ids in its path where the pod is not known.
-        placement: the value of a Placement.
+        placement: why it belongs there.
         wanted: the CPUs that it belongs on.
         found: the CPUs that it was found on, as the kernel wrote them.
         reason: why it is confined.
@@ -33,7 +34,7 @@ class ContainerStatus:
     """
 
     name: str
-    placement: str
+    placement: Placement
     wanted: CPUSet
     found: str
     reason: str
@@ -42,18 +43,32 @@ class ContainerStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The pools in force and every container."""
+    """The pools in force and every container.
+
+    Attributes:
+        pools: as configured.
+        containers: by name.
+        waiting_for: what must be known before any container is touched; empty once it is.
+    """
 
     pools: NodePools
     containers: tuple[ContainerStatus, ...]
+    waiting_for: str = ""
+
+    def free(self, pool: Pool) -> CPUSet:
+        """Give the CPUs of an exclusive pool that no container here has."""
+        return pool.cpus - CPUSet.union(container.exclusive for container in self.containers)
 
 
 def describe(
-    facts: NodeFacts, resolution: Resolution, found: Iterable[FoundContainer]
+    facts: NodeFacts,
+    resolution: Resolution,
+    found: Iterable[FoundContainer],
+    waiting_for: str = "",
 ) -> NodeStatus:
     """Put what was found beside what should be."""
-    containers = (_container(resolution, one) for one in found)
-    return NodeStatus(facts.pools, tuple(sorted(containers, key=lambda one: one.name)))
+    containers = sorted((_container(resolution, one) for one in found), key=lambda one: one.name)
+    return NodeStatus(facts.pools, tuple(containers), waiting_for)
 
 
 def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus:
@@ -61,7 +76,7 @@ def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus
     assignment = resolution.assignment(key)
     return ContainerStatus(
         name=_name(resolution, key),
-        placement=assignment.placement.value,
+        placement=assignment.placement,
         wanted=assignment.cpus,
         found=found.cpus,
         reason=assignment.reason,
@@ -81,6 +96,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
     """Write a status as JSON values."""
     return {
         "schema": SCHEMA,
+        "waiting_for": status.waiting_for,
         "pools": {
             pool.name: {
                 "kind": pool.kind.value,
@@ -92,7 +108,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "containers": [
             {
                 "name": container.name,
-                "placement": container.placement,
+                "placement": container.placement.value,
                 "wanted": str(container.wanted),
                 "found": container.found,
                 "reason": container.reason,
@@ -124,7 +140,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
     containers = (
         ContainerStatus(
             name=container["name"],
-            placement=container["placement"],
+            placement=Placement(container["placement"]),
             wanted=CPUSet.parse(container["wanted"]),
             found=container["found"],
             reason=container["reason"],
@@ -132,4 +148,4 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         )
         for container in document["containers"]
     )
-    return NodeStatus(NodePools.of(*pools), tuple(containers))
+    return NodeStatus(NodePools.of(*pools), tuple(containers), document["waiting_for"])

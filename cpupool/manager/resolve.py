@@ -6,27 +6,24 @@ the pod ends. Whatever the pools say meanwhile, nobody else is placed on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpupool.core import devices
-from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Placement
+from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Placement, PodDevices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID, ContainerRef, PodUID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
-DevicesByContainer = Mapping[str, Mapping[str, frozenset[str]]]
-"""Container name → resource name → device ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class Resolution:
         owned: pod → pool → exclusive CPUs that it owns. No CPU is in two pods.
         containers: every known container instance.
         pods: every pod by the id in its cgroup's name.
-        sandbox: for the other directories of a known pod: its sandbox, or what is not reported yet.
+        unreported: for other directories of a known pod: its sandbox, or what is not reported yet.
         unknown: for the directories of a pod that is not known.
         missing: containers that request devices which no source has named yet.
     """
@@ -84,7 +81,7 @@ class Resolution:
     owned: Mapping[PodUID, Mapping[str, CPUSet]]
     containers: Mapping[ContainerKey, PlacedContainer]
     pods: Mapping[str, Pod]
-    sandbox: CPUAssignment
+    unreported: CPUAssignment
     unknown: CPUAssignment
     missing: tuple[ContainerRef, ...]
 
@@ -102,7 +99,7 @@ class Resolution:
         placed = self.containers.get(key)
         if placed is not None:
             return placed.assignment
-        return self.sandbox if key[0] in self.pods else self.unknown
+        return self.unreported if key[0] in self.pods else self.unknown
 
 
 def resolve(facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]) -> Resolution:
@@ -126,7 +123,7 @@ def resolve(facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]) -> 
         owned=owned,
         containers=containers,
         pods={pod.cgroup_uid: pod for pod in pods},
-        sandbox=CPUAssignment(Placement.DEFAULT, default=placing.default),
+        unreported=CPUAssignment(Placement.DEFAULT, default=placing.default),
         unknown=placing.confined("its pod is not known"),
         missing=tuple(_missing(facts)),
     )
@@ -135,8 +132,8 @@ def resolve(facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]) -> 
 def join_devices(
     pods: Iterable[Pod],
     names: Names,
-    by_pod_name: Mapping[tuple[str, str], DevicesByContainer],
-    by_pod_uid: Mapping[str, DevicesByContainer],
+    by_pod_name: Mapping[tuple[str, str], PodDevices],
+    by_pod_uid: Mapping[str, PodDevices],
 ) -> DeviceAssignments:
     """Bring the kubelet's answers to our pods: podresources by name, the checkpoint by UID.
 
@@ -247,6 +244,4 @@ class _Placing:
         cpus = exclusive & self.facts.topology.online
         if not cpus | shared:
             return self.confined("every CPU of its pools is offline")
-        return CPUAssignment(
-            Placement.POOLS, exclusive=cpus, shared=shared, pools=tuple(container.requests)
-        )
+        return CPUAssignment(Placement.POOLS, exclusive=cpus, shared=shared)

@@ -20,7 +20,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.manager import apply, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import ContainerRef
@@ -38,7 +38,6 @@ _SETTLE_S = 0.02
 _PASSES = 3
 """A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
 that repaired something looks again; more often only if somebody else keeps writing."""
-_SOURCES = ("pods", "podresources", "checkpoint", "cgroups")
 _ASK_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """How long to wait before the kubelet is asked again for devices that it has not named."""
 
@@ -68,11 +67,13 @@ class SweepReport:
         confined: containers that are confined because a fact about them is missing.
         repairs: those that were wrong.
         found: every container directory, as it was seen last.
+        waiting_for: what must be known before any container is touched; empty once it is.
     """
 
     confined: int = 0
     repairs: tuple[Repair, ...] = ()
     found: tuple[FoundContainer, ...] = ()
+    waiting_for: str = ""
 
 
 class CPUSetter:
@@ -110,8 +111,11 @@ class CPUSetter:
         self._swept = swept
         self._look = threading.Event()
         self._now_s = now_s
-        self._said: dict[str, str] = {}
-        self._texts: _Texts | None = None
+        self._failing: dict[str, str] = {}
+        self._stuck: dict[str, str] = {}
+        self._confined = 0
+        self._resolution: Resolution | None = None
+        self._texts: dict[ContainerKey, str] = {}
         self._asked: _Asked | None = None
         self._informed = False
 
@@ -132,11 +136,14 @@ class CPUSetter:
         """Compare every container with where it belongs, and repair what differs."""
         self._learn()
         facts, resolution = self._manager.state()
-        knows_devices = self._informed or not resolution.missing
-        if facts.pods is None or not facts.pools.pools or not knows_devices:
-            # Until the pods, and the kubelet's word on their devices, have been heard once, an
-            # exclusive container cannot be told from any other: touching it might be the outage.
-            return SweepReport()
+        # Until the pods, and the kubelet's word on their devices, have been heard once, an
+        # exclusive container cannot be told from any other: touching it might be the outage.
+        if facts.pods is None:
+            return SweepReport(waiting_for="the list of this node's pods")
+        if not facts.pools.pools:
+            return SweepReport(waiting_for="a pool file for this node")
+        if resolution.missing and not self._informed:
+            return SweepReport(waiting_for="the kubelet's word on its devices")
         repairs: list[Repair] = []
         found: tuple[FoundContainer, ...] = ()
         try:
@@ -148,19 +155,12 @@ class CPUSetter:
                 if all(repair.error for repair in made):
                     break
         except HostError as error:
-            self._say_once("cgroups", f"cgroups cannot be read: {error}")
-            return SweepReport()
-        known = {container.path for container in found}
-        self._said = {
-            subject: message
-            for subject, message in self._said.items()
-            if subject in known or subject in _SOURCES
-        }
-        confined = sum(
-            resolution.assignment((one.pod, ContainerID(one.id))).placement is Placement.CONFINED
-            for one in found
-        )
-        return SweepReport(confined, tuple(repairs), found)
+            self._complain("cgroups", error)
+            return SweepReport(waiting_for="the cgroups")
+        self._failing.pop("cgroups", None)
+        paths = {container.path for container in found}
+        self._stuck = {path: why for path, why in self._stuck.items() if path in paths}
+        return SweepReport(self._count_confined(found, resolution), tuple(repairs), found)
 
     def _look_at(self, container: FoundContainer, resolution: Resolution) -> Repair | None:
         key = (container.pod, ContainerID(container.id))
@@ -168,7 +168,7 @@ class CPUSetter:
             return None
         wanted = resolution.assignment(key).cpus
         if not wanted:
-            self._say_once(container.path, "container has no CPUs to go to and stays where it is")
+            self._tell_stuck(container, "no CPU of its pool is online and free")
             return None
         return self._repair(container, wanted)
 
@@ -179,9 +179,9 @@ class CPUSetter:
         except CgroupNotFound:
             return None
         except HostError as error:
-            self._say_once(container.path, f"container is on wrong CPUs: {error}")
+            self._tell_stuck(container, str(error))
             return Repair(container.path, container.cpus, wanted, str(error))
-        self._said.pop(container.path, None)
+        self._stuck.pop(container.path, None)
         log.info(
             "cpuset repaired cgroup=%s found=%s cpus=%s ms=%.1f",
             container.path,
@@ -193,9 +193,20 @@ class CPUSetter:
 
     def _wanted_text(self, key: ContainerKey, resolution: Resolution) -> str:
         # Rendered once per resolution: an idle sweep compares texts and parses nothing.
-        if self._texts is None or self._texts.resolution is not resolution:
-            self._texts = _Texts.of(resolution)
-        return self._texts.known.get(key, self._texts.unknown)
+        if self._resolution is not resolution:
+            self._resolution, self._texts = resolution, {}
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = str(resolution.assignment(key).cpus)
+        return text
+
+    def _count_confined(self, found: Iterable[FoundContainer], resolution: Resolution) -> int:
+        placed = (resolution.assignment((one.pod, ContainerID(one.id))) for one in found)
+        confined = sum(one.placement is Placement.CONFINED for one in placed)
+        if confined != self._confined:
+            log.warning("containers are confined to the default pool count=%d", confined)
+        self._confined = confined
+        return confined
 
     def _learn(self) -> None:
         """Bring the pods and the kubelet's assignments to the manager, as far as they changed."""
@@ -212,10 +223,11 @@ class CPUSetter:
         join = partial(resolve.join_devices, pods, self._manager.names)
         live = self._ask("podresources", self._devices.by_pod_name)
         self._manager.record_devices(join(live or {}, {}))
-        _, resolution = self._manager.state()
-        if resolution.missing:
+        saved = None
+        if self._manager.state()[1].missing:
             saved = self._ask("checkpoint", self._checkpoint.by_pod_uid)
             self._manager.record_devices(join({}, saved or {}))
+        self._informed |= live is not None or saved is not None
 
     def _may_ask(self, missing: tuple[ContainerRef, ...]) -> bool:
         """Ask at once about something new, and ever more seldom about the same."""
@@ -232,30 +244,22 @@ class CPUSetter:
         try:
             answer = ask()
         except CPUPoolError as error:
-            self._say_once(source, f"{source} cannot be read, what is known counts: {error}")
+            self._complain(source, error)
             return None
-        self._said.pop(source, None)
-        self._informed |= source != "pods"
+        self._failing.pop(source, None)
         return answer
 
-    def _say_once(self, subject: str, message: str) -> None:
-        if self._said.get(subject) != message:
-            self._said[subject] = message
-            log.warning("%s subject=%s", message, subject)
+    def _complain(self, source: str, error: CPUPoolError) -> None:
+        """Say once that a source cannot be read; what is known of it goes on counting."""
+        if self._failing.get(source) != str(error):
+            self._failing[source] = str(error)
+            log.warning("source cannot be read source=%s error=%s", source, error)
 
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """The cpusets of one resolution as the kernel writes them."""
-
-    resolution: Resolution
-    known: Mapping[ContainerKey, str]
-    unknown: str
-
-    @classmethod
-    def of(cls, resolution: Resolution) -> _Texts:
-        known = {key: str(placed.assignment.cpus) for key, placed in resolution.containers.items()}
-        return cls(resolution, known, str(resolution.unknown.cpus))
+    def _tell_stuck(self, container: FoundContainer, why: str) -> None:
+        """Say once that a container is not where it belongs."""
+        if self._stuck.get(container.path) != why:
+            self._stuck[container.path] = why
+            log.warning("container stays on wrong CPUs cgroup=%s error=%s", container.path, why)
 
 
 @dataclass(frozen=True, slots=True)

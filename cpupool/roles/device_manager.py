@@ -22,6 +22,7 @@ from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.registration import register
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from cpupool.host.root import HostRoot
@@ -70,16 +71,24 @@ class DeviceManager:
         manager: the node's state; its advertised pools are served.
         root: where the kubelet's folder is.
         topology: where online CPUs are read from.
+        topology_changed: called when CPUs went offline or returned.
         look_s: how often to look without an event.
     """
 
     def __init__(
-        self, manager: Manager, root: HostRoot, topology: TopologySource, *, look_s: float = 1.0
+        self,
+        manager: Manager,
+        root: HostRoot,
+        topology: TopologySource,
+        *,
+        topology_changed: Callable[[], None] = lambda: None,
+        look_s: float = 1.0,
     ) -> None:
         self._manager = manager
         self._folder = root.device_plugins
         self._kubelet_socket = root.kubelet_socket
         self._topology = topology
+        self._topology_changed = topology_changed
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
         self._kubelet: _KubeletIdentity | None = None
@@ -138,6 +147,7 @@ class DeviceManager:
             return
         self._complaint = ""
         log.info("online cpus=%s before=%s", online, before)
+        self._topology_changed()
         for problem in problems:
             log.warning("pools on this machine problem=%s", problem)
 

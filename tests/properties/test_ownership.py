@@ -241,7 +241,7 @@ class Node(RuleBasedStateMachine):
         for uid, by_pool in resolution.owned.items():
             mine = CPUSet.union(by_pool.values())
             assert resolution.unknown.cpus.isdisjoint(mine)
-            assert resolution.sandbox.cpus.isdisjoint(mine)
+            assert resolution.unreported.cpus.isdisjoint(mine)
             for placed in resolution.containers.values():
                 if placed.pod.uid != uid:
                     assert placed.assignment.cpus.isdisjoint(mine)

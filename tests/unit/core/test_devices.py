@@ -7,7 +7,7 @@ import pytest
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Device
-from cpupool.core.errors import UnavailableDevices, UnknownDevices
+from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
 from cpupool.core.pools import Pool
 from tests.machines import MACHINES
 
@@ -89,6 +89,11 @@ def test_ids_that_the_pool_never_listed_are_refused(pool: Pool, unknown: str) ->
 
 def test_available_devices_are_accepted() -> None:
     devices.check_available(EXCLUSIVE, ["6", "9"], TELCO, held=CPUSet.of(8))
+
+
+def test_an_id_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(AllocationError, match=r"devices are named twice \(7\); name each once"):
+        devices.check_ids(EXCLUSIVE, ["6", "7", "7"])
 
 
 @pytest.mark.parametrize(

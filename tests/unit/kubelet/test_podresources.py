@@ -112,11 +112,6 @@ def test_a_list_beyond_4_mib_is_taken(folder: Path) -> None:
     assert len(found["default", "big"]["main"][SHARED]) == 100_000
 
 
-def test_the_kubelets_own_cpus_come_in_order(folder: Path) -> None:
-    with _kubelet(folder / "k.sock", _Lister()):
-        assert PodResources(folder / "k.sock").allocatable_cpu_ids() == (1, 2, 3)
-
-
 def test_a_restarted_kubelet_is_found_by_the_same_client(folder: Path) -> None:
     client = PodResources(folder / "k.sock")
     for name in ("first", "second", "third"):
@@ -126,10 +121,9 @@ def test_a_restarted_kubelet_is_found_by_the_same_client(folder: Path) -> None:
             assert client.by_pod_name() == {("default", name): {}}
 
 
-@pytest.mark.parametrize("method", ["by_pod_name", "allocatable_cpu_ids"])
-def test_an_absent_kubelet_is_one_clear_error(folder: Path, method: str) -> None:
+def test_an_absent_kubelet_is_one_clear_error(folder: Path) -> None:
     with pytest.raises(RemoteProtocolError, match=r"none\.sock failed \(UNAVAILABLE: .*\); check"):
-        getattr(PodResources(folder / "none.sock"), method)()
+        PodResources(folder / "none.sock").by_pod_name()
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_nothing_is_touched_on_a_node_without_pools() -> None:
     node.manager.reconfigure(NodePools(), MACHINE.topology())
     node.run("plain")
 
-    assert node.setter.sweep() == SweepReport()
+    assert node.setter.sweep() == SweepReport(waiting_for="a pool file for this node")
     assert node.cpus("plain") == EVERYTHING
 
 
@@ -313,7 +313,7 @@ def test_an_unreadable_tree_is_told_and_does_not_end_the_role(
 
     node = Node(kernel=Unreadable(CgroupVersion.V1, {"kubepods": EVERYTHING}, EVERYTHING))
     with caplog.at_level(logging.WARNING):
-        assert node.setter.sweep() == SweepReport()
+        assert node.setter.sweep() == SweepReport(waiting_for="the cgroups")
     assert "run as root" in caplog.text
 
 
