@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from cpupool.config.poolconfig import PoolFile
     from cpupool.core.workloads import Pod
     from cpupool.host.root import HostRoot
-    from cpupool.manager.enforce import FoundContainer
-    from cpupool.manager.ports import PodSource, TopologySource
+    from cpupool.manager.ports import FoundContainer, PodSource, TopologySource
     from cpupool.manager.resolve import Resolution
     from cpupool.roles.cpusetter import SweepReport
 

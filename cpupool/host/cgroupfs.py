@@ -24,7 +24,8 @@ from cpupool.core.errors import (
     HostFileError,
 )
 from cpupool.host import cgroup_names
-from cpupool.manager.enforce import CgroupNode, FoundContainer
+from cpupool.manager.enforce import CgroupNode
+from cpupool.manager.ports import FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,23 +18,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundContainer:
-    """A directory below a pod's cgroup: a container, a sandbox, or something unknown.
-
-    Attributes:
-        pod: the id in the pod's cgroup name: UID or static pod hash.
-        id: the container id in the directory's name, or the whole name where it has none.
-        path: the directory, relative to the cgroup tree.
-        cpus: the list of CPUs that it runs on now, as the kernel writes it.
-    """
-
-    pod: str
-    id: str
-    path: str
-    cpus: str
-
-
-@dataclass(frozen=True, slots=True)
 class CgroupNode:
     """One cgroup as it is.
 

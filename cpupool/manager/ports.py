@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.manager.enforce import CgroupNode, FoundContainer
+    from cpupool.manager.enforce import CgroupNode
 
 
 class PodSource(Protocol):
@@ -64,6 +65,23 @@ class TopologySource(Protocol):
             HostFileError: sysfs holds something else than the kernel documents.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FoundContainer:
+    """A directory below a pod's cgroup: a container, a sandbox, or something unknown.
+
+    Attributes:
+        pod: the id in the pod's cgroup name: UID or static pod hash.
+        id: the container id in the directory's name, or the whole name where it has none.
+        path: the directory, relative to the cgroup tree.
+        cpus: the list of CPUs that it runs on now, as the kernel writes it.
+    """
+
+    pod: str
+    id: str
+    path: str
+    cpus: str
 
 
 class CgroupTree(Protocol):

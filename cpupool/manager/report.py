@@ -13,7 +13,7 @@ from cpupool.core.workloads import ContainerID
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from cpupool.manager.enforce import FoundContainer
+    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import ContainerKey, NodeFacts, Resolution
 
 SCHEMA = "cpupool-status/1"

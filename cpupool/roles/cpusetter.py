@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import ContainerRef
-    from cpupool.manager.enforce import FoundContainer
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import CgroupTree, CheckpointSource, DeviceSource, PodSource
+    from cpupool.manager.ports import (
+        CgroupTree,
+        CheckpointSource,
+        DeviceSource,
+        FoundContainer,
+        PodSource,
+    )
     from cpupool.manager.resolve import ContainerKey, Resolution
 
 log = logging.getLogger(__name__)

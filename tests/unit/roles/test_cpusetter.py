@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.enforce import FoundContainer
+    from cpupool.manager.ports import FoundContainer
 
 MACHINE = MACHINES["laptop_4c8t"]
 POOLS = NodePools.of(
