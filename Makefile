@@ -6,7 +6,7 @@ WORKERS ?= 2
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test lint type protos picture bench clean
+.PHONY: demo test lint protos picture bench clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -38,4 +38,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt tools/setup.sh
 	@tools/setup.sh $(VENV) dev
 
 clean:
-	rm -rf $(VENV) .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-protos .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

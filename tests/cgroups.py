@@ -13,7 +13,8 @@ from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.apply import repair
-from cpupool.manager.enforce import CgroupNode, FoundContainer, Write
+from cpupool.manager.enforce import CgroupNode, Write
+from cpupool.manager.ports import FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
