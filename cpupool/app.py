@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import poolconfig
-from cpupool.core.errors import ConfigError, CPUPoolError, HostError, HostFileError, Problem
+from cpupool.core.errors import (
+    ConfigError,
+    CPUPoolError,
+    HostError,
+    HostFileError,
+    ManifestError,
+    Problem,
+)
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
 from cpupool.host import cgroup_names, files
@@ -104,10 +111,10 @@ class PodFile:
         self._path = path
         self._names = names
         self._seen: tuple[int, int, int] | None = None
-        self._pods: tuple[Pod, ...] | None = None
+        self._pods: dict[str, Pod] = {}
 
     def pods(self) -> tuple[Pod, ...] | None:
-        """Give the pods in the file.
+        """Give the pods in the file, without those that cannot be read.
 
         Raises:
             CPUPoolError: the file cannot be read, or holds something else.
@@ -116,14 +123,31 @@ class PodFile:
             stat = self._path.stat()
             seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
             if seen != self._seen:
-                bodies = views.pods_from_text(str(self._path), self._path.read_text("utf-8"))
-                self._pods = tuple(views.pod(body, self._names) for body in bodies)
+                self._pods = self._read()
                 self._seen = seen
         except (OSError, UnicodeDecodeError) as error:
             raise HostFileError(
                 str(self._path), str(error), "write the node's pods there: kubectl get pods -o json"
             ) from error
-        return self._pods
+        return tuple(self._pods.values())
+
+    def _read(self) -> dict[str, Pod]:
+        if not self._path.is_file():
+            raise HostFileError(str(self._path), "this is no regular file", "name one with --pods")
+        text = self._path.read_text("utf-8")
+        if not text.strip():
+            # A shell empties the file before kubectl has an answer; a node without pods says so.
+            raise HostFileError(str(self._path), "this file is empty", "wait for its writer")
+        pods: dict[str, Pod] = {}
+        for body in views.pods_from_text(str(self._path), text):
+            try:
+                pod = views.pod(body, self._names)
+            except ManifestError as error:
+                # One odd pod must not hide all others.
+                log.warning("pod cannot be read error=%s", error)
+                continue
+            pods[pod.uid] = pod
+        return pods
 
 
 class Agent:
@@ -155,9 +179,7 @@ class Agent:
         self._observe = observe
         self._published: tuple[Resolution, tuple[FoundContainer, ...], str] | None = None
         self._complaint = ""
-        self._device_manager = DeviceManager(
-            self.manager, root, topology, topology_changed=self._sweep_soon
-        )
+        self._owners_known = False
         self._cpusetter: CPUSetter | None = None
         self._watches: list[DirectoryWatch] = []
         if pods is not None:
@@ -175,6 +197,13 @@ class Agent:
                 interval_s=settings.interval_s,
                 swept=self._swept,
             )
+        self._device_manager = DeviceManager(
+            self.manager,
+            root,
+            topology,
+            topology_changed=self._sweep_soon,
+            ready=self._knows_owners,
+        )
 
     def configure(self) -> None:
         """Read this node's pools and put them in force.
@@ -230,6 +259,10 @@ class Agent:
         if path.name == "cpuset.cpus" or cgroup_names.is_cgroup(path.name):
             self._sweep_soon()
 
+    def _knows_owners(self) -> bool:
+        # Without pods to place nobody here will ever know; then the kubelet's books must do.
+        return self._cpusetter is None or self._cpusetter.ready
+
     def _sweep_soon(self) -> None:
         if self._cpusetter:
             self._cpusetter.wake()
@@ -237,6 +270,9 @@ class Agent:
     def _swept(self, swept: SweepReport) -> None:
         for watch in self._watches:
             watch.ensure()
+        if not self._owners_known and self._knows_owners():
+            self._owners_known = True
+            self._device_manager.wake()
         self._publish(swept)
         self._observe(swept)
 

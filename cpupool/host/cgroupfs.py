@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 """A cgroup that is removed answers ENODEV through a file that is open already."""
 
+_DEEPEST: Final = 64
+"""A container that may make cgroups can nest them without end; sane ones stay below ten."""
+
 _LONGEST_LIST_BYTES: Final = 32 * 1024
 """Every second one of 8192 CPUs takes 20 KiB; the kernel gives it in one read."""
 
@@ -120,7 +123,7 @@ class CgroupFS:
         """
         below_kubepods = dropwhile(lambda above: above not in self._kubepods, _above(path))
         ancestors = tuple(CgroupNode(above, self._own_set(above)) for above in below_kubepods)
-        return ancestors, self._subtree(path)
+        return ancestors, self._subtree(path, _DEEPEST)
 
     def effective(self, path: str) -> CPUSet:
         """Read the CPUs that a cgroup runs on.
@@ -165,11 +168,15 @@ class CgroupFS:
                 continue
             yield FoundContainer(pod, cgroup_names.container_id(name), path, cpus)
 
-    def _subtree(self, path: str) -> CgroupNode:
+    def _subtree(self, path: str, levels: int) -> CgroupNode:
+        if not levels:
+            raise HostFileError(
+                path, f"nested deeper than {_DEEPEST} cgroups", "end the container that nests them"
+            )
         children: list[CgroupNode] = []
         for name in self._directories(path):
             with suppress(CgroupNotFound):
-                children.append(self._subtree(f"{path}/{name}"))
+                children.append(self._subtree(f"{path}/{name}", levels - 1))
         return CgroupNode(path, self._own_set(path), tuple(children))
 
     def _directories(self, path: str) -> list[str]:

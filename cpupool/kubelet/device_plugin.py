@@ -49,7 +49,8 @@ MAX_SOCKET_PATH_BYTES: Final = 107
 """unix(7): sun_path has 108 bytes, the last of which is zero."""
 
 _WORKERS: Final = 8
-"""An open ListAndWatch holds one; the kubelet has one open, two for a moment around its restart."""
+_STREAMS: Final = 3
+"""An open ListAndWatch holds a worker; the kubelet has one, two for a moment around its restart."""
 _STOP_S: Final = 10.0
 _PART: Final = 500
 """Devices that are messages at a time: a shared pool of 200 CPUs would need 20 MiB for all."""
@@ -67,7 +68,7 @@ class DevicePlugin(DevicePluginServicer):
         self._manager = manager
         self._pool = pool.name
         self._chooses = pool.kind is PoolKind.EXCLUSIVE
-        self._stream: grpc.ServicerContext | None = None
+        self._streams: list[grpc.ServicerContext] = []
 
     @property
     def options(self) -> DevicePluginOptions:
@@ -76,8 +77,8 @@ class DevicePlugin(DevicePluginServicer):
 
     @property
     def watched(self) -> bool:
-        """Whether the latest ListAndWatch stream is still open."""
-        return self._stream is not None and self._stream.is_active()
+        """Whether a ListAndWatch stream is open."""
+        return any(stream.is_active() for stream in self._streams)
 
     def GetDevicePluginOptions(  # noqa: N802  # the name in the protocol, here and below
         self, request: Empty, context: grpc.ServicerContext
@@ -91,7 +92,7 @@ class DevicePlugin(DevicePluginServicer):
     ) -> Iterator[bytes]:
         """Send the device list, encoded, at once and again whenever it changes."""
         del request
-        self._stream = context
+        self._admit(context)
         # Without a callback the stream is over already, and is_active() says so.
         context.add_callback(self._manager.notify)
         seen = -1
@@ -149,6 +150,12 @@ class DevicePlugin(DevicePluginServicer):
         self._check_asked(request.devices_ids)
         devices.check_ids(self._manager.devices(self._pool).pool, request.devices_ids)
         return PreStartContainerResponse()
+
+    def _admit(self, stream: grpc.ServicerContext) -> None:
+        """Take a stream, and end the oldest where they would take the workers from other calls."""
+        self._streams = [*(one for one in self._streams if one.is_active()), stream]
+        while len(self._streams) > _STREAMS:
+            self._streams.pop(0).cancel()
 
     def _check_asked(self, asked: Sequence[object]) -> None:
         if not asked:

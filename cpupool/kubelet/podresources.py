@@ -6,6 +6,7 @@ callers ask once per round, not once per pod.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from cpupool.api.podresources_pb2 import ListPodResourcesRequest
@@ -16,13 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cpupool.api.podresources_pb2 import (
-        ContainerResources,
-        ListPodResourcesResponse,
-    )
-
-ContainerDevices = dict[str, frozenset[str]]
-"""Resource name → device ids, of one container."""
+    from cpupool.api.podresources_pb2 import ContainerResources, ListPodResourcesResponse
+    from cpupool.core.assignments import PodDevices
 
 
 class PodResources:
@@ -37,7 +33,7 @@ class PodResources:
         self._socket = socket
         self._timeout_s = timeout_s
 
-    def by_pod_name(self) -> Mapping[tuple[str, str], Mapping[str, ContainerDevices]]:
+    def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
         """Give (namespace, pod name) → container name → resource name → device ids.
 
         Raises:
@@ -55,10 +51,9 @@ class PodResources:
         }
 
 
-def _devices_of(container: ContainerResources) -> ContainerDevices:
-    found: ContainerDevices = {}
-    # The kubelet lists one resource several times, once per NUMA node.
+def _devices_of(container: ContainerResources) -> dict[str, frozenset[str]]:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    # The kubelet lists a resource once per device.
     for listed in container.devices:
-        known = found.get(listed.resource_name, frozenset())
-        found[listed.resource_name] = known.union(listed.device_ids)
-    return found
+        found[listed.resource_name].update(listed.device_ids)
+    return {resource: frozenset(ids) for resource, ids in found.items()}

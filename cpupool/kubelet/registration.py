@@ -21,7 +21,7 @@ def register(
     endpoint: str,
     resource: str,
     options: DevicePluginOptions,
-    timeout_s: float = 5.0,
+    timeout_s: float = 2.0,
 ) -> None:
     """Ask the kubelet to use a plugin; it then dials the plugin's socket by itself.
 

@@ -170,7 +170,8 @@ def _owners(
             mine[pool] = mine.get(pool, CPUSet()) | cpus - taken
         if any(mine.values()):
             owned[pod.uid] = mine
-            taken |= CPUSet.union(mine.values())
+            # A core has one owner: nobody gets the sibling of somebody's CPU.
+            taken |= facts.topology.with_siblings(CPUSet.union(mine.values()))
     return owned
 
 
@@ -193,6 +194,16 @@ def _missing(facts: NodeFacts) -> Iterator[ContainerRef]:
                 yield ref
 
 
+def _default_cpus(facts: NodeFacts, common: CPUSet) -> CPUSet:
+    if not facts.pools.pools:
+        # Without any pool there is nothing to keep apart, so containers stay where they are.
+        return CPUSet()
+    # With the default pool offline the kernel would let its containers run on every CPU of the
+    # cgroup above: better on CPUs of no pool, and at worst on those that no pod owns.
+    unlisted = common - CPUSet.union(pool.reach(facts.topology) for pool in facts.pools)
+    return facts.pools.default_cpus(facts.topology) & common or unlisted or common
+
+
 @dataclass(frozen=True, slots=True)
 class _Placing:
     """Places containers one by one.
@@ -210,9 +221,7 @@ class _Placing:
         cls, facts: NodeFacts, owned: Mapping[PodUID, Mapping[str, CPUSet]], taken: CPUSet
     ) -> _Placing:
         common = facts.topology.online - facts.blocked - taken
-        # Without any pool there is nothing to keep apart, so containers stay where they are.
-        configured = facts.pools.default_cpus(facts.topology) if facts.pools.pools else CPUSet()
-        return cls(facts, owned, common, configured & common)
+        return cls(facts, owned, common, _default_cpus(facts, common))
 
     def confined(self, reason: str) -> CPUAssignment:
         return CPUAssignment(Placement.CONFINED, default=self.default, reason=reason)
@@ -232,7 +241,7 @@ class _Placing:
                 )
                 return self.confined(f"{missing} {name}")
             if owner is not None:
-                listed = devices.exclusive_cpus(known[name])
+                listed = devices.exclusive_cpus(known[name]) & self.facts.topology.present
                 owned = mine.get(name, CPUSet())
                 if not listed <= owned:
                     return self.confined(f"CPUs {listed - owned} of {name} are not this pod's")

@@ -20,7 +20,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.manager import apply, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import ContainerRef
@@ -40,6 +40,7 @@ _Answer = TypeVar("_Answer")
 
 _SETTLE_S = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
+_STORM_S = 0.2
 _PASSES = 3
 """A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
 that repaired something looks again; more often only if somebody else keeps writing."""
@@ -69,13 +70,11 @@ class SweepReport:
     """What one sweep saw and did.
 
     Attributes:
-        confined: containers that are confined because a fact about them is missing.
-        repairs: those that were wrong.
+        repairs: containers that were wrong.
         found: every container directory, as it was seen last.
         waiting_for: what must be known before any container is touched; empty once it is.
     """
 
-    confined: int = 0
     repairs: tuple[Repair, ...] = ()
     found: tuple[FoundContainer, ...] = ()
     waiting_for: str = ""
@@ -118,11 +117,18 @@ class CPUSetter:
         self._now_s = now_s
         self._failing: dict[str, str] = {}
         self._stuck: dict[str, str] = {}
-        self._confined = 0
+        self._confined: Mapping[ContainerKey, str] = {}
+        self._settle_s = _SETTLE_S
         self._resolution: Resolution | None = None
         self._texts: dict[ContainerKey, str] = {}
         self._asked: _Asked | None = None
         self._informed = False
+        self._ready = threading.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is known who owns which CPU: the first sweep has been done."""
+        return self._ready.is_set()
 
     def wake(self) -> None:
         """Ask for a sweep now."""
@@ -134,12 +140,18 @@ class CPUSetter:
             self._look.clear()
             report = self.sweep()
             self._swept(report)
-            stop.wait(_SETTLE_S)
-            self._look.wait(self._interval_s)
+            stop.wait(self._settle_s)
+            # Events that come on and on without moving anybody are answered ever more slowly.
+            idle = not self._look.wait(self._interval_s)
+            calm = idle or report.repairs
+            self._settle_s = _SETTLE_S if calm else min(2 * self._settle_s, _STORM_S)
 
     def sweep(self) -> SweepReport:
         """Compare every container with where it belongs, and repair what differs."""
-        self._learn()
+        found = self._ask("cgroups", self._walk)
+        if found is None:
+            return SweepReport(waiting_for="the cgroups")
+        self._learn({container.pod for container in found})
         facts, resolution = self._manager.state()
         # Until the pods, and the kubelet's word on their devices, have been heard once, an
         # exclusive container cannot be told from any other: touching it might be the outage.
@@ -149,23 +161,22 @@ class CPUSetter:
             return SweepReport(waiting_for="a pool file for this node")
         if resolution.missing and not self._informed:
             return SweepReport(waiting_for="the kubelet's word on its devices")
+        self._ready.set()
         repairs: list[Repair] = []
-        found: tuple[FoundContainer, ...] = ()
-        try:
-            for _ in range(_PASSES):
-                found = tuple(self._tree.containers())
-                looked_at = (self._look_at(container, resolution) for container in found)
-                made = [repair for repair in looked_at if repair is not None]
-                repairs += made
-                if all(repair.error for repair in made):
-                    break
-        except HostError as error:
-            self._complain("cgroups", error)
-            return SweepReport(waiting_for="the cgroups")
-        self._failing.pop("cgroups", None)
+        for _ in range(_PASSES):
+            looked_at = (self._look_at(container, resolution) for container in found)
+            made = [repair for repair in looked_at if repair is not None]
+            repairs += made
+            if all(repair.error for repair in made):
+                break
+            found = self._ask("cgroups", self._walk) or found
         paths = {container.path for container in found}
         self._stuck = {path: why for path, why in self._stuck.items() if path in paths}
-        return SweepReport(self._count_confined(found, resolution), tuple(repairs), found)
+        self._tell_confined(resolution)
+        return SweepReport(tuple(repairs), found)
+
+    def _walk(self) -> tuple[FoundContainer, ...]:
+        return tuple(self._tree.containers())
 
     def _look_at(self, container: FoundContainer, resolution: Resolution) -> Repair | None:
         key = (container.pod, ContainerID(container.id))
@@ -205,20 +216,42 @@ class CPUSetter:
             text = self._texts[key] = str(resolution.assignment(key).cpus)
         return text
 
-    def _count_confined(self, found: Iterable[FoundContainer], resolution: Resolution) -> int:
-        placed = (resolution.assignment((one.pod, ContainerID(one.id))) for one in found)
-        confined = sum(one.placement is Placement.CONFINED for one in placed)
-        if confined != self._confined:
-            log.warning("containers are confined to the default pool count=%d", confined)
+    def _tell_confined(self, resolution: Resolution) -> None:
+        """Say of each container once, and again with another reason, that it is confined."""
+        confined = {
+            key: placed.assignment.reason
+            for key, placed in resolution.containers.items()
+            if placed.assignment.placement is Placement.CONFINED
+        }
+        for key, reason in confined.items():
+            if self._confined.get(key) != reason:
+                placed = resolution.containers[key]
+                log.warning(
+                    "container confined to the default pool pod=%s/%s container=%s reason=%s",
+                    placed.pod.namespace,
+                    placed.pod.name,
+                    placed.container.name,
+                    reason,
+                )
         self._confined = confined
-        return confined
 
-    def _learn(self) -> None:
-        """Bring the pods and the kubelet's assignments to the manager, as far as they changed."""
-        pods = self._ask("pods", self._pods.pods)
-        if pods is None:
+    def _learn(self, alive: set[str]) -> None:
+        """Bring the pods and the kubelet's assignments to the manager, as far as they changed.
+
+        A pod that owns CPUs and is listed no longer keeps them while its cgroup is there: it may be
+        ending, or the list may be wrong.
+        """
+        listed = self._ask("pods", self._pods.pods)
+        if listed is None:
             return
-        facts, _ = self._manager.state()
+        facts, before = self._manager.state()
+        uids = {pod.uid for pod in listed}
+        ending = (
+            pod
+            for pod in facts.pods or ()
+            if pod.uid not in uids and pod.uid in before.owned and pod.cgroup_uid in alive
+        )
+        pods = (*listed, *ending)
         if pods != facts.pods:
             self._manager.set_pods(pods)
             self._asked = None
@@ -232,7 +265,8 @@ class CPUSetter:
         if self._manager.state()[1].missing:
             saved = self._ask("checkpoint", self._checkpoint.by_pod_uid)
             self._manager.record_devices(join({}, saved or {}))
-        self._informed |= live is not None or saved is not None
+        # A kubelet that has just started names nobody for a moment.
+        self._informed |= bool(live) or saved is not None
 
     def _may_ask(self, missing: tuple[ContainerRef, ...]) -> bool:
         """Ask at once about something new, and ever more seldom about the same."""

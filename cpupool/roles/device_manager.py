@@ -72,6 +72,7 @@ class DeviceManager:
         root: where the kubelet's folder is.
         topology: where online CPUs are read from.
         topology_changed: called when CPUs went offline or returned.
+        ready: whether it is known who owns which CPU; nothing is offered before.
         look_s: how often to look without an event.
     """
 
@@ -82,6 +83,7 @@ class DeviceManager:
         topology: TopologySource,
         *,
         topology_changed: Callable[[], None] = lambda: None,
+        ready: Callable[[], bool] = lambda: True,
         look_s: float = 1.0,
     ) -> None:
         self._manager = manager
@@ -89,6 +91,7 @@ class DeviceManager:
         self._kubelet_socket = root.kubelet_socket
         self._topology = topology
         self._topology_changed = topology_changed
+        self._ready = ready
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
         self._kubelet: _KubeletIdentity | None = None
@@ -124,9 +127,11 @@ class DeviceManager:
         self._follow_pools()
         self._follow_kubelet()
         for plugin in self._plugins.values():
-            # A kubelet that hangs costs a timeout for each; a stop does not wait for them all.
-            if not stop.is_set():
+            # A kubelet that hangs costs a timeout for each; neither a stop nor CPUs that come and
+            # go wait for them all.
+            if self._ready() and not stop.is_set():
                 self._attend(plugin)
+                self._follow_topology()
 
     def _pause_s(self) -> float:
         now = time.monotonic()

@@ -124,7 +124,7 @@ def test_every_container_gets_its_cpus_in_one_sweep() -> None:
 
     placed = {name: node.cpus(name) for name in ("owner", "sharer", "plain", "stranger")}
     assert placed == {"owner": "2", "sharer": "0", "plain": "1", "stranger": "1"}
-    assert (len(report.found), report.confined, len(report.repairs)) == (4, 1, 4)
+    assert (len(report.found), len(report.repairs)) == (4, 4)
 
 
 def test_a_sweep_over_what_is_right_writes_nothing_and_asks_the_kubelet_nothing() -> None:
@@ -236,16 +236,21 @@ def test_nothing_is_touched_on_a_node_without_pools() -> None:
     assert node.cpus("plain") == EVERYTHING
 
 
-def test_a_container_whose_devices_come_late_is_confined_and_then_moved() -> None:
+def test_a_container_whose_devices_come_late_is_confined_told_and_then_moved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     node = Node()
     node.run("owner", builders.container(exclusive_a=1))
 
-    assert node.setter.sweep().confined == 1
+    with caplog.at_level(logging.WARNING):
+        node.setter.sweep()
+        node.setter.sweep()
     assert node.cpus("owner") == "1"
+    assert caplog.text.count("container confined to the default pool pod=default/owner") == 1
 
     node.source.live = {"owner": {"exclusive_a": ids("2")}}
     node.now_s += 0.1
-    assert node.setter.sweep().confined == 0
+    node.setter.sweep()
     assert node.cpus("owner") == "2"
 
 
@@ -292,16 +297,63 @@ def test_a_cgroup_that_cannot_be_written_is_reported_and_the_others_are_served(
     assert len(stuck) == 1, "the same trouble is told once"
 
 
-def test_a_container_without_any_cpu_to_go_to_stays_where_it_is() -> None:
+def test_with_the_default_pool_offline_its_containers_go_where_no_pool_is() -> None:
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.run("plain")
+    node.source.live = {"owner": {"exclusive_a": ids("2")}}
+    node.kernel.online -= CPUSet.of(1)
+    node.manager.update_topology(MACHINE.without("1").topology())
+
+    node.setter.sweep()
+
+    assert (node.cpus("owner"), node.cpus("plain")) == ("2", "6-7")
+
+
+def test_a_container_without_any_cpu_to_go_to_stays_where_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     node = Node()
     node.manager.reconfigure(
-        NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "1")),
-        MACHINE.without("1").topology(),
+        NodePools.of(Pool.named("exclusive_a", "2,4,6"), Pool.named("default", "0-1")),
+        MACHINE.topology(),
     )
+    node.run("owner", builders.container(exclusive_a=3))
     node.run("plain")
+    node.source.live = {"owner": {"exclusive_a": ids("2", "4", "6")}}
+    node.manager.update_topology(MACHINE.without("0-1").topology())
 
-    assert node.setter.sweep().repairs == ()
-    assert node.cpus("plain") == EVERYTHING
+    with caplog.at_level(logging.WARNING):
+        node.setter.sweep()
+        node.setter.sweep()
+
+    assert (node.cpus("owner"), node.cpus("plain")) == ("2,4,6", EVERYTHING)
+    assert caplog.text.count("no CPU of its pool is online and free") == 1
+
+
+def test_a_pod_that_is_listed_no_longer_keeps_its_cpus_while_its_cgroup_is_there() -> None:
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.live = {"owner": {"exclusive_a": ids("2")}}
+    node.setter.sweep()
+
+    node.source.listed = []
+    node.setter.sweep()
+    assert node.cpus("owner") == "2"
+
+    node.kernel.remove("kubepods/podowner-uid")
+    node.setter.sweep()
+    assert node.manager.state()[1].owned == {}
+
+
+def test_a_kubelet_that_names_nobody_has_not_spoken_yet() -> None:
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.failing["checkpoint"] = HostFileError("checkpoint", "gone", "wait")
+
+    assert node.setter.sweep().waiting_for == "the kubelet's word on its devices"
+    assert node.cpus("owner") == EVERYTHING
+    assert not node.setter.ready
 
 
 def test_an_unreadable_tree_is_told_and_does_not_end_the_role(
