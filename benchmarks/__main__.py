@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,7 @@ def shared_pool() -> Iterator[Row]:
             for asked in (1, 1000):
                 request = pb.AllocateRequest()
                 request.container_requests.add().devices_ids.extend(map(str, range(asked)))
-                call_ms = [_wall_ms(lambda r=request: plugin.Allocate(r)) for _ in range(CALLS)]
+                call_ms = [_wall_ms(partial(plugin.Allocate, request)) for _ in range(CALLS)]
                 yield (
                     f"Allocate of {asked} of {len(lists[0].devices)} devices",
                     _ms(call_ms),
@@ -195,12 +196,9 @@ def _agent_rows(node: EmbeddedNode, pods: Path, pid: int) -> Iterator[Row]:
 def _wait_until_placed(node: EmbeddedNode) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     pause = threading.Event()
-    files = [
-        node.root.cgroup / "cpuset" / process.instance.cgroup.lstrip("/") / "cpuset.cpus"
-        for process in node.processes()
-        if process.container
-    ]
-    while any(file.read_text().strip() != SHARED for file in files):
+    tree = CgroupFS(node.root.cgroup, node.cgroup_root)
+    paths = [node.path_of(process) for process in node.processes() if process.container]
+    while any(str(tree.effective(path)) != SHARED for path in paths):
         assert time.monotonic() < deadline_s, "the agent has not placed the containers"
         pause.wait(0.05)
 

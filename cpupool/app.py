@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import poolconfig
+from cpupool.config.poolconfig import Source
 from cpupool.core.errors import (
     ConfigError,
     CPUPoolError,
@@ -17,6 +18,7 @@ from cpupool.core.errors import (
     HostFileError,
     ManifestError,
     Problem,
+    refuse_errors,
 )
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
@@ -78,25 +80,19 @@ def read_pool_files(folder: Path, names: Names) -> tuple[PoolFile, ...]:
         ConfigError: with the problems of all files.
         HostFileError: the folder or a file in it cannot be read.
     """
-    parsed: list[PoolFile] = []
     problems: list[Problem] = []
     try:
         paths = sorted(path for path in folder.iterdir() if poolconfig.is_pool_file(path.name))
-        contents = [(path.name, path.read_bytes()) for path in paths]
+        sources = [Source.of(path.name, path.read_bytes()) for path in paths]
     except OSError as error:
         raise HostFileError(
             str(error.filename or folder),
             str(error.strerror),
             "name the folder where the pool ConfigMap is mounted with --config",
         ) from error
-    for name, content in contents:
-        try:
-            parsed.append(poolconfig.parse(name, content, names))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return tuple(parsed)
+    parsed = poolconfig.parse_all(sources, names, problems)
+    refuse_errors(problems)
+    return parsed
 
 
 class PodFile:

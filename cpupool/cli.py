@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
+import signal
 import sys
 import types
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -40,20 +42,27 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and give its exit code: 0, 1 for a failure, 2 for bad usage."""
     # gRPC's core tells of every closed connection; our own log says what matters.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Whoever closed our output (`>&-`) is told nothing.
+    out = sys.stdout or io.StringIO()
     try:
         parsed = _parser(arguments).parse_args(arguments)
-        code: int = parsed.run(parsed, sys.stdout)
-        sys.stdout.flush()
+        code: int = parsed.run(parsed, out)
+        out.flush()
     except UsageError as error:
         return _say(str(error), BAD_USAGE)
     except CPUPoolError as error:
         return _say(str(error), FAILED)
     except KeyboardInterrupt:
-        return _say("interrupted; everything is cleaned up", INTERRUPTED)
+        # Another Ctrl-C has nothing left to interrupt.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return _say("interrupted; nothing is left behind", INTERRUPTED)
     except BrokenPipeError:
         # Whoever reads has gone (`| head`): nobody is left to tell, not even at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        # A full disk behind the output, or behind what a command writes.
+        return _say(str(error), FAILED)
     return code
 
 
@@ -71,7 +80,8 @@ def _import_grpc_without_asyncio() -> None:
 
 
 def _say(message: str, code: int) -> int:
-    sys.stderr.write(f"cpupool: {message}\n")
+    if sys.stderr:
+        sys.stderr.write(f"cpupool: {message}\n")
     return code
 
 

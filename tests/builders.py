@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cpupool.core.workloads import (
     Container,
     ContainerID,
@@ -13,9 +11,6 @@ from cpupool.core.workloads import (
     PodUID,
     QoSClass,
 )
-
-if TYPE_CHECKING:
-    from cpupool.core.assignments import DeviceAssignments
 
 
 def container(
@@ -42,7 +37,9 @@ def pod(name: str, *containers: Container, finished: bool = False, cgroup_uid: s
     )
 
 
-def given(pod: Pod, container: str = "main", /, **ids: str) -> DeviceAssignments:
+def given(
+    pod: Pod, container: str = "main", /, **ids: str
+) -> dict[ContainerRef, dict[str, frozenset[str]]]:
     """Say which devices the kubelet gave to a container: pool → ids separated by commas."""
     by_pool = {pool: frozenset(listed.split(",")) for pool, listed in ids.items()}
     return {ContainerRef(pod.uid, container): by_pool}

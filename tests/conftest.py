@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Make a folder whose path leaves room for a socket's name; `tmp_path` is too long for one."""
+    made = Path(tempfile.mkdtemp(prefix="cpl-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.fixture(autouse=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
-import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -20,21 +16,10 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     RegistrationServicer,
     add_RegistrationServicer_to_server,
 )
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-DEADLINE_S = 30.0
-
-
-@contextmanager
-def short_folder() -> Iterator[Path]:
-    """Make a folder whose path leaves room for a socket's name."""
-    folder = Path(tempfile.mkdtemp(prefix="cpl-", dir="/tmp"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    from pathlib import Path
 
 
 def dial(socket: Path) -> grpc.Channel:
@@ -68,7 +53,7 @@ class RegisteringKubelet(RegistrationServicer):
         self.ready.set()
         self.calls = 0
         self._folder = folder
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._server: grpc.Server | None = None
         self._channels: dict[str, grpc.Channel] = {}
         self._listeners: list[threading.Thread] = []
@@ -97,33 +82,22 @@ class RegisteringKubelet(RegistrationServicer):
         self._listeners.clear()
 
     def Register(self, request: RegisterRequest, context: grpc.ServicerContext) -> Empty:  # noqa: N802
-        with self._changed:
+        with self._lock:
             self.calls += 1
-            self._changed.notify_all()
         self.ready.wait(DEADLINE_S)
-        with self._changed:
+        with self._lock:
             if self.refusals:
                 self.refusals -= 1
-                self._changed.notify_all()
                 context.abort(grpc.StatusCode.UNAVAILABLE, "not ready")
             self.registered.append(request)
             if not self.deaf:
                 self._dial_back(request)
-            self._changed.notify_all()
         return Empty()
 
     def hang_up(self, resource: str) -> None:
         """End the stream of one plugin and go on living."""
-        with self._changed:
+        with self._lock:
             self._channels.pop(resource).close()
-
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for what the kubelet sees, or for anything else that can be looked at."""
-        deadline = time.monotonic() + DEADLINE_S
-        with self._changed:
-            while not condition():
-                assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-                self._changed.wait(0.02)
 
     def names(self) -> list[str]:
         return sorted(request.resource_name for request in self.registered)
@@ -142,11 +116,6 @@ class RegisteringKubelet(RegistrationServicer):
         listener.start()
 
     def _listen(self, resource: str, channel: grpc.Channel) -> None:
-        try:
+        with suppress(grpc.RpcError, ValueError):
             for message in DevicePluginStub(channel).ListAndWatch(Empty()):
-                with self._changed:
-                    self.lists[resource].append(message)
-                    self._changed.notify_all()
-        except (grpc.RpcError, ValueError):
-            with self._changed:
-                self._changed.notify_all()
+                self.lists[resource].append(message)

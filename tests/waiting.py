@@ -13,10 +13,16 @@ DEADLINE_S = 30.0
 _LOOK_S = 0.005
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
-    """Return once the condition holds; fail when it does not in time."""
+def eventually(condition: Callable[[], object], what: str | Callable[[], str]) -> None:
+    """Return once the condition holds; fail when it does not in time.
+
+    Args:
+        condition: looked at again and again.
+        what: what is waited for; a function where that includes how things stand in the end.
+    """
     deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > deadline_s:
-            raise AssertionError(f"not within {DEADLINE_S} s: {what}")
+            told = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {DEADLINE_S} s: {told}")
         threading.Event().wait(_LOOK_S)

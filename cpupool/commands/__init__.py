@@ -1,19 +1,88 @@
-"""The subcommands: each module adds its arguments with `add_parser` and does its work in `run`."""
+"""The subcommands: each module adds its arguments with `add_parser` and does its work in `run`.
+
+What several of them ask for is here, so that it is called and checked alike.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.names import DEFAULT_DOMAIN
 from cpupool.host.sysfs import open_topology
 
 if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
     from cpupool.core.topology import CPUTopology
+
+    Commands = _SubParsersAction[argparse.ArgumentParser]
+
+_LARGEST_BYTES: Final = 16 * 2**20
+_SUBDOMAIN: Final = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+)
+"""As Kubernetes has it (k8s.io/apimachinery/pkg/util/validation)."""
 
 
 class UsageError(CPUPoolError):
-    """The command line asks for something that cannot be: one line, exit code 2."""
+    """The command line, or a file that it names, cannot be used: exit code 2."""
+
+
+def add_command(
+    commands: Commands, name: str, summary: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    """Add a command whose epilog is printed as it is written."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_topology(parser: argparse.ArgumentParser, meaning: str, default: str | None) -> None:
+    """Add `--topology`, for `open_machine`."""
+    parser.add_argument(
+        "--topology",
+        metavar="MACHINE",
+        default=default,
+        help=f"{meaning}: this, a folder with a copy of /sys, or a recorded.tar.gz of one"
+        f" (default: {default or 'none'})",
+    )
+
+
+def add_node_labels(parser: argparse.ArgumentParser) -> None:
+    """Add `--node-labels`; None where there are none on the command line."""
+    parser.add_argument(
+        "--node-labels",
+        metavar="K=V,...",
+        type=node_labels,
+        help="the node's labels; they choose its pool file",
+    )
+
+
+def add_resource_domain(parser: argparse.ArgumentParser) -> None:
+    """Add `--resource-domain`."""
+    parser.add_argument(
+        "--resource-domain",
+        metavar="DOMAIN",
+        type=domain,
+        default=DEFAULT_DOMAIN,
+        help="the part of the resource names before the slash (default: %(default)s)",
+    )
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` and `--svg`, which exclude each other."""
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print one JSON object instead")
+    shape.add_argument("--svg", metavar="FILE", type=writable, help="write the picture as SVG, too")
 
 
 def node_labels(text: str) -> dict[str, str]:
@@ -31,6 +100,48 @@ def node_labels(text: str) -> dict[str, str]:
     return labels
 
 
+def seconds(text: str) -> float:
+    """Read an interval from the command line.
+
+    Raises:
+        ArgumentTypeError: it is no time to wait between two looks.
+        ValueError: it is not written as a number.
+    """
+    given = float(text)
+    if not 0.1 <= given <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 3600 seconds")
+    return given
+
+
+def domain(text: str) -> str:
+    """Read a resource domain from the command line.
+
+    Raises:
+        ArgumentTypeError: Kubernetes takes no resource with it.
+    """
+    if not _SUBDOMAIN.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no DNS subdomain; write it as example.com")
+    return text
+
+
+def writable(text: str) -> Path:
+    """Read the name of a file to write from the command line.
+
+    Raises:
+        ArgumentTypeError: it cannot be written.
+    """
+    path = Path(text)
+    try:
+        usable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(
+            f"{text} cannot be written; name a file in a folder that is there"
+        )
+    return path
+
+
 def open_machine(spec: str) -> CPUTopology:
     """Read the machine that `--topology` names.
 
@@ -41,3 +152,21 @@ def open_machine(spec: str) -> CPUTopology:
         return open_topology(spec)
     except HostFileError as error:
         raise UsageError(f"--topology: {error}") from error
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file that the command line names.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        if not path.is_dir() and path.exists() and not path.is_file():
+            raise UsageError(f"{path} is a device or a pipe; name a regular file")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; name a file that can be read") from error
+    if len(content) > _LARGEST_BYTES:
+        raise UsageError(f"{path} has more than {_LARGEST_BYTES} bytes; name another file")
+    return content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import signal
 import threading
@@ -11,15 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cpupool.app import SWEEP_INTERVAL_S, Agent, PodFile, Settings
-from cpupool.commands import node_labels
-from cpupool.core.names import DEFAULT_DOMAIN, Names
+from cpupool.commands import add_command, add_node_labels, add_resource_domain, seconds
+from cpupool.core.names import Names
 from cpupool.host.files import DirectoryWatch
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.telemetry import log
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+    import argparse
+
+    from cpupool.commands import Commands
 
 _EXAMPLES = """\
 examples:
@@ -29,15 +30,15 @@ examples:
 """
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+def add_parser(commands: Commands, summary: str) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "agent",
-        help=summary,
-        description="Advertises the pools of this node to the kubelet and, where it knows the pods,"
-        " keeps every container on its CPUs.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        summary,
+        "Advertises the pools of this node to the kubelet and, where it knows the pods, keeps every"
+        " container on its CPUs.",
+        _EXAMPLES,
     )
     parser.add_argument(
         "--config",
@@ -46,19 +47,8 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: st
         default=Path("/etc/cpu-pooler"),
         help="folder with poolconfig-<name>.yaml files (default: %(default)s)",
     )
-    parser.add_argument(
-        "--node-labels",
-        metavar="K=V,...",
-        type=node_labels,
-        default={},
-        help="this node's labels; they choose the pool file",
-    )
-    parser.add_argument(
-        "--resource-domain",
-        metavar="DOMAIN",
-        default=DEFAULT_DOMAIN,
-        help="the part of the resource names before the slash (default: %(default)s)",
-    )
+    add_node_labels(parser)
+    add_resource_domain(parser)
     parser.add_argument(
         "--pods",
         metavar="FILE",
@@ -75,7 +65,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: st
     parser.add_argument(
         "--sweep-interval",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=SWEEP_INTERVAL_S,
         help="look at every container at least this often (default: %(default)s)",
     )
@@ -98,7 +88,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     log.set_up(logging.DEBUG if arguments.verbose else logging.INFO)
     settings = Settings(
         config=arguments.config,
-        node_labels=arguments.node_labels,
+        node_labels=arguments.node_labels or {},
         names=Names(arguments.resource_domain),
         cgroup_root=arguments.cgroup_root,
         interval_s=arguments.sweep_interval,

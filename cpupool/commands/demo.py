@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import signal
 import tempfile
+import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cpupool.app import Settings
-from cpupool.commands import drawing, node_labels, open_machine, pool_files, samples
+from cpupool.commands import (
+    UsageError,
+    add_command,
+    add_node_labels,
+    add_resource_domain,
+    add_shape,
+    drawing,
+    open_machine,
+    pool_files,
+    read_file,
+    samples,
+)
 from cpupool.commands.live import LiveNode
-from cpupool.core import pools
-from cpupool.core.errors import PodRefused, refuse_errors
+from cpupool.config import poolconfig
+from cpupool.config.poolconfig import Source
+from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.kube import views
 from cpupool.local import cgroups
+from cpupool.local.pods import HostedPod
 from cpupool.telemetry import log
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-    from collections.abc import Iterator, Sequence
+    import argparse
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from rich.console import RenderableType
-
+    from cpupool.commands import Commands
     from cpupool.commands.live import Disturbance, ProcessRow
+    from cpupool.config.poolconfig import PoolFile
     from cpupool.core.topology import CPUTopology
 
+_TITLES = ("process", "asks for", "environment", "belongs on", "runs on", "")
 _EXAMPLES = """\
 examples:
   cpupool demo
   cpupool demo --config poolconfig-dpdk.yaml --pods cpu-test.yaml
   cpupool demo --json | jq .verified
+
+Exit code 0: every process was where it belongs, before and after; 1: one was not, a pod did not
+start, or the node did not come up; 2: the command line is wrong, or a file that it names cannot be
+used.
 """
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+def add_parser(commands: Commands, summary: str) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "demo",
-        help=summary,
-        description="Runs a node on this machine: stand-ins for the kubelet and the runtime that"
-        " speak the real protocols, and cpupool's own roles as they run in a cluster. Starts pods,"
-        " compares where the kernel lets each process run with where it belongs, then moves one to"
-        " wrong CPUs and shows its repair. Exit code 0 only if everything was right. Everything is"
-        " removed at the end.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        summary,
+        "Runs a node on this machine: stand-ins for the kubelet and the runtime that speak the real"
+        " protocols, and cpupool's own roles as they run in a cluster. Starts pods, compares where"
+        " the kernel lets each process run with where it belongs, then moves one to wrong CPUs and"
+        " shows its repair. Everything is removed at the end.",
+        _EXAMPLES,
     )
     parser.add_argument(
         "--config",
@@ -58,12 +75,8 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: st
         type=Path,
         help="a pool file or ConfigMap for this machine (default: pools made from its own CPUs)",
     )
-    parser.add_argument(
-        "--node-labels",
-        metavar="K=V,...",
-        type=node_labels,
-        help="this node's labels, which choose the pool file in a ConfigMap",
-    )
+    add_node_labels(parser)
+    add_resource_domain(parser)
     parser.add_argument(
         "--pods",
         metavar="FILE",
@@ -71,8 +84,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: st
         help="pod manifests to run (default: three small pods). Images are not pulled: an idle"
         " process takes each container's place",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="write the picture as SVG, too")
+    add_shape(parser)
     parser.add_argument("--verbose", action="store_true", help="show the roles' log on stderr")
     parser.set_defaults(run=run)
 
@@ -81,36 +93,42 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Run the demo; 0 only if every process was where it belongs, before and after.
 
     Raises:
-        UsageError: a file cannot be read.
-        CPUPoolError: the pools do not fit this machine, or a part of the node does not come up.
+        UsageError: a file cannot be used.
+        CPUPoolError: a part of the node does not come up.
     """
     log.set_up(logging.INFO if arguments.verbose else logging.ERROR)
     machine = open_machine("this")
+    names = Names(arguments.resource_domain)
+    source, pool_file = _pool_file(arguments, names, machine)
+    bodies = _bodies(arguments.pods, pool_file, names)
     refused: list[str] = []
 
-    def tell(line: str) -> None:
-        if not arguments.json:
-            print(line, file=out, flush=True)
+    with _interrupts_noted() as check, ExitStack() as stack:
 
-    with _cleaning_up() as stack:
+        def tell(line: str) -> None:
+            check()
+            if not arguments.json:
+                print(line, file=out, flush=True)
+
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-")))
-        settings = _settings(folder, machine, arguments)
+        config = _mounted(folder / "etc", source)
+        settings = Settings(config, pool_file.node_selector, names)
         place = stack.enter_context(cgroups.opened(folder, "demo", machine.online))
         tell(f"Containers run in {place.described}.")
-        live = stack.enter_context(LiveNode(folder, place, settings))
+        live = stack.enter_context(LiveNode(folder, place, settings, check=check))
         for resource, devices in live.await_pools():
             tell(f"The kubelet knows {resource} with {devices} healthy devices.")
-        for body in _bodies(arguments.pods, live):
+        for body in bodies:
             try:
                 live.run_pod(body)
                 tell(f"Pod {body['metadata']['name']} runs.")
             except PodRefused as error:
                 refused.append(str(error))
                 tell(f"Pod {error}")
-        rows = live.settled_rows()
+        live.settled_rows()
         moved = live.disturb()
-        rows = live.settled_rows() if moved else rows
-        verified = bool(rows) and not refused and all(row.right for row in rows)
+        rows = live.settled_rows()
+        verified = bool(rows) and not refused and not live.astray
         picture = drawing.node_status(machine, live.status())
     if arguments.svg:
         drawing.export_svg(picture, arguments.svg, "cpupool demo")
@@ -119,98 +137,104 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             "cgroups": place.described,
             "processes": [{**asdict(row), "right": row.right} for row in rows],
             "refused": refused,
+            "astray": sorted(live.astray),
             "disturbed": asdict(moved) if moved else None,
             "verified": verified,
         }
         out.write(json.dumps(document, indent=2) + "\n")
     else:
         drawing.show(picture, out)
-        drawing.show(_table(rows), out)
-        tell(_verdict(rows, moved, refused))
+        drawing.show(drawing.table(_TITLES, map(_cells, rows)), out)
+        print(_verdict(rows, moved, refused, live.astray), file=out)
     return 0 if verified else 1
 
 
 @contextmanager
-def _cleaning_up() -> Iterator[ExitStack]:
-    """Undo everything at the end, undisturbed by a second Ctrl-C; SIGTERM counts as the first."""
+def _interrupts_noted() -> Iterator[Callable[[], None]]:
+    """Note Ctrl-C, SIGTERM and SIGHUP, and give what raises KeyboardInterrupt once there was one.
 
-    def interrupt(_number: int, _frame: object) -> NoReturn:
-        raise KeyboardInterrupt
+    Asked between two steps only, it finds each of them done or not begun, so that what is undone
+    at the end is all there is; and another Ctrl-C does not disturb the undoing.
+    """
+    noted = threading.Event()
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda _number, _frame: noted.set()) for number in signals]
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, interrupt) for number in signals]
-
-    def ignore() -> None:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
+    def check() -> None:
+        if noted.is_set():
+            raise KeyboardInterrupt
 
     try:
-        with ExitStack() as stack:
-            try:
-                yield stack
-            finally:
-                ignore()
+        yield check
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
 
 
-def _settings(folder: Path, machine: CPUTopology, arguments: argparse.Namespace) -> Settings:
+def _pool_file(
+    arguments: argparse.Namespace, names: Names, machine: CPUTopology
+) -> tuple[Source, PoolFile]:
+    if arguments.config is not None:
+        return pool_files.choose(arguments.config, arguments.node_labels, names, machine)
+    source = Source.of("poolconfig-demo.yaml", samples.pool_file(machine))
+    return source, poolconfig.parse(source.name, source.text, names)
+
+
+def _mounted(folder: Path, source: Source) -> Path:
     """Lay the pool file where the agent finds it, as the ConfigMap's mount would."""
-    config = folder / "etc"
-    config.mkdir()
-    file = config / "poolconfig-demo.yaml"
-    if arguments.config is None:
-        file.write_text(samples.pool_file(machine), "utf-8")
-        return Settings(config=config)
-    source, chosen = pool_files.choose(arguments.config, arguments.node_labels, Names())
-    # Said here, a problem names the user's file and not its copy.
-    refuse_errors(chosen.located(pools.validate(chosen.pools, machine)))
+    folder.mkdir()
     text = source.text
-    file.write_bytes(text.encode() if isinstance(text, str) else text)
-    return Settings(config=config, node_labels=chosen.node_selector)
+    content = text.encode() if isinstance(text, str) else text
+    (folder / "poolconfig-demo.yaml").write_bytes(content)
+    return folder
 
 
-def _bodies(path: Path | None, live: LiveNode) -> list[dict[str, Any]]:
+def _bodies(path: Path | None, pool_file: PoolFile, names: Names) -> list[dict[str, Any]]:
+    """Read the pods to run; what the node cannot take for pods is found here."""
     if path is None:
-        manager = live.agent.manager
-        return list(samples.pods(manager.pools(), manager.names))
-    return views.pods_from_text(str(path), pool_files.read(path).decode("utf-8", "replace"))
+        return list(samples.pods(pool_file.pools, names))
+    text = read_file(path).decode("utf-8", "replace")
+    try:
+        bodies = views.pods_from_text(str(path), text)
+        pods = [HostedPod(views.created(body, "not-yet"), names).pod for body in bodies]
+    except ManifestError as error:
+        raise UsageError(f"--pods: {error}") from error
+    if not pods:
+        raise UsageError(f"{path}: there is no pod in it; name a file with one")
+    called = [f"{pod.namespace}/{pod.name}" for pod in pods]
+    if twice := [name for name in called if called.count(name) > 1]:
+        raise UsageError(f"{path}: there are two pods {twice[0]} in it; rename one")
+    return bodies
 
 
-def _table(rows: Sequence[ProcessRow]) -> RenderableType:
-    return drawing.table(
-        ("process", "asks for", "environment", "belongs on", "runs on", ""),
-        [
-            (
-                row.name,
-                row.requested,
-                row.given,
-                row.belongs,
-                row.runs,
-                "right" if row.right else "WRONG",
-            )
-            for row in rows
-        ],
-    )
+def _cells(row: ProcessRow) -> tuple[str, ...]:
+    verdict = "right" if row.right else "WRONG"
+    return row.name, row.requested, row.given, row.belongs, row.runs, verdict
 
 
-def _verdict(rows: Sequence[ProcessRow], moved: Disturbance | None, refused: Sequence[str]) -> str:
-    wrong = [row.name for row in rows if not row.right]
+def _verdict(
+    rows: Sequence[ProcessRow],
+    moved: Disturbance | None,
+    refused: Sequence[str],
+    astray: Collection[str],
+) -> str:
     lines = []
-    if moved:
+    if moved is None:
+        lines.append("No container has less than the whole machine, so none could be moved away.")
+    elif moved.after_ms is None:
+        lines.append(
+            f"{moved.name} was moved to CPUs {moved.moved_to}: no repair was seen, and it runs on"
+            f" {moved.back_on}."
+        )
+    else:
         lines.append(
             f"{moved.name} was moved to CPUs {moved.moved_to}, and was back on {moved.back_on}"
             f" after {moved.after_ms:.0f} ms."
         )
-    else:
-        lines.append("No container has less than the whole machine, so none could be moved away.")
     if refused:
         lines.append(f"{len(refused)} pods did not start: see above.")
-    if wrong:
-        lines.append(
-            f"{len(wrong)} of {len(rows)} processes run on WRONG CPUs: {', '.join(wrong)}."
-        )
+    if astray:
+        lines.append(f"These ran on WRONG CPUs, or still do: {', '.join(sorted(astray))}.")
     else:
         lines.append(f"All {len(rows)} processes run where they belong.")
     return "\n".join(lines)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cpupool.app import Settings
+    from cpupool.core.workloads import Pod
     from cpupool.kube.views import Body
     from cpupool.local.cgroups import Cgroups
     from cpupool.local.devices import Listing
@@ -46,7 +47,8 @@ class ProcessRow:
         name: `pod/container`, or `pod (sandbox)`.
         requested: the pools it asked for, with amounts.
         given: the CPU variables in its environment.
-        belongs: the CPUs that follow from these, in the list format.
+        belongs: the online CPUs that follow from these, in the list format; none where it asked
+            for pools and was told nothing.
         runs: the CPUs that the kernel lets it run on.
     """
 
@@ -70,13 +72,13 @@ class Disturbance:
         name: its process's name.
         moved_to: the CPUs written into its cpuset.
         back_on: the CPUs it runs on now.
-        after_ms: from the write to the end of the sweep that repaired it.
+        after_ms: from the write to the end of the sweep that repaired it; None if none did.
     """
 
     name: str
     moved_to: str
     back_on: str
-    after_ms: float
+    after_ms: float | None
 
 
 class LiveNode:
@@ -87,14 +89,22 @@ class LiveNode:
         place: where containers run.
         settings: the agent's.
         sysfs: the machine.
+        check: called while waiting; may raise to end it.
 
     Attributes:
         node: the embedded node.
         agent: the agent.
+        astray: the names of processes that were not where they belong when patience ended.
     """
 
     def __init__(
-        self, folder: Path, place: Cgroups, settings: Settings, sysfs: Path = Path("/sys")
+        self,
+        folder: Path,
+        place: Cgroups,
+        settings: Settings,
+        sysfs: Path = Path("/sys"),
+        *,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.node = EmbeddedNode(
             folder, place, names=settings.names, sysfs=sysfs, changed=self._pods_changed
@@ -106,6 +116,8 @@ class LiveNode:
             self.node,
             self._swept,
         )
+        self.astray: set[str] = set()
+        self._check = check
         self._opened = ExitStack()
         self._looked = threading.Condition()
         self._last_sweep: SweepReport | None = None
@@ -141,16 +153,18 @@ class LiveNode:
         Raises:
             PodRefused: the node cannot take it.
         """
-        self.node.run_pod(body, during_init=lambda _pod, _name: self._settle())
+        self.node.run_pod(body, during_init=self._init_runs)
 
     def rows(self) -> tuple[ProcessRow, ...]:
         """List every process, as it is now."""
         return tuple(self._row(process) for process in self.node.processes())
 
     def settled_rows(self) -> tuple[ProcessRow, ...]:
-        """List every process once all run where they belong, or once patience has ended."""
-        self._settle()
-        return self.rows()
+        """List every process once all run where they belong; note in `astray` which never do."""
+        self._await(lambda: all(row.right for row in self.rows()))
+        rows = self.rows()
+        self.astray |= {row.name for row in rows if not row.right}
+        return rows
 
     def status(self) -> NodeStatus:
         """Give what the agent sees, once it has seen every process where it belongs."""
@@ -172,15 +186,20 @@ class LiveNode:
         if not targets:
             return None
         # An exclusive container is the one whose CPUs matter most.
-        process, row = max(targets, key=lambda target: "EXCLUSIVE" in target[1].given)
-        path = f"{self.node.cgroup_root}/{process.instance.cgroup}".strip("/")
+        process, row = max(
+            targets, key=lambda target: EXCLUSIVE_CPUS in target[0].instance.environment
+        )
+        path = self.node.path_of(process)
+        moved = (path, str(everything))
         moved_s = time.monotonic()
         CgroupFS(self.node.root.cgroup, self.node.cgroup_root).write(path, everything)
-        moved = (path, str(everything))
-        self._await(lambda: self._repaired_s.get(moved, 0.0) > moved_s)
-        after_s = self._repaired_s.get(moved, time.monotonic()) - moved_s
+        repaired = self._await(lambda: self._repaired_s.get(moved, 0.0) > moved_s)
+        after_ms = (self._repaired_s[moved] - moved_s) * 1000 if repaired else None
         self._await(lambda: self._row(process).right)
-        return Disturbance(row.name, str(everything), self._row(process).runs, after_s * 1000)
+        return Disturbance(row.name, str(everything), self._row(process).runs, after_ms)
+
+    def _init_runs(self, _pod: Pod, _name: str) -> None:
+        self.settled_rows()
 
     def _pods_changed(self) -> None:
         self.agent.wake()
@@ -198,27 +217,25 @@ class LiveNode:
         found = self._last_sweep.found if self._last_sweep else ()
         return report.describe(*self.agent.manager.state(), found)
 
-    def _settle(self) -> None:
-        self._await(lambda: all(row.right for row in self.rows()))
-
-    def _await(self, condition: Callable[[], bool]) -> None:
+    def _await(self, condition: Callable[[], bool]) -> bool:
+        """Wait until the condition holds; tell whether it does."""
         deadline_s = time.monotonic() + PATIENCE_S
         with self._looked:
-            while not condition() and time.monotonic() < deadline_s:
+            while not (holds := condition()) and time.monotonic() < deadline_s:
+                self._check()
                 # Emulated cgroups take effect a little after the sweep that wrote them.
                 self._looked.wait(_LOOK_S)
+        return holds
 
     def _row(self, process: ContainerProcess) -> ProcessRow:
         requests = {one.name: one.requests for one in process.pod.containers}.get(
             process.container, {}
         )
-        variables = {
-            pool_variable(pool): process.instance.environment.get(pool_variable(pool), "")
-            for pool in requests
-        }
+        environment = process.instance.environment
+        told = (environment.get(pool_variable(pool), "") for pool in requests)
         facts, _ = self.agent.manager.state()
-        default = facts.pools.default_cpus(facts.topology) & facts.topology.online
-        belongs = CPUSet.union(CPUSet.parse(cpus) for cpus in variables.values()) or default
+        default = facts.pools.default_cpus(facts.topology)
+        belongs = CPUSet.union(map(CPUSet.parse, told)) if requests else default
         try:
             runs = str(process.cpus_allowed())
         except FileNotFoundError:
@@ -229,10 +246,10 @@ class LiveNode:
             requested=", ".join(f"{pool} {amount}" for pool, amount in requests.items()),
             given=", ".join(
                 f"{name}={value}"
-                for name, value in sorted(process.instance.environment.items())
+                for name, value in sorted(environment.items())
                 if name in (EXCLUSIVE_CPUS, SHARED_CPUS)
             ),
-            belongs=str(belongs),
+            belongs=str(belongs & facts.topology.online),
             runs=runs,
         )
 

@@ -1,12 +1,13 @@
-"""Pool files that a command line names."""
+"""The pool file of one node, from what a command line names."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpupool.commands import UsageError
+from cpupool.commands import UsageError, read_file
 from cpupool.config import poolconfig
-from cpupool.core.errors import Problem, refuse_errors
+from cpupool.core import pools
+from cpupool.core.errors import ConfigError, Problem, refuse_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,45 +15,44 @@ if TYPE_CHECKING:
 
     from cpupool.config.poolconfig import PoolFile, Source
     from cpupool.core.names import Names
+    from cpupool.core.topology import CPUTopology
 
 
-def read(path: Path) -> bytes:
-    """Read a file that the user has named.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; name a file that can be read") from error
-
-
-def choose(path: Path, labels: Mapping[str, str] | None, names: Names) -> tuple[Source, PoolFile]:
+def choose(
+    path: Path, labels: Mapping[str, str] | None, names: Names, machine: CPUTopology
+) -> tuple[Source, PoolFile]:
     """Read a pool file or a ConfigMap manifest, and choose the pool file of one node.
 
     Args:
         path: what the user has named.
         labels: the node's labels; None if the file holds only one pool file anyway.
         names: for the resource domain.
+        machine: the node's, which the pools must fit.
 
     Raises:
-        UsageError: the file cannot be read, or the labels choose none, or are needed.
-        ConfigError: a pool file is refused.
+        UsageError: the file cannot be read, a pool file in it is refused, or the labels choose
+            none, or are needed.
     """
+    text = read_file(path)
+    try:
+        source, file = _choose(path, text, labels, names)
+        refuse_errors(file.located(pools.validate(file.pools, machine)))
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    return source, file
+
+
+def _choose(
+    path: Path, text: bytes, labels: Mapping[str, str] | None, names: Names
+) -> tuple[Source, PoolFile]:
     problems: list[Problem] = []
-    found = poolconfig.sources(str(path), read(path), problems)
+    sources = poolconfig.sources(str(path), text, problems)
+    files = poolconfig.parse_all(sources, names, problems)
     refuse_errors(problems)
-    parsed = [
-        (source, poolconfig.parse(source.name, source.text, names, source.origin))
-        for source in found
-    ]
-    if labels is None:
-        if len(parsed) != 1:
-            raise UsageError(f"{path}: there are {len(parsed)} pool files in it; add --node-labels")
-        return parsed[0]
-    chosen = poolconfig.select([file for _, file in parsed], labels)
-    for source, file in parsed:
+    if labels is None and len(files) != 1:
+        raise UsageError(f"{path}: there are {len(files)} pool files in it; add --node-labels")
+    chosen = files[0] if labels is None else poolconfig.select(files, labels)
+    for source, file in zip(sources, files, strict=True):
         if file is chosen:
             return source, file
     raise UsageError(f"{path}: no pool file in it is for a node with these --node-labels")

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cpupool.commands import UsageError, open_machine
+from cpupool.commands import UsageError, add_command, add_shape, add_topology, open_machine
 from cpupool.host.root import HostRoot
 from cpupool.manager import report
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+    import argparse
 
+    from cpupool.commands import Commands
     from cpupool.manager.report import NodeStatus
 
 _EXAMPLES = """\
 examples:
   cpupool status
   cpupool status --json | jq '.containers[] | select(.placement == "confined")'
+
+Exit code 0: every container is where it belongs; 1: one is not; 2: the command line is wrong, or
+the agent's file cannot be read.
 """
 _STALE_S = 30.0
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+def add_parser(commands: Commands, summary: str) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "status",
-        help=summary,
-        description="Draws the machine with the containers on it and says which of them are where"
-        " they belong. Exit code 1 if one is not.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        summary,
+        "Draws the machine with the containers on it and says which of them are where they belong.",
+        _EXAMPLES,
     )
     parser.add_argument(
         "--file",
@@ -42,14 +44,8 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: st
         default=HostRoot().status,
         help="what the agent has written (default: %(default)s)",
     )
-    parser.add_argument(
-        "--topology",
-        metavar="this|DIR|FILE.tar.gz",
-        default="this",
-        help="the machine to draw (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print what the agent has written")
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="write the picture as SVG")
+    add_topology(parser, "the machine to draw", "this")
+    add_shape(parser)
     parser.set_defaults(run=run)
 
 
@@ -60,14 +56,15 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         status = report.from_json(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"{arguments.file} is no status file of this version of cpupool: {error!r}"
+            f"{arguments.file} is no status file of this version of cpupool; restart the agent, or"
+            " name its file with --file"
         ) from error
     astray = sum(str(container.wanted) != container.found for container in status.containers)
     if arguments.json:
         out.write(json.dumps(document, indent=2) + "\n")
     else:
         _draw(arguments, status, age_s, out)
-    return 1 if astray else 0
+    return 1 if astray or status.waiting_for else 0
 
 
 def _read(path: Path) -> tuple[dict[str, object], float]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cpupool.commands import node_labels, open_machine, pool_files
-from cpupool.core import pools as rules
-from cpupool.core.errors import refuse_errors
-from cpupool.core.names import DEFAULT_DOMAIN, Names
+from cpupool.commands import (
+    add_command,
+    add_node_labels,
+    add_resource_domain,
+    add_shape,
+    add_topology,
+    open_machine,
+    pool_files,
+)
+from cpupool.core.names import Names
 from cpupool.core.topology import describe
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+    import argparse
 
+    from cpupool.commands import Commands
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 
@@ -27,47 +33,32 @@ examples:
 
 A machine is recorded with: tar czf recorded.tar.gz -C / sys/devices/system/cpu \\
     sys/devices/system/node (tar tells of files that shrank: that does no harm)
+
+Exit code 0: it is drawn; 1: the picture was not written; 2: the command line is wrong, or a file
+that it names cannot be used.
 """
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+def add_parser(commands: Commands, summary: str) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "topology",
-        help=summary,
-        description="Draws a machine as its sockets, NUMA nodes, L3 caches, cores and threads. A"
-        " column of tiles is a core, its threads below each other.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        summary,
+        "Draws a machine as its sockets, NUMA nodes, L3 caches, cores and threads. A column of"
+        " tiles is a core, its threads below each other.",
+        _EXAMPLES,
     )
-    parser.add_argument(
-        "--topology",
-        metavar="MACHINE",
-        default="this",
-        help="the machine: this, a folder with a copy of /sys, or a recorded.tar.gz of one"
-        " (default: %(default)s)",
-    )
+    add_topology(parser, "the machine", "this")
     parser.add_argument(
         "--pools",
         metavar="FILE",
         type=Path,
         help="paint the CPUs by the pools of this pool file or ConfigMap manifest",
     )
-    parser.add_argument(
-        "--node-labels",
-        metavar="K=V,...",
-        type=node_labels,
-        help="the node's labels, which choose the pool file in a manifest",
-    )
-    parser.add_argument(
-        "--resource-domain",
-        metavar="DOMAIN",
-        default=DEFAULT_DOMAIN,
-        help="the agent's --resource-domain (default: %(default)s)",
-    )
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="print one JSON object instead")
-    shape.add_argument("--svg", metavar="FILE", type=Path, help="write the picture as SVG, too")
+    add_node_labels(parser)
+    add_resource_domain(parser)
+    add_shape(parser)
     parser.set_defaults(run=run)
 
 
@@ -75,15 +66,14 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Draw the machine, or describe it as JSON.
 
     Raises:
-        UsageError: a file or the machine cannot be read, or no pool file is for the node.
-        ConfigError: the pools do not fit the machine.
+        UsageError: the machine cannot be read, or has no pool file that can be used.
+        HostFileError: the picture cannot be written.
     """
     topology = open_machine(arguments.topology)
     pools = None
     if arguments.pools:
         names = Names(arguments.resource_domain)
-        _, file = pool_files.choose(arguments.pools, arguments.node_labels, names)
-        refuse_errors(file.located(rules.validate(file.pools, topology)))
+        _, file = pool_files.choose(arguments.pools, arguments.node_labels, names, topology)
         pools = file.pools
     if arguments.json:
         out.write(json.dumps(describe(topology), indent=2) + "\n")
@@ -96,7 +86,7 @@ def _draw(topology: CPUTopology, pools: NodePools | None, svg: Path | None, out:
     # Only here, so that --json does without the drawing library.
     from cpupool.commands import drawing, painting  # noqa: PLC0415
 
-    painted = painting.paint_pools(pools, topology) if pools else painting.Painting()
+    painted = painting.Painting() if pools is None else painting.paint_pools(pools, topology)
     picture = drawing.Picture(topology, painted)
     drawing.show(picture, out)
     if svg:

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
-import argparse
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cpupool.commands import UsageError, node_labels, open_machine, pool_files
+from cpupool.commands import (
+    UsageError,
+    add_command,
+    add_node_labels,
+    add_resource_domain,
+    add_topology,
+    open_machine,
+    read_file,
+)
 from cpupool.config import poolconfig
+from cpupool.config.poolconfig import Source
 from cpupool.core import pools
 from cpupool.core.errors import ConfigError, Problem, errors_in
-from cpupool.core.names import DEFAULT_DOMAIN, Names
+from cpupool.core.names import Names
 from cpupool.core.pools import PoolKind
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+    import argparse
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cpupool.config.poolconfig import PoolFile, Source
+    from cpupool.commands import Commands
+    from cpupool.config.poolconfig import PoolFile
 
 _EXAMPLES = """\
 examples:
-  cpupool validate configmaps/cpu-pooler-config.yaml
+  cpupool validate configmaps/cpu-pooler-configmap.yaml
   cpupool validate poolconfig-dpdk.yaml poolconfig-controller.yaml
   cpupool validate /etc/cpu-pooler --topology this --node-labels nodeType=dpdk
 
-Files given together are taken for the files of one ConfigMap. Exit code 0: every file can be used;
-1: problems were found; 2: the command line is wrong.
+Files given together are taken for the files of one ConfigMap. With --node-labels only the file that
+the node takes must fit its machine.
+
+Exit code 0: every file can be used; 1: problems were found; 2: the command line is wrong, or a file
+that it names cannot be read.
 """
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+def add_parser(commands: Commands, summary: str) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "validate",
-        help=summary,
-        description="Checks pool files and prints every problem as"
-        " file:line:column: path: what; what to do.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        summary,
+        "Checks pool files and prints every problem as file:line:column: path: what; what to do.",
+        _EXAMPLES,
     )
     parser.add_argument(
         "files",
@@ -48,24 +59,9 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser], summary: st
         nargs="+",
         help="a pool file, a ConfigMap manifest, or a folder with poolconfig-<name>.yaml files",
     )
-    parser.add_argument(
-        "--topology",
-        metavar="MACHINE",
-        help="the machine that must have the CPUs: this, a folder with a copy of /sys, or a"
-        " recorded.tar.gz of one; with --node-labels only the file that the node takes must fit",
-    )
-    parser.add_argument(
-        "--node-labels",
-        metavar="K=V,...",
-        type=node_labels,
-        help="tell which file a node with these labels takes",
-    )
-    parser.add_argument(
-        "--resource-domain",
-        metavar="DOMAIN",
-        default=DEFAULT_DOMAIN,
-        help="the agent's --resource-domain (default: %(default)s)",
-    )
+    add_topology(parser, "the machine that must have the CPUs", None)
+    add_node_labels(parser)
+    add_resource_domain(parser)
     parser.set_defaults(run=run)
 
 
@@ -81,7 +77,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     topology = open_machine(arguments.topology) if arguments.topology else None
     labels: Mapping[str, str] | None = arguments.node_labels
     problems: list[Problem] = []
-    files = _read(arguments.files, Names(arguments.resource_domain), problems)
+    sources = list(_sources(arguments.files, problems))
+    files = poolconfig.parse_all(sources, Names(arguments.resource_domain), problems)
     problems += poolconfig.rivals(files)
     taken = None
     if labels is not None and not problems:
@@ -89,7 +86,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     good = []
     for file in files:
         machine = topology if labels is None or file is taken else None
-        found = [*file.warnings, *file.located(pools.validate(file.pools, machine))]
+        found = file.located([*file.warnings, *pools.validate(file.pools, machine)])
         problems += found
         if not errors_in(found):
             good.append(file)
@@ -102,31 +99,31 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return 1 if errors_in(problems) else 0
 
 
-def _read(paths: Iterable[Path], names: Names, problems: list[Problem]) -> list[PoolFile]:
-    files: list[PoolFile] = []
-    for path in _expanded(paths):
-        found: Sequence[Source] = ()
-        with _collected(problems):
-            found = poolconfig.sources(str(path), pool_files.read(path), problems)
-        for source in found:
-            with _collected(problems):
-                files.append(poolconfig.parse(source.name, source.text, names, source.origin))
-    return files
-
-
-def _expanded(paths: Iterable[Path]) -> Iterator[Path]:
+def _sources(paths: Iterable[Path], problems: list[Problem]) -> Iterator[Source]:
     for path in paths:
-        try:
-            inside = sorted(filter(_is_pool_file, path.iterdir())) if path.is_dir() else [path]
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}; name another folder") from error
-        if not inside:
-            raise UsageError(f"{path}: no poolconfig-<name>.yaml in this folder; name another one")
-        yield from inside
+        inside = _pool_files(path)
+        if inside is None:
+            with _collected(problems):
+                yield from poolconfig.sources(str(path), read_file(path), problems)
+        else:
+            # A node takes each file there for a pool file, so a manifest is none here either.
+            yield from (Source.of(str(file), read_file(file)) for file in inside)
 
 
-def _is_pool_file(path: Path) -> bool:
-    return poolconfig.is_pool_file(path.name)
+def _pool_files(folder: Path) -> list[Path] | None:
+    """List the pool files in a folder; None if it is none."""
+    try:
+        inside = sorted(path for path in folder.iterdir() if poolconfig.is_pool_file(path.name))
+    except NotADirectoryError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; name another file or folder") from error
+    if not inside:
+        raise UsageError(
+            f"{folder}: no poolconfig-<name>.yaml in this folder; name another one, or the file of"
+            " a ConfigMap manifest itself"
+        )
+    return inside
 
 
 def _take(

@@ -70,8 +70,9 @@ class PoolFile:
         return self.locations[path]
 
     def located(self, problems: Iterable[Problem]) -> tuple[Problem, ...]:
-        """Add to problems with these pools where in the file they stand."""
-        return tuple(replace(found, location=self.locate(found.path)) for found in problems)
+        """Put problems in the order of the file, each with the place where it stands."""
+        found = [replace(one, location=one.location or self.locate(one.path)) for one in problems]
+        return tuple(sorted(found, key=lambda one: one.location or Location(self.name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,11 @@ class Source:
     name: str
     text: str | bytes
     origin: Origin
+
+    @classmethod
+    def of(cls, name: str, text: str | bytes) -> Source:
+        """Take a whole file for a pool file."""
+        return cls(name, text, Origin(name))
 
 
 def is_pool_file(name: str) -> bool:
@@ -121,9 +127,27 @@ def parse(
         locations=document.locations(root),
         warnings=tuple(decoder.problems),
     )
-    problems = [*decoder.problems, *file.located(pools.validate(file.pools, None))]
-    refuse_errors(sorted(problems, key=lambda problem: problem.location or Location(name)))
+    refuse_errors(file.located([*decoder.problems, *pools.validate(file.pools, None)]))
     return file
+
+
+def parse_all(
+    found: Iterable[Source], resource_names: Names, problems: list[Problem]
+) -> tuple[PoolFile, ...]:
+    """Read pool files, without those that are refused.
+
+    Args:
+        found: their texts.
+        resource_names: for the resource domain.
+        problems: takes everything that is wrong with those that are refused.
+    """
+    files = []
+    for source in found:
+        try:
+            files.append(parse(source.name, source.text, resource_names, source.origin))
+        except ConfigError as error:
+            problems += error.problems
+    return tuple(files)
 
 
 def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Source, ...]:
@@ -140,7 +164,7 @@ def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Sour
     decoder = _Decoder([])
     root = document.read(text, Origin(name), decoder.problems)
     if not isinstance(root, Table) or "kind" not in root.entries:
-        return (Source(name, text, Origin(name)),)
+        return (Source.of(name, text),)
     found = tuple(decoder.read_manifest(root))
     problems += decoder.problems
     return found

@@ -148,7 +148,8 @@ def write_atomically(path: Path, data: bytes) -> None:
                 os.fsync(descriptor)
             temporary.replace(path)
         except BaseException:
-            temporary.unlink()
+            # An interrupt may come after the file has its new name.
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise HostFileError(

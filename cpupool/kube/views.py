@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -80,14 +81,16 @@ def pod(body: Body, names: Names) -> Pod:
     top = _Field.of(body)
     metadata, status = top["metadata"], top["status"]
     annotations = metadata["annotations"]
-    mirror = STATIC_POD_MIRROR in dict(annotations.entries())
+    static = annotations[STATIC_POD_HASH].text("")
+    # The kubelet writes the hash into both; a mark that somebody else forged names no cgroup.
+    mirrored = static and annotations[STATIC_POD_MIRROR].text("") == static and static.isalnum()
     return Pod(
         uid=PodUID(metadata["uid"].name()),
         namespace=metadata["namespace"].name("default"),
         name=metadata["name"].name(),
         qos=_qos(top["spec"], status["qosClass"]),
         containers=tuple(_containers(top["spec"], status, names)),
-        cgroup_uid=annotations[STATIC_POD_HASH].name() if mirror else "",
+        cgroup_uid=static if mirrored else "",
         finished=status["phase"].text("") in _FINISHED,
     )
 
@@ -165,7 +168,10 @@ class _Field:
     def number(self) -> str:
         if isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
             raise self.error(f"{_shown(self.value)} is not a quantity")
-        return str(self.value)
+        try:
+            return str(self.value)
+        except ValueError as error:
+            raise self.error("is a number of too many digits") from error
 
     def _mapping(self) -> Mapping[str, object]:
         if self.value is None:
@@ -180,7 +186,11 @@ def _is_name(value: object) -> TypeGuard[str]:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    # Not all of it: a body can hold anything, and all of that may not fit into memory.
+    try:
+        text = repr(value[:60]) if isinstance(value, str) else reprlib.repr(value)
+    except ValueError:  # an integer of too many digits
+        text = f"this {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -316,13 +326,21 @@ def _pods_in(source: str, path: str, document: object) -> Iterator[dict[str, Any
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: a date is a text."""
+    """YAML as Kubernetes reads it: a date is a text. An alias is refused: few make a huge body."""
 
     # PyYAML declares this attribute as one that is assigned to.
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # a gap in the stubs
+        if isinstance(event, yaml.AliasEvent):
+            mark = cast("yaml.Mark", event.start_mark)
+            what = "aliases are not supported; write the value out in full"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=mark)
+        return super().compose_node(parent, index)
 
 
 def _documents(name: str, text: str) -> Iterator[tuple[Location, object]]:

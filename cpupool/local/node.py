@@ -101,6 +101,10 @@ class EmbeddedNode:
         with self._lock:
             return tuple(one for hosted in self._pods.values() for one in hosted.processes())
 
+    def path_of(self, process: ContainerProcess) -> str:
+        """Give a process's cgroup as `CgroupFS` takes it: relative to the hierarchy's base."""
+        return f"{self.cgroup_root}/{process.instance.cgroup}".strip("/")
+
     def run_pod(
         self, body: views.Body, during_init: Callable[[Pod, str], None] = lambda _pod, _name: None
     ) -> Pod:

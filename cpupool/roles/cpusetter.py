@@ -41,6 +41,9 @@ _Answer = TypeVar("_Answer")
 _SETTLE_S = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
 _STORM_S = 0.2
+_NO_CGROUPS = HostError(
+    "pods run here, but no pod has a cgroup in the usual places; set --cgroup-root as the kubelet's"
+)
 _PASSES = 3
 """A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
 that repaired something looks again; more often only if somebody else keeps writing."""
@@ -162,6 +165,8 @@ class CPUSetter:
         if resolution.missing and not self._informed:
             return SweepReport(waiting_for="the kubelet's word on its devices")
         self._ready.set()
+        if facts.pods and not found:
+            self._complain("kubepods", _NO_CGROUPS)
         repairs: list[Repair] = []
         for _ in range(_PASSES):
             looked_at = (self._look_at(container, resolution) for container in found)

@@ -2,15 +2,38 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 
+# contract, module, what it must not import.
+VIOLATIONS = [
+    ("layers", "core/cpuset", "cpupool.manager.manager"),
+    ("layers", "host/sysfs", "cpupool.kube.views"),
+    ("roles", "roles/cpusetter", "cpupool.roles.device_manager"),
+    ("api", "roles/device_manager", "cpupool.api.deviceplugin_pb2"),
+    ("grpc", "roles/device_manager", "grpc"),
+    ("grpc", "host/files", "google.protobuf"),
+    ("rich", "commands/status", "rich.console"),
+    ("rich", "app", "rich"),
+    ("deciding", "core/cpuset", "os"),
+    ("deciding", "policies/pooled", "random"),
+    ("deciding", "config/poolconfig", "pathlib"),
+    ("deciding", "wire/kubelet_checkpoint", "io"),
+    ("deciding", "manager/resolve", "time"),
+    ("pure", "core/topology", "logging"),
+    ("pure", "policies/pooled", "threading"),
+    ("yaml", "wire/kubelet_checkpoint", "yaml"),
+]
 
-def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+
+def lint_imports(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [LINT_IMPORTS, "--config", folder / "pyproject.toml", "--no-cache"],
+        [LINT_IMPORTS, "--config", folder / "pyproject.toml", "--no-cache", *options],
         cwd=folder,
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
@@ -26,16 +49,28 @@ def test_every_module_imports_only_from_layers_below_its_own() -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_a_module_that_breaks_a_contract_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("contract", "module", "imported"), VIOLATIONS)
+def test_a_module_that_breaks_a_contract_is_found(
+    tmp_path: Path, contract: str, module: str, imported: str
+) -> None:
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     for path in ROOT.glob("cpupool/**/*.py"):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(path.read_text())
-    with (tmp_path / "cpupool/core/cpuset.py").open("a") as module:
-        module.write("\nimport cpupool.manager.manager\n")
+    with (tmp_path / f"cpupool/{module}.py").open("a") as file:
+        file.write(f"\nimport {imported}\n")
 
-    result = lint_imports(tmp_path)
+    result = lint_imports(tmp_path, "--contract", contract)
 
-    assert result.returncode != 0
-    assert "cpupool.core is not allowed to import cpupool.manager" in result.stdout
+    assert result.returncode == 1, result.stdout
+    importer = f"cpupool.{module.replace('/', '.')}"
+    assert f"{importer} -> {imported.split('.', maxsplit=1)[0]}" in result.stdout
+
+
+def test_every_contract_has_a_module_that_breaks_it() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+
+    contracts = {contract["id"] for contract in settings["contracts"]}
+
+    assert contracts == {contract for contract, _, _ in VIOLATIONS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.core.workloads import Container, ContainerID, ContainerKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
 from cpupool.roles.cpusetter import CPUSetter
@@ -153,7 +154,7 @@ class Node(RuleBasedStateMachine):
     def start(self, **requests: int) -> Pod:
         self.count += 1
         name = f"p{self.count}"
-        container = replace(builders.container(**requests), id=f"{name}-main")
+        container = Container("main", ContainerKind.APP, requests, ContainerID(f"{name}-main"))
         pod = builders.pod(name, container)
         self.kernel.make(f"kubepods/pod{pod.uid}", EVERYTHING)
         self.kernel.make(f"kubepods/pod{pod.uid}/{name}-main", "")
@@ -221,7 +222,9 @@ class Node(RuleBasedStateMachine):
                 if uid != container.pod
                 for cpus in by_pool.values()
             )
-            wanted = self.manager.state()[1].assignment((container.pod, container.id)).cpus
+            wanted = (
+                self.manager.state()[1].assignment((container.pod, ContainerID(container.id))).cpus
+            )
             if wanted:
                 assert CPUSet.parse(container.cpus).isdisjoint(others), container
 

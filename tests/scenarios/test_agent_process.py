@@ -18,7 +18,6 @@ from cpupool.host import files
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
-from tests.kubelets import short_folder
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
@@ -81,13 +80,13 @@ class World:
 
     def cpus(self) -> dict[str, str]:
         return {
-            process.pod.name: str(self.tree.effective(process.instance.cgroup))
+            process.pod.name: str(self.tree.effective(self.node.path_of(process)))
             for process in self.node.processes()
             if process.container
         }
 
     def await_cpus(self, **expected: str) -> None:
-        eventually(lambda: self.cpus() == expected, f"{expected}: {self.cpus()}")
+        eventually(lambda: self.cpus() == expected, lambda: f"{expected}: {self.cpus()}")
 
     def await_pool(self, pool: str, healthy: int) -> None:
         self.node.kubelet.wait_for(
@@ -100,18 +99,17 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with short_folder() as folder:
-        machine = MACHINES["arm_no_smt"].write(folder)
-        (folder / "etc").mkdir()
-        (folder / "etc/poolconfig-worker.yaml").write_text(POOLS)
-        with (
-            EmulatedCgroups(folder, machine.topology().online, "a test") as place,
-            EmbeddedNode(folder, place, sysfs=machine.sys) as node,
-        ):
-            world = World(folder, node)
-            world.publish()
-            yield world
+def world(folder: Path) -> Iterator[World]:
+    machine = MACHINES["arm_no_smt"].write(folder)
+    (folder / "etc").mkdir()
+    (folder / "etc/poolconfig-worker.yaml").write_text(POOLS)
+    with (
+        EmulatedCgroups(folder, machine.topology().online, "a test") as place,
+        EmbeddedNode(folder, place, sysfs=machine.sys) as node,
+    ):
+        world = World(folder, node)
+        world.publish()
+        yield world
 
 
 def test_pods_are_placed_kept_and_shown(world: World) -> None:
@@ -124,7 +122,7 @@ def test_pods_are_placed_kept_and_shown(world: World) -> None:
         world.await_cpus(owner="2-3", sharer="6-7", plain="0-1")
 
         container = next(one for one in world.node.processes() if one.container)
-        world.tree.write(container.instance.cgroup, CPUSet.parse("0-15"))
+        world.tree.write(world.node.path_of(container), CPUSet.parse("0-15"))
         world.await_cpus(owner="2-3", sharer="6-7", plain="0-1")
 
         status = ["status", "--file", str(world.folder / "run/cpupool/status.json")]
@@ -141,7 +139,7 @@ def test_a_killed_agent_that_starts_again_disturbs_nobody(world: World) -> None:
     # Whatever happens while no agent runs is put right by the next one.
     world.run("late")
     owner = next(one for one in world.node.processes() if one.container)
-    file = world.node.root.cgroup / "cpuset" / owner.instance.cgroup.strip("/") / "cpuset.cpus"
+    file = world.node.root.cgroup / "cpuset" / world.node.path_of(owner) / "cpuset.cpus"
     written_ns = file.stat().st_mtime_ns
     with world.agent():
         world.await_cpus(owner="2-5", late="0-1")
@@ -176,3 +174,23 @@ def test_the_agent_stops_at_once_and_leaves_no_socket(world: World) -> None:
         assert list(world.node.root.device_plugins.glob("cpupool-*"))
     assert process.returncode == 0
     assert not list(world.node.root.device_plugins.glob("cpupool-*"))
+
+
+def test_no_cpu_is_offered_before_its_owner_is_known(world: World) -> None:
+    """The pool was renamed while no agent ran, and the pods cannot be read at first."""
+    with world.agent():
+        world.await_pool("exclusive_a", 4)
+        world.run("owner", exclusive_a=1)
+        world.await_cpus(owner="2")
+    pool_file = world.folder / "etc/poolconfig-worker.yaml"
+    pool_file.write_text(POOLS.replace("exclusive_a", "exclusive_new"))
+    world.pods_file.write_text("")
+
+    with world.agent() as process:
+        lines = iter(process.stderr.readline, "")
+        assert any("this file is empty" in line for line in lines)
+        assert world.node.kubelet.listing("nokia.k8s.io/exclusive_new").capacity == 0
+        world.publish()
+        world.await_pool("exclusive_new", 3)
+
+    assert world.cpus() == {"owner": "2"}

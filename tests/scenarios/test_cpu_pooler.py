@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,6 @@ from cpupool.local.node import EmbeddedNode
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
 from tests import testdata
-from tests.kubelets import short_folder
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
+    from cpupool.local.devices import Listing
     from cpupool.manager.ports import PodSource
 
 MACHINE = "arm-phone-3clusters"  # eight cores of one thread
@@ -37,15 +38,19 @@ CONTROLLER = {"nodeType": "controller"}
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as folder:
-        samples = testdata.folder() / "cpu-pooler"
-        manifest = samples / "cpu-pooler-config.yaml"
-        for source in poolconfig.sources(manifest.name, manifest.read_bytes(), []):
-            mounted = folder / "etc" / source.name
-            mounted.parent.mkdir(exist_ok=True)
-            mounted.write_text(str(source.text))
-        yield folder
+def folder(folder: Path) -> Path:
+    """CPU-Pooler's sample pool files are mounted in it."""
+    samples = testdata.folder() / "cpu-pooler"
+    manifest = samples / "cpu-pooler-config.yaml"
+    for source in poolconfig.sources(manifest.name, manifest.read_bytes(), []):
+        mounted = folder / "etc" / source.name
+        mounted.parent.mkdir(exist_ok=True)
+        mounted.write_text(str(source.text))
+    return folder
+
+
+def offers(count: int, listing: Listing) -> bool:
+    return listing.allocatable == count
 
 
 def machine() -> Sysfs:
@@ -97,9 +102,7 @@ def test_a_sample_pod_runs_unedited(
         running(Agent(settings, node.root, sysfs, node)) as agent,
     ):
         for pool, count in {"exclusive-pool": 2, "shared-pool": 1000}.items():
-            node.kubelet.wait_for(
-                f"nokia.k8s.io/{pool}", lambda one, n=count: one.allocatable == n, DEADLINE_S
-            )
+            node.kubelet.wait_for(f"nokia.k8s.io/{pool}", partial(offers, count), DEADLINE_S)
         text = (testdata.folder() / "cpu-pooler" / manifest).read_text()
         (body,) = views.pods_from_text(manifest, text)
         node.run_pod(body)
@@ -108,7 +111,7 @@ def test_a_sample_pod_runs_unedited(
         def seen() -> dict[str, tuple[str, dict[str, str]]]:
             return {
                 process.container: (
-                    str(tree.effective(process.instance.cgroup.strip("/"))),
+                    str(tree.effective(node.path_of(process))),
                     {
                         name: value
                         for name, value in process.instance.environment.items()
@@ -119,7 +122,7 @@ def test_a_sample_pod_runs_unedited(
                 if process.container
             }
 
-        eventually(lambda: seen() == expected, f"{seen()}")
+        eventually(lambda: seen() == expected, lambda: f"{expected}, but {seen()}")
 
 
 class Listed:

@@ -8,15 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kubelets import short_folder
 from tests.waiting import DEADLINE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HERE = sorted(os.sched_getaffinity(0))
 POD = """
@@ -29,31 +24,24 @@ spec:
 """
 
 
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """A folder for temporary files, to see what a demo leaves in it."""
-    with short_folder() as folder:
-        yield folder
-
-
-def demo(scratch: Path, *options: str) -> subprocess.Popen[str]:
+def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "cpupool", "demo", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
+        env={**os.environ, "TMPDIR": str(folder)},
     )
 
 
-def left_behind(scratch: Path, pid: int) -> list[str]:
+def left_behind(folder: Path, pid: int) -> list[str]:
     """List a demo's temporary files and cgroups."""
     cgroups = Path("/sys/fs/cgroup").glob(f"**/cpupool-demo-{pid}")
-    return [str(path) for path in (*scratch.iterdir(), *cgroups)]
+    return [str(path) for path in (*folder.iterdir(), *cgroups)]
 
 
-def test_every_process_is_where_it_belongs_and_nothing_is_left(scratch: Path) -> None:
-    process = demo(scratch, "--json")
+def test_every_process_is_where_it_belongs_and_nothing_is_left(folder: Path) -> None:
+    process = demo(folder, "--json")
     printed, complaints = process.communicate(timeout=DEADLINE_S)
 
     assert (process.returncode, complaints) == (0, "")
@@ -68,22 +56,23 @@ def test_every_process_is_where_it_belongs_and_nothing_is_left(scratch: Path) ->
     if len(HERE) > 1:
         assert result["disturbed"]["name"] == "poller/poll"
         assert result["disturbed"]["back_on"] != result["disturbed"]["moved_to"]
-    assert left_behind(scratch, process.pid) == []
+    assert left_behind(folder, process.pid) == []
 
 
-def test_the_picture_and_the_table_are_for_people(scratch: Path) -> None:
-    process = demo(scratch, "--svg", str(scratch / "picture.svg"))
+def test_the_picture_and_the_table_are_for_people(folder: Path) -> None:
+    process = demo(folder, "--svg", str(folder / "picture.svg"))
     printed, complaints = process.communicate(timeout=DEADLINE_S)
 
     assert (process.returncode, complaints) == (0, "")
     assert "processes run where they belong." in printed
     assert "WRONG" not in printed
-    assert "demo/poller/poll" in (scratch / "picture.svg").read_text().replace("&#160;", " ")
+    assert "demo/poller/poll" in (folder / "picture.svg").read_text().replace("&#160;", " ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_in_the_middle_leaves_nothing(scratch: Path, number: int) -> None:
-    process = demo(scratch)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_in_the_middle_leaves_nothing(folder: Path, number: int) -> None:
+    process = demo(folder)
+    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("Pod "):
             break
@@ -91,15 +80,15 @@ def test_an_interrupt_in_the_middle_leaves_nothing(scratch: Path, number: int) -
     process.send_signal(number)
     _, complaints = process.communicate(timeout=DEADLINE_S)
 
-    said = "cpupool: interrupted; everything is cleaned up\n"
+    said = "cpupool: interrupted; nothing is left behind\n"
     assert (process.returncode, complaints) == (130, said)
-    assert left_behind(scratch, process.pid) == []
+    assert left_behind(folder, process.pid) == []
 
 
-def test_a_pod_that_does_not_fit_is_said_and_fails_the_demo(scratch: Path) -> None:
-    (scratch / "pod.yaml").write_text(POD)
+def test_a_pod_that_does_not_fit_is_said_and_fails_the_demo(folder: Path) -> None:
+    (folder / "pod.yaml").write_text(POD)
 
-    process = demo(scratch, "--pods", str(scratch / "pod.yaml"))
+    process = demo(folder, "--pods", str(folder / "pod.yaml"))
     printed, complaints = process.communicate(timeout=DEADLINE_S)
 
     assert (process.returncode, complaints) == (1, "")
@@ -107,27 +96,65 @@ def test_a_pod_that_does_not_fit_is_said_and_fails_the_demo(scratch: Path) -> No
     assert "1 pods did not start: see above." in printed
 
 
-def test_pools_that_do_not_fit_this_machine_are_refused_by_the_users_own_file(
-    scratch: Path,
-) -> None:
-    mine = scratch / "poolconfig-mine.yaml"
-    mine.write_text('pools:\n  exclusive_x: {cpus: "8000"}\n')
+def test_the_resource_domain_is_the_users(folder: Path) -> None:
+    mine = folder / "poolconfig-mine.yaml"
+    mine.write_text(
+        f"resourceBaseName: example.com\npools: {{default: {{cpus: {HERE[0]}}}}}\n"
+        "nodeSelector: {a: b}\n"
+    )
 
-    process = demo(scratch, "--config", str(mine))
-    _, complaints = process.communicate(timeout=DEADLINE_S)
+    process = demo(folder, "--config", str(mine), "--resource-domain", "example.com", "--json")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
 
-    assert process.returncode == 1
-    assert f"{mine}:2:23: pools.exclusive_x.cpus: this machine has no CPUs 8000" in complaints
+    assert (process.returncode, complaints) == (0, "")
+    assert json.loads(printed)["verified"] is True
+
+
+@pytest.mark.skipif(len(HERE) < 2, reason="on one CPU every process is where it belongs")
+def test_a_process_that_was_astray_before_fails_a_demo_that_ends_well(folder: Path) -> None:
+    # The first look finds a process on every CPU, all later ones find it where it belongs.
+    program = (
+        "import sys; from cpupool import cli; from cpupool.commands import live\n"
+        "from cpupool.core.cpuset import CPUSet; from cpupool.local.pods import ContainerProcess\n"
+        "look, ask, late = live.LiveNode.settled_rows, ContainerProcess.cpus_allowed, []\n"
+        "def wrong(self):\n"
+        "    return CPUSet.parse('0-99') if not late else ask(self)\n"
+        "def once(self):\n"
+        "    live.PATIENCE_S = 20.0 if late else 0.1\n"
+        "    rows = look(self)\n"
+        "    late.append(rows)\n"
+        "    return rows\n"
+        "live.LiveNode.run_pod = lambda self, body: self.node.run_pod(body)\n"
+        "live.LiveNode.settled_rows, ContainerProcess.cpus_allowed = once, wrong\n"
+        "sys.exit(cli.main(['demo', '--json']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "TMPDIR": str(folder), "GRPC_VERBOSITY": "NONE"},
+        check=False,
+    )
+
+    assert (result.returncode, result.stderr) == (1, "")
+    document = json.loads(result.stdout)
+    assert all(row["right"] for row in document["processes"])
+    assert document["astray"]
+    assert document["verified"] is False
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as somebody else")
-def test_an_ordinary_user_gets_emulated_cgroups_and_the_kernels_own_word(scratch: Path) -> None:
-    scratch.chmod(0o777)
-    # Imported first: the tests' interpreter may lie in a folder that is root's alone.
+def test_an_ordinary_user_gets_emulated_cgroups_and_the_kernels_own_word(folder: Path) -> None:
+    folder.chmod(0o777)
+    # A first run as root imports everything: the tests' interpreter may lie in a folder that is
+    # root's alone, and so may the checkout.
     program = (
-        "import os, sys, encodings.utf_8_sig, cpupool.commands.demo\n"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "from cpupool import cli; sys.exit(cli.main(['demo', '--json']))"
+        "import io, os, sys; from cpupool import cli\n"
+        "said, sys.stdout = sys.stdout, io.StringIO()\n"
+        "assert cli.main(['demo', '--json']) == 0\n"
+        "sys.stdout = said; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(cli.main(['demo', '--json']))"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -136,7 +163,7 @@ def test_an_ordinary_user_gets_emulated_cgroups_and_the_kernels_own_word(scratch
         timeout=DEADLINE_S,
         env={
             **os.environ,
-            "TMPDIR": str(scratch),
+            "TMPDIR": str(folder),
             "PYTHONDONTWRITEBYTECODE": "1",
             # The command itself sets this before it imports grpc.
             "GRPC_VERBOSITY": "NONE",

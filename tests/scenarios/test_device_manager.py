@@ -15,8 +15,9 @@ from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.manager.manager import Manager
 from cpupool.roles.device_manager import DeviceManager
-from tests.kubelets import DEADLINE_S, RegisteringKubelet, dial, short_folder
+from tests.kubelets import RegisteringKubelet, dial
 from tests.machines import MACHINES
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,31 +65,30 @@ class Node:
     def wait_for_lists(self, count: int, *resources: str) -> None:
         """Wait until every pool has sent as many lists."""
         for resource in resources or (EXCLUSIVE, SHARED):
-            self.kubelet.wait_until(
+            eventually(
                 lambda resource=resource: len(self.kubelet.lists[resource]) >= count,  # type: ignore[misc]
                 f"{count} lists of {resource}",
             )
 
 
 @contextmanager
-def _node(look_s: float) -> Iterator[Node]:
-    with short_folder() as folder:
-        made = Node(folder, MACHINES["telco_2s_2n_16c32t"].write(folder), look_s)
-        yield made
-        made.kubelet.stop()
+def _node(folder: Path, look_s: float) -> Iterator[Node]:
+    made = Node(folder, MACHINES["telco_2s_2n_16c32t"].write(folder), look_s)
+    yield made
+    made.kubelet.stop()
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    with _node(look_s=0.05) as made:
+def node(folder: Path) -> Iterator[Node]:
+    with _node(folder, look_s=0.05) as made:
         yield made
 
 
 @pytest.fixture
-def waiting_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def waiting_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A node whose role looks when an event tells it to, and otherwise once an hour."""
     monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 3600.0)
-    with _node(look_s=3600.0) as made:
+    with _node(folder, look_s=3600.0) as made:
         yield made
 
 
@@ -144,7 +144,7 @@ def test_a_kubelet_that_takes_over_a_living_socket_is_registered_with(node: Node
     with node.running():
         node.wait_for_lists(1)
         successor.start(wiped="kubelet.sock")
-        successor.wait_until(lambda: len(successor.registered) == 2, "registrations")
+        eventually(lambda: len(successor.registered) == 2, "registrations")
         # The first kubelet's streams are still open.
         node.machine.switch_off(CPUSet.of(2))
         node.wait_for_lists(2, EXCLUSIVE)
@@ -163,9 +163,9 @@ def test_pools_are_served_while_there_is_no_kubelet(node: Node) -> None:
     ours = node.root.device_plugins / "cpupool-exclusive_a.sock"
     with node.running():
         for _ in range(3):
-            node.kubelet.wait_until(ours.is_socket, "the plugin's socket")
+            eventually(ours.is_socket, "the plugin's socket")
             ours.unlink()
-        node.kubelet.wait_until(ours.is_socket, "the plugin's socket")
+        eventually(ours.is_socket, "the plugin's socket")
         node.kubelet.start()
         node.wait_for_lists(1)
 
@@ -190,9 +190,7 @@ def test_a_killed_kubelets_dead_socket_does_not_delay_the_next_one(
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(node.root.kubelet_socket))
     with node.running():
-        node.kubelet.wait_until(
-            lambda: caplog.text.count("device plugin not registered") == 2, "two failures"
-        )
+        eventually(lambda: caplog.text.count("device plugin not registered") == 2, "two failures")
         assert node.sockets() > {"cpupool-exclusive_a.sock", "cpupool-shared_s.sock"}
         node.kubelet.start()
         node.wait_for_lists(1)
@@ -213,7 +211,7 @@ def test_a_kubelet_that_does_not_dial_back_is_registered_with_again(
     node.kubelet.deaf = True
     node.kubelet.start()
     with node.running():
-        node.kubelet.wait_until(lambda: len(node.kubelet.registered) >= 4, "registrations")
+        eventually(lambda: len(node.kubelet.registered) >= 4, "registrations")
         node.kubelet.deaf = False
         node.wait_for_lists(1)
 
@@ -225,9 +223,9 @@ def test_a_deleted_socket_comes_back_before_the_kubelet_has_dialled(
     node.kubelet.deaf = True
     node.kubelet.start()
     with node.running():
-        node.kubelet.wait_until(lambda: len(node.kubelet.registered) == 2, "registrations")
+        eventually(lambda: len(node.kubelet.registered) == 2, "registrations")
         (node.root.device_plugins / "cpupool-exclusive_a.sock").unlink()
-        node.kubelet.wait_until(
+        eventually(
             lambda: node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED], "another registration"
         )
 
@@ -238,7 +236,7 @@ def test_pools_are_served_while_the_kubelet_is_not_ready(node: Node) -> None:
     ours = node.root.device_plugins / "cpupool-exclusive_a.sock"
     request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=["1"])])
     with node.running():
-        node.kubelet.wait_until(lambda: node.kubelet.refusals < 999_997, "refusals")
+        eventually(lambda: node.kubelet.refusals < 999_997, "refusals")
         with dial(ours) as channel:
             reply = DevicePluginStub(channel).Allocate(request, timeout=DEADLINE_S)
     assert reply.container_responses[0].envs["EXCLUSIVE_CPUS"] == "1"
@@ -265,7 +263,7 @@ def test_a_machine_that_cannot_be_read_for_a_while_keeps_its_lists(
     with node.running():
         node.wait_for_lists(1)
         online.write_text("no list\n")
-        node.kubelet.wait_until(lambda: "topology not read" in caplog.text, "a warning")
+        eventually(lambda: "topology not read" in caplog.text, "a warning")
         # A socket comes back after another look at the unreadable machine.
         (node.root.device_plugins / "cpupool-exclusive_a.sock").unlink()
         node.wait_for_lists(2, EXCLUSIVE)
@@ -339,7 +337,7 @@ def test_a_stop_does_not_ask_a_slow_kubelet_for_the_other_pools(node: Node) -> N
     node.kubelet.ready.clear()
     node.kubelet.start()
     with node.running() as stop:
-        node.kubelet.wait_until(lambda: node.kubelet.calls == 1, "a registration")
+        eventually(lambda: node.kubelet.calls == 1, "a registration")
         stop.set()
         node.kubelet.ready.set()
     assert node.kubelet.calls == 1

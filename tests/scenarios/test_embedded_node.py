@@ -21,7 +21,6 @@ from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
 from cpupool.local.node import SANDBOX, EmbeddedNode
-from tests.kubelets import short_folder
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
@@ -60,11 +59,8 @@ class World:
     def cpus(self, pod: str) -> dict[str, str]:
         """Read the cpuset of each container of a pod."""
         tree = CgroupFS(self.node.root.cgroup, self.node.cgroup_root)
-        prefix = self.node.cgroup_root.strip("/")
         return {
-            process.container: str(
-                tree.effective("/".join(filter(None, (prefix, process.instance.cgroup))))
-            )
+            process.container: str(tree.effective(self.node.path_of(process)))
             for process in self.node.processes()
             if process.pod.name == pod
         }
@@ -73,7 +69,8 @@ class World:
         """Wait until containers have these CPUs; `sandbox` is the pod's."""
         named = {SANDBOX if name == "sandbox" else name: cpus for name, cpus in expected.items()}
         eventually(
-            lambda: named.items() <= self.cpus(pod).items(), f"{pod} on {named}: {self.cpus(pod)}"
+            lambda: named.items() <= self.cpus(pod).items(),
+            lambda: f"{pod} on {named}: {self.cpus(pod)}",
         )
 
     def settled(self, **healthy: int) -> None:
@@ -129,12 +126,6 @@ def living(folder: Path, home: Cgroups, pools: str, sysfs: Path) -> Iterator[Wor
             stop.set()
             agent.wake()
             thread.join(DEADLINE_S)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made
 
 
 @pytest.fixture
@@ -195,7 +186,7 @@ def test_a_cpuset_that_somebody_changes_is_put_right(world: World) -> None:
     world.run("web", main={"exclusive_a": 1})
     world.eventually("web", main="2")
     main = world.node.processes()[1]
-    file = world.node.root.cgroup / "cpuset" / main.instance.cgroup / "cpuset.cpus"
+    file = world.node.root.cgroup / "cpuset" / world.node.path_of(main) / "cpuset.cpus"
     file.write_text("0-7")
     world.eventually("web", main="2")
 

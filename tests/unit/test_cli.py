@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,48 @@ from cpupool.version import VERSION
             ["agent", "--node-labels", "worker"],
             "'worker' is no label; write key=value",
             id="label",
+        ),
+        *(
+            pytest.param(
+                ["agent", "--sweep-interval", number],
+                f"'{number}' is not between 0.1 and 3600 seconds",
+                id=f"an interval of {number}",
+            )
+            for number in ("1e400", "0", "-1", "nan", "0.09", "3601")
+        ),
+        *(
+            pytest.param(
+                [command, "--resource-domain", domain],
+                f"{domain!r} is no DNS subdomain",
+                id=f"{command} with the domain {domain!r:.9}",
+            )
+            for command, domain in (
+                ("agent", ""),
+                ("agent", "a/b c"),
+                ("validate", "Example.com"),
+                ("topology", "a..b"),
+                ("demo", "a" * 254),
+            )
+        ),
+        *(
+            pytest.param(
+                [command, "--json", "--svg", "a.svg"],
+                "not allowed with argument",
+                id=f"{command} in two shapes",
+            )
+            for command in ("demo", "topology", "status")
+        ),
+        *(
+            pytest.param(
+                [command, "--svg", svg],
+                "cannot be written; name a file",
+                id=f"{command} to {svg:.20}",
+            )
+            for command, svg in (
+                ("demo", "/nowhere/a.svg"),
+                ("topology", "/"),
+                ("status", "/tmp/" + "x" * 300),
+            )
         ),
         pytest.param(["status", "--file", "nowhere.json"], "start `cpupool agent", id="no agent"),
         pytest.param(["topology", "--topology", "nowhere"], "nowhere", id="no machine"),
@@ -49,6 +92,30 @@ def test_every_command_has_help_with_an_example(
 
     assert ended.value.code == 0
     assert f"examples:\n  cpupool {command}" in capsys.readouterr().out.replace("kubectl", "\n")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_what_an_example_names_in_the_repository_is_there(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+
+    for path in re.findall(r"configmaps/\S+", capsys.readouterr().out):
+        assert (Path(__file__).parents[2] / path).is_file()
+
+
+@pytest.mark.parametrize("command", ["demo", "topology", "validate", "status"])
+def test_the_help_says_what_the_exit_codes_mean(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+
+    assert re.search(
+        r"Exit code 0: [^;]+; 1: [^;]+; 2: [^;]+\.\n",
+        capsys.readouterr().out,
+    )
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpupool import cli
+from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.report import ContainerStatus, NodeStatus, from_json, to_json
@@ -20,7 +21,7 @@ POOLS = NodePools.of(
 def container(name: str, wanted: str, found: str, reason: str = "") -> ContainerStatus:
     return ContainerStatus(
         name=name,
-        placement="confined" if reason else "pools",
+        placement=Placement.CONFINED if reason else Placement.POOLS,
         wanted=CPUSet.parse(wanted),
         found=found,
         reason=reason,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool import cli
+from cpupool import app, cli
 from cpupool.commands import UsageError, validate
+from cpupool.core.errors import ConfigError
+from cpupool.core.names import Names
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
@@ -70,6 +72,19 @@ def test_a_folder_stands_for_its_pool_files(folder: Path) -> None:
         f"{folder}/poolconfig-controller.yaml",
         f"{folder}/poolconfig-dpdk.yaml",
     ]
+
+
+def test_a_manifest_in_a_folder_is_no_pool_file_as_for_the_agent(tmp_path: Path) -> None:
+    body = DPDK.replace("\n", "\n    ")
+    path = tmp_path / "poolconfig-a.yaml"
+    path.write_text(f"kind: ConfigMap\ndata:\n  poolconfig-dpdk.yaml: |\n    {body}\n")
+
+    assert run(path)[0] == 0
+    code, lines = run(tmp_path)
+    assert code == 1
+    assert lines[0].startswith(f"{path}:1:1: kind: unknown key")
+    with pytest.raises(ConfigError, match="kind: unknown key"):
+        app.read_pool_files(tmp_path, Names())
 
 
 def test_a_manifest_stands_for_its_pool_files(tmp_path: Path) -> None:
@@ -198,7 +213,7 @@ def test_a_file_that_cannot_be_read_is_bad_usage(tmp_path: Path, name: str) -> N
 
 
 def test_a_folder_without_pool_files_is_bad_usage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no poolconfig-<name>\.yaml in this folder"):
+    with pytest.raises(UsageError, match=r"no poolconfig-<name>\.yaml in this folder.*manifest"):
         run(tmp_path)
 
 

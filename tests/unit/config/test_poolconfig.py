@@ -68,6 +68,25 @@ def test_problems_with_the_pools_are_told_where_they_stand() -> None:
     ]
 
 
+def test_problems_are_told_in_the_order_of_the_file() -> None:
+    paths = ("pools.default.cpus", "pools.exclusive-pool.cpus", "pools.shared-pool.cpus")
+    located = parse(GOOD).located([Problem("it is red", "paint it", path=path) for path in paths])
+    assert [problem.location and problem.location.line for problem in located] == [4, 7, 9]
+
+
+def test_the_problems_of_all_files_are_kept_and_the_good_ones_read() -> None:
+    texts = {"a.yaml": "pools: x", "b.yaml": GOOD, "c.yaml": "]"}
+    problems: list[Problem] = []
+    files = poolconfig.parse_all(
+        [Source.of(name, text) for name, text in texts.items()], Names(), problems
+    )
+    assert [file.name for file in files] == ["b.yaml"]
+    assert [problem.location and problem.location.file for problem in problems] == [
+        "a.yaml",
+        "c.yaml",
+    ]
+
+
 def test_a_bare_file_is_for_every_node() -> None:
     file = parse("pools: {exclusive: {cpus: 2}}")
     assert file.node_selector == {}

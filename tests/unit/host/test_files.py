@@ -11,12 +11,11 @@ import pytest
 from cpupool.core.errors import HostFileError
 from cpupool.host import files
 from cpupool.host.files import DirectoryWatch
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-DEADLINE_S = 30.0
 
 
 class Seen:

@@ -161,9 +161,22 @@ def test_a_static_pod_is_found_under_its_config_hash() -> None:
     assert (pod.uid, pod.cgroup_uid) == ("web-uid", "f00d")
 
 
-def test_a_config_hash_on_an_ordinary_pod_means_nothing() -> None:
-    annotations = {"kubernetes.io/config.hash": "f00d"}
-    assert views.pod(body(metadata={"annotations": annotations}), NAMES).cgroup_uid == "web-uid"
+@pytest.mark.parametrize(
+    ("mirror", "hash_"),
+    [
+        pytest.param(None, "f00d", id="an ordinary pod with a hash"),
+        pytest.param("x", "f00d", id="a mark that is not the hash"),
+        pytest.param("f00d", None, id="a mark without a hash"),
+        pytest.param("../x", "../x", id="a path"),
+        pytest.param("aa-bb", "aa-bb", id="another pod's UID"),
+    ],
+)
+def test_a_forged_mark_of_a_static_pod_means_nothing(mirror: str | None, hash_: str | None) -> None:
+    given = {"kubernetes.io/config.mirror": mirror, "kubernetes.io/config.hash": hash_}
+    annotations = {key: value for key, value in given.items() if value is not None}
+    read = views.pod(body(metadata={"annotations": annotations}), NAMES)
+
+    assert read.cgroup_uid == read.uid
 
 
 FULL = {"cpu": "1", "memory": "1Gi"}
@@ -243,18 +256,6 @@ def test_the_qos_class_is_kubernetes_own(given: dict[str, Any], qos: QoSClass) -
         ),
         pytest.param(body(metadata={"uid": "../../x"}), "metadata.uid", id="a uid that is a path"),
         pytest.param(body(metadata={"namespace": "a\nb"}), "metadata.namespace", id="a line break"),
-        pytest.param(
-            body(
-                metadata={
-                    "annotations": {
-                        "kubernetes.io/config.mirror": "x",
-                        "kubernetes.io/config.hash": "../x",
-                    }
-                }
-            ),
-            "metadata.annotations.kubernetes.io/config.hash",
-            id="a hash that is a path",
-        ),
         pytest.param(body(metadata={"annotations": [1]}), "metadata.annotations", id="annotations"),
         pytest.param(body(spec={"containers": None}), "spec.containers", id="no containers"),
         pytest.param(body(spec={"containers": "main"}), "spec.containers", id="a text for a list"),
@@ -308,6 +309,22 @@ def test_a_body_that_is_no_pod_is_refused_with_the_field(given: Any, field: str)
     assert caught.value.field == field
     assert str(caught.value).startswith(f"{caught.value.source}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_value_is_shown_without_writing_all_of_it_out() -> None:
+    heavy: list[Any] = ["x"]
+    for _ in range(12):
+        heavy = [heavy] * 10
+
+    with pytest.raises(ManifestError) as caught:
+        views.pod(body(metadata={"name": heavy}), NAMES)
+    assert len(str(caught.value)) < 150
+
+
+def test_a_wrong_name_is_shown_whole() -> None:
+    uid = f"{'a' * 40}/b"
+    with pytest.raises(ManifestError, match=f"'{uid}' is not a name"):
+        views.pod(body(metadata={"uid": uid}), NAMES)
 
 
 def test_an_error_names_the_pod() -> None:
@@ -383,9 +400,21 @@ def test_a_date_stays_a_text() -> None:
     assert found[0]["metadata"]["creationTimestamp"] == "2026-11-20T10:00:00Z"
 
 
+BOMB = "\n".join(
+    [
+        "kind: Pod",
+        "a0: &a0 [x, x, x, x, x, x, x, x, x, x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)),
+        "metadata: {name: *a8}",
+    ]
+)
+"""A list of a thousand million words in half a kilobyte."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        pytest.param(BOMB, "pods.yaml:3:10: aliases are not supported", id="aliases of aliases"),
         pytest.param("a: [1,\nb: }", "pods.yaml:2:4: ", id="broken YAML"),
         pytest.param("a: &x 1\nb: *y\n", "pods.yaml:2:4: ", id="an unknown alias"),
         pytest.param('{"a":\n1 2}', "pods.yaml:2:3: ", id="broken JSON"),

@@ -23,8 +23,9 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.host.sysfs import RecordedTree, Sysfs
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.manager.manager import Manager
-from tests.kubelets import DEADLINE_S, dial
+from tests.kubelets import dial
 from tests.machines import MACHINES
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -343,6 +344,7 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(
     folder: Path, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     with _serving(folder, SINGLE) as served:
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes]
         call = served.channel.unary_stream(f"/v1beta1.DevicePlugin/{method}")
         with pytest.raises(grpc.RpcError) as refused:
             list(call(b"\xff\xff garbage", timeout=DEADLINE_S))
@@ -352,8 +354,11 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(
 
 
 def test_an_unknown_method_is_unimplemented(folder: Path) -> None:
-    with _serving(folder, SINGLE) as served, pytest.raises(grpc.RpcError) as refused:
-        served.channel.unary_unary("/v1beta1.DevicePlugin/Free")(b"", timeout=DEADLINE_S)
+    with _serving(folder, SINGLE) as served:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        call = served.channel.unary_unary("/v1beta1.DevicePlugin/Free")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=DEADLINE_S)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -22,7 +22,7 @@ from cpupool.local.kubelet import EmbeddedKubelet
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
 from tests.builders import container, pod
-from tests.kubelets import dial, short_folder
+from tests.kubelets import dial
 from tests.plugins import AnyPlugin
 
 if TYPE_CHECKING:
@@ -89,12 +89,6 @@ class World:
         """Read in the checkpoint what a container has."""
         found = CheckpointFile(self.folder / "device-plugins/kubelet_internal_checkpoint")
         return set(found.by_pod_uid().get(of.uid, {}).get(name, {}).get(resource, ()))
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made
 
 
 @pytest.fixture

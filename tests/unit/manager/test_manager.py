@@ -20,6 +20,7 @@ from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
+from tests.waiting import DEADLINE_S
 
 MACHINE = MACHINES["laptop_4c8t"]  # cores 0-1, 2-3, 4-5, 6-7
 POOLS = NodePools.of(
@@ -337,17 +338,30 @@ class TestWaiting:
         assert changed is not None
         assert changed.generation != seen
 
-    def test_a_cancelled_waiter_returns(self) -> None:
+    def test_a_cancelled_waiter_returns_when_notified(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("cpupool.manager.manager._WAIT_S", 3600.0)
         node = manager()
+        waits = threading.Event()
         cancelled = threading.Event()
+
+        def looks() -> bool:
+            # Told under the manager's lock: who takes that next, as notify does, finds it waiting.
+            answer = cancelled.is_set()
+            waits.set()
+            return answer
+
         waiter = threading.Thread(
             target=node.wait_for_devices,
-            args=("exclusive_a", node.devices("exclusive_a").generation, cancelled.is_set),
+            args=("exclusive_a", node.devices("exclusive_a").generation, looks),
+            daemon=True,
         )
         waiter.start()
+        assert waits.wait(DEADLINE_S)
         cancelled.set()
         node.notify()
-        waiter.join(10)
+        waiter.join(DEADLINE_S)
 
         assert not waiter.is_alive()
 

@@ -75,7 +75,7 @@ class Node:
     )
     manager: Manager = field(default_factory=lambda: Manager(Names()))
     now_s: float = 0.0
-    reports: list[SweepReport] = field(default_factory=list)
+    swept: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
         self.manager.reconfigure(POOLS, MACHINE.topology())
@@ -86,7 +86,7 @@ class Node:
             devices=self.source,
             checkpoint=self.source,
             interval_s=60.0,
-            swept=self.reports.append,
+            swept=lambda _report: self.swept.release(),
             now_s=lambda: self.now_s,
         )
 
@@ -371,16 +371,14 @@ def test_an_unreadable_tree_is_told_and_does_not_end_the_role(
 
 def test_the_loop_sweeps_when_woken_and_ends_when_stopped() -> None:
     node = Node()
-    swept = threading.Semaphore(0)
-    node.setter._swept = lambda _report: swept.release()
     stop = threading.Event()
-    thread = threading.Thread(target=node.setter.run, args=(stop,))
+    thread = threading.Thread(target=node.setter.run, args=(stop,), daemon=True)
     thread.start()
-    assert swept.acquire(timeout=10), "it looks at once when it starts"
+    assert node.swept.acquire(timeout=10), "it looks at once when it starts"
 
     node.run("plain")
     node.setter.wake()
-    assert swept.acquire(timeout=10)
+    assert node.swept.acquire(timeout=10)
     stop.set()
     node.setter.wake()
     thread.join(10)
@@ -401,3 +399,14 @@ def test_a_repair_that_widens_an_ancestor_leaves_nobody_else_wider() -> None:
     node.setter.sweep()
 
     assert (node.cpus("sharer"), node.cpus("owner")) == ("0", "2")
+
+
+def test_pods_without_any_cgroup_are_wondered_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node()
+    node.source.listed = [builders.pod("plain")]
+
+    with caplog.at_level(logging.WARNING):
+        node.setter.sweep()
+        node.setter.sweep()
+
+    assert caplog.text.count("--cgroup-root") == 1
