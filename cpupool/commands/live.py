@@ -168,7 +168,7 @@ class LiveNode:
 
     def status(self) -> NodeStatus:
         """Give what the agent sees, once it has seen every process where it belongs."""
-        self._await(lambda: all(str(one.wanted) == one.found for one in self._status().containers))
+        self._await(self._all_seen)
         return self._status()
 
     def disturb(self) -> Disturbance | None:
@@ -197,6 +197,12 @@ class LiveNode:
         after_ms = (self._repaired_s[moved] - moved_s) * 1000 if repaired else None
         self._await(lambda: self._row(process).right)
         return Disturbance(row.name, str(everything), self._row(process).runs, after_ms)
+
+    def _all_seen(self) -> bool:
+        seen = self._status().containers
+        return len(seen) == len(self.node.processes()) and all(
+            str(one.wanted) == one.found for one in seen
+        )
 
     def _init_runs(self, _pod: Pod, _name: str) -> None:
         self.settled_rows()

@@ -113,3 +113,12 @@ def test_an_offline_cpu_of_a_shared_pool_is_told_and_not_run_on(folder: Path) ->
 
     assert rows["web/main"].belongs == rows["web/main"].runs == str(FIRST)
     assert str(LAST + 1) in rows["web/main"].given
+
+
+def test_the_status_is_of_a_moment_that_has_seen_every_process(folder: Path) -> None:
+    with living(folder, POOLS, MACHINE) as live:
+        run(live, "exclusive_a", 1)
+
+        names = [one.name for one in live.status().containers]
+
+    assert names == ["demo/web", "demo/web/main"]
