@@ -199,9 +199,10 @@ class LiveNode:
         return Disturbance(row.name, str(everything), self._row(process).runs, after_ms)
 
     def _all_seen(self) -> bool:
-        seen = self._status().containers
-        return len(seen) == len(self.node.processes()) and all(
-            str(one.wanted) == one.found for one in seen
+        found = self._last_sweep.found if self._last_sweep else ()
+        running = {process.instance.id for process in self.node.processes()}
+        return {one.id for one in found} == running and all(
+            str(one.wanted) == one.found for one in self._status().containers
         )
 
     def _init_runs(self, _pod: Pod, _name: str) -> None:
