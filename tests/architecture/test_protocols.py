@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 from cpupool.api import deviceplugin_pb2, podresources_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from google.protobuf.descriptor import FileDescriptor
 
 PROTOS = Path(__file__).parents[2] / "protos"
 FIELD = re.compile(r"^  (repeated |map<string, )?(\w+)>? (\w+) = (\d+);$", re.MULTILINE)
 METHOD = re.compile(r"^  rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\) \{\}$", re.MULTILINE)
 SCALARS = {
-    "string": FieldDescriptor.TYPE_STRING,
-    "bool": FieldDescriptor.TYPE_BOOL,
-    "int32": FieldDescriptor.TYPE_INT32,
-    "int64": FieldDescriptor.TYPE_INT64,
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "int64": FieldDescriptorProto.TYPE_INT64,
 }
 
 
@@ -45,10 +51,9 @@ def test_the_generated_code_is_current(name: str, generated: FileDescriptor) -> 
     assert set(messages) == set(generated.message_types_by_name)
     assert set(services) == set(generated.services_by_name)
     for message, block in messages.items():
-        found = {
-            (field.name, field.number, kind(field))
-            for field in generated.message_types_by_name[message].fields
-        }
+        described = DescriptorProto()
+        generated.message_types_by_name[message].CopyToProto(described)
+        found = fields(described)
         asked = {
             (field, int(number), f"{(how or '').split('<')[0].strip()} {of}".strip())
             for how, of, field, number in FIELD.findall(block)
@@ -64,14 +69,24 @@ def test_the_generated_code_is_current(name: str, generated: FileDescriptor) -> 
         }
 
 
-def kind(field: FieldDescriptor) -> str:
-    """Spell a field's type as the proto file does."""
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return f"map {scalar(field.message_type.fields_by_name['value'])}"
-    return f"repeated {scalar(field)}" if field.is_repeated else scalar(field)
+def fields(message: DescriptorProto) -> set[tuple[str, int, str]]:
+    """Spell the fields of a message as the proto file does: name, number, type."""
+    maps = {
+        entry.name: next(scalar(field) for field in entry.field if field.name == "value")
+        for entry in message.nested_type
+        if entry.options.map_entry
+    }
+    return {(field.name, field.number, kind(field, maps)) for field in message.field}
 
 
-def scalar(field: FieldDescriptor) -> str:
-    if field.message_type is not None:
-        return field.message_type.name
+def kind(field: FieldDescriptorProto, maps: Mapping[str, str]) -> str:
+    name = scalar(field)
+    if name in maps:
+        return f"map {maps[name]}"
+    return f"repeated {name}" if field.label == field.LABEL_REPEATED else name
+
+
+def scalar(field: FieldDescriptorProto) -> str:
+    if field.type_name:
+        return field.type_name.rpartition(".")[2]
     return next(name for name, number in SCALARS.items() if number == field.type)
