@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S: Final = 2.0
 _SIGNAL_S: Final = 0.2
+_END_S: Final = 30.0
 
 
 class AgentFailed(CPUPoolError):
@@ -324,7 +325,10 @@ def supervise(
         pass
     wake()
     for thread in threads:
-        thread.join()
+        thread.join(_END_S)
     if failures:
         name, error = failures[0]
         raise AgentFailed(f"the {name} stopped: {error}; the agent must be started again")
+    hanging = [thread.name for thread in threads if thread.is_alive()]
+    if hanging:
+        raise AgentFailed(f"the {hanging[0]} did not end within {_END_S:g} s; look at its log")

@@ -41,9 +41,6 @@ _Answer = TypeVar("_Answer")
 _SETTLE_S = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
 _STORM_S = 0.2
-_NO_CGROUPS = HostError(
-    "pods run here, but no pod has a cgroup in the usual places; set --cgroup-root as the kubelet's"
-)
 _PASSES = 3
 """A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
 that repaired something looks again; more often only if somebody else keeps writing."""
@@ -143,7 +140,8 @@ class CPUSetter:
             self._look.clear()
             report = self.sweep()
             self._swept(report)
-            stop.wait(self._settle_s)
+            if stop.wait(self._settle_s):
+                return
             # Events that come on and on without moving anybody are answered ever more slowly.
             idle = not self._look.wait(self._interval_s)
             calm = idle or report.repairs
@@ -166,7 +164,9 @@ class CPUSetter:
             return SweepReport(waiting_for="the kubelet's word on its devices")
         self._ready.set()
         if facts.pods and not found:
-            self._complain("kubepods", _NO_CGROUPS)
+            self._complain(
+                "kubepods", "no pod has a cgroup here; set --cgroup-root as the kubelet has it"
+            )
         repairs: list[Repair] = []
         for _ in range(_PASSES):
             looked_at = (self._look_at(container, resolution) for container in found)
@@ -288,16 +288,16 @@ class CPUSetter:
         try:
             answer = ask()
         except CPUPoolError as error:
-            self._complain(source, error)
+            self._complain(source, str(error))
             return None
         self._failing.pop(source, None)
         return answer
 
-    def _complain(self, source: str, error: CPUPoolError) -> None:
+    def _complain(self, source: str, why: str) -> None:
         """Say once that a source cannot be read; what is known of it goes on counting."""
-        if self._failing.get(source) != str(error):
-            self._failing[source] = str(error)
-            log.warning("source cannot be read source=%s error=%s", source, error)
+        if self._failing.get(source) != why:
+            self._failing[source] = why
+            log.warning("source cannot be read source=%s error=%s", source, why)
 
     def _tell_stuck(self, container: FoundContainer, why: str) -> None:
         """Say once that a container is not where it belongs."""

@@ -277,3 +277,17 @@ def publish(path: Path, *pods: str) -> None:
 
 def names_in(source: PodFile) -> list[str]:
     return [pod.name for pod in source.pods() or ()]
+
+
+def test_a_loop_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_END_S", 0.05)
+    release = threading.Event()
+    stop = threading.Event()
+    stop.set()
+
+    def sleeper(_stop: threading.Event) -> None:
+        release.wait(DEADLINE_S)
+
+    with pytest.raises(AgentFailed, match=r"the sleeper did not end within 0\.05 s"):
+        app.supervise({"sleeper": sleeper}, stop, lambda: None)
+    release.set()
