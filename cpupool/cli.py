@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _import_grpc_without_asyncio() -> None:
-    """Import grpc and spare the node 7 MiB (docs/dev/decisions/0006-grpc-without-asyncio.md)."""
+    """Import grpc and spare the node 6 MiB (docs/dev/decisions/0006-grpc-without-asyncio.md)."""
     before = sys.modules.get("asyncio")
     sys.modules.setdefault("grpc.aio", types.ModuleType("grpc.aio"))
     sys.modules["asyncio"] = None  # type: ignore[assignment]  # documented: halts its import
