@@ -18,15 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
-
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.commands.drawing import show, table
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MAX_DEVICE_LIST_BYTES, NodePools, Pool
 from cpupool.host.cgroupfs import CgroupFS
+from cpupool.kubelet import channel
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.local import cgroups
 from cpupool.local.cgroups import EmulatedCgroups
@@ -116,9 +115,9 @@ def shared_pool() -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="cpl-") as folder:
         server = DevicePluginServer(manager, pool, Path(folder))
         server.start()
-        target = f"unix://{folder}/{server.endpoint}"
-        with grpc.insecure_channel(target, [("grpc.default_authority", "localhost")]) as channel:
-            plugin = DevicePluginStub(channel)
+        socket = Path(folder) / server.endpoint
+        with channel.opened(socket, MAX_DEVICE_LIST_BYTES) as opened:
+            plugin = DevicePluginStub(opened)
             lists: list[pb.ListAndWatchResponse] = []
             list_ms = [_wall_ms(lambda: lists.append(_first_list(plugin))) for _ in range(10)]
             for asked in (1, 1000):

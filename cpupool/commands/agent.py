@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   cpupool agent --node-labels nodeType=dpdk
-  kubectl get pods -A -o json --field-selector spec.nodeName=$NODE > pods.json
+  kubectl get pods -A -o json --field-selector spec.nodeName=$NODE > pods.new
+  mv pods.new pods.json
   cpupool agent --node-labels nodeType=dpdk --pods pods.json
 """
 

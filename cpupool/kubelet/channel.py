@@ -1,4 +1,4 @@
-"""Calling the kubelet over its unix sockets."""
+"""Calling over unix sockets, the kubelet's above all."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """A node's podresources list names every milli-CPU of every container by its id."""
 
-_OPTIONS: Final = (
-    # Without it the socket's path becomes the authority, which Go's HTTP/2 server refuses.
-    ("grpc.default_authority", "localhost"),
-    # A shared one remembers a refused connection and makes a new channel wait.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-)
-
 _REMEDIES: Final = {
     grpc.StatusCode.UNAVAILABLE: "check that the kubelet runs and that its folder is mounted",
     grpc.StatusCode.DEADLINE_EXCEEDED: "check whether the kubelet hangs",
     grpc.StatusCode.UNIMPLEMENTED: "the kubelet is too old or has this service switched off",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "ask less often",
 }
+
+
+def opened(socket: Path, max_message_bytes: int) -> grpc.Channel:
+    """Make a channel to a unix socket; it connects with its first call.
+
+    Args:
+        socket: the other side's.
+        max_message_bytes: the largest message that is taken.
+    """
+    options = (
+        # Without it the socket's path becomes the authority, which Go's HTTP/2 server refuses.
+        ("grpc.default_authority", "localhost"),
+        # A shared one remembers a refused connection and makes a new channel wait.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", max_message_bytes),
+    )
+    return grpc.insecure_channel(f"unix:{socket}", options=options)
 
 
 @contextmanager
@@ -47,7 +56,7 @@ def dialled(socket: Path, purpose: str) -> Iterator[grpc.Channel]:
         RemoteProtocolError: the call made inside failed.
     """
     try:
-        with grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
+        with opened(socket, MAX_MESSAGE_BYTES) as channel:
             yield channel
     except grpc.RpcError as error:
         raise RemoteProtocolError(

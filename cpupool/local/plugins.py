@@ -26,6 +26,7 @@ from cpupool.api.deviceplugin_pb2 import (
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.pools import MAX_DEVICE_LIST_BYTES
+from cpupool.kubelet import channel
 from cpupool.kubelet.device_plugin import HEALTHY
 from cpupool.local.devices import IDs, Listing
 
@@ -38,11 +39,6 @@ log = logging.getLogger(__name__)
 _CALL_S: Final = 10.0
 _PRE_START_S: Final = 30.0
 """The kubelet's own limit for PreStartContainer."""
-_OPTIONS: Final = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", MAX_DEVICE_LIST_BYTES),
-)
 
 
 class Plugin:
@@ -60,7 +56,7 @@ class Plugin:
         self.resource = resource
         self._socket = socket
         self._listed = listed
-        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._channel = channel.opened(socket, MAX_DEVICE_LIST_BYTES)
         self._stub = DevicePluginStub(self._channel)
         self._options = DevicePluginOptions()
         self._watcher = threading.Thread(target=self._watch, name=f"watch {resource}", daemon=True)

@@ -23,7 +23,8 @@ from cpupool.core.errors import (
 )
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, Names, pool_variable
 from cpupool.core.pools import NodePools, Pool, PoolKind, validate
-from cpupool.manager.resolve import NodeFacts, Resolution, resolve
+from cpupool.manager import resolve
+from cpupool.manager.resolve import NodeFacts
 from cpupool.policies import pooled
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cpupool.core.devices import Device
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
+    from cpupool.manager.resolve import Resolution
 
 _WAIT_S = 5.0
 """A waiter looks at its own cancellation at least this often."""
@@ -79,7 +81,7 @@ class Manager:
         self.names = names or Names()
         self._changed = threading.Condition()
         self._facts = NodeFacts()
-        self._resolution = resolve(self._facts, {})
+        self._resolution = resolve.resolve(self._facts, {})
         self._lists: dict[str, DeviceList] = {}
         self._generations = count()
 
@@ -123,10 +125,8 @@ class Manager:
             topology = topology.remembering(self._facts.topology)
             problems = validate(self._facts.pools, topology)
             conflicts = CPUSet.union(problem.cpus or CPUSet() for problem in errors_in(problems))
-            owned = CPUSet.union(
-                cpus for by_pool in self._resolution.owned.values() for cpus in by_pool.values()
-            )
-            self._take(replace(self._facts, topology=topology, blocked=conflicts - owned))
+            blocked = conflicts - resolve.owned_cpus(self._resolution.owned)
+            self._take(replace(self._facts, topology=topology, blocked=blocked))
             return problems
 
     def set_pods(self, pods: Iterable[Pod]) -> None:
@@ -242,7 +242,7 @@ class Manager:
 
     def _take(self, facts: NodeFacts) -> None:
         self._facts = facts
-        self._resolution = resolve(facts, self._resolution.owned)
+        self._resolution = resolve.resolve(facts, self._resolution.owned)
         self._lists = {pool.name: self._fresh_list(pool) for pool in self._facts.pools.advertised}
         self._changed.notify_all()
 

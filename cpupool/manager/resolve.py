@@ -111,8 +111,7 @@ def resolve(facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]) -> 
     """
     pods = facts.pods or ()
     owned = _owners(facts, before)
-    taken = CPUSet.union(cpus for by_pool in owned.values() for cpus in by_pool.values())
-    placing = _Placing.by(facts, owned, facts.topology.with_siblings(taken))
+    placing = _Placing.by(facts, owned, facts.topology.with_siblings(owned_cpus(owned)))
     containers: dict[ContainerKey, PlacedContainer] = {}
     for pod in pods:
         for container in pod.containers:
@@ -127,6 +126,11 @@ def resolve(facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]) -> 
         unknown=placing.confined("its pod is not known"),
         missing=tuple(_missing(facts)),
     )
+
+
+def owned_cpus(owned: Mapping[PodUID, Mapping[str, CPUSet]]) -> CPUSet:
+    """Join the CPUs that pods own, whichever pod and pool."""
+    return CPUSet.union(cpus for by_pool in owned.values() for cpus in by_pool.values())
 
 
 def join_devices(
