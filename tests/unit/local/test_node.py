@@ -15,6 +15,7 @@ from cpupool.kube import views
 from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import SANDBOX, EmbeddedNode
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -93,7 +94,10 @@ def test_a_process_has_the_variables_of_its_container_and_no_other(node: Embedde
     variables = [{"name": "A", "value": "1"}, {"name": "B", "value": "two words"}]
     node.run_pod(manifest("web", containers=[{"name": "main", "env": variables}]))
     pid = node.processes()[1].instance.pid
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    # The kernel closes the pipe that tells of a good exec before it has put the variables in place.
+    environ = Path(f"/proc/{pid}/environ")
+    eventually(lambda: environ.read_bytes() != b"", "the variables are in place")
+    entries = environ.read_bytes().split(b"\0")
     assert {entry for entry in entries if entry[:2] in (b"A=", b"B=")} == {b"A=1", b"B=two words"}
     assert not [entry for entry in entries if entry.startswith(b"PYTEST")]
 
