@@ -1,1 +1,1 @@
-"""How cpupool tells what it does."""
+"""How cpupool tells what it does: log lines, metrics, health."""

@@ -1,0 +1,92 @@
+"""Health: whether the agent's loops turn (live), and whether it does its work (ready)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An answer to a probe.
+
+    Attributes:
+        ok: whether nothing fails.
+        lines: one per loop or condition: `<name>: ok` or `<name>: failing: what; what to do`.
+    """
+
+    ok: bool
+    lines: tuple[str, ...]
+
+
+class Health:
+    """Collects what the loops say of themselves. Any thread may call any method.
+
+    A process without a loop that is expected is live; one of which nothing was said is not ready.
+
+    Args:
+        clock_s: a monotonic clock.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._limits_s: dict[str, float] = {}
+        self._beats_s: dict[str, float] = {}
+        self._failures: dict[str, str] = {}
+
+    def expect(self, loop: str, within_s: float) -> None:
+        """Count this loop as hung whenever it has not beaten for longer than this, from now on."""
+        with self._lock:
+            self._limits_s[loop] = within_s
+            self._beats_s[loop] = self._clock_s()
+
+    def beat(self, loop: str) -> None:
+        """Say that this loop turns."""
+        with self._lock:
+            self._beats_s[loop] = self._clock_s()
+
+    def set(self, condition: str, *, ok: bool, message: str = "") -> None:
+        """Say whether one thing holds that the agent needs to do its work.
+
+        Args:
+            condition: its name.
+            ok: whether it holds.
+            message: if not, what is wrong and what to do.
+        """
+        with self._lock:
+            self._failures[condition] = "" if ok else message or "no reason was given"
+
+    def live(self) -> Report:
+        """Tell whether every loop that is expected turns."""
+        with self._lock:
+            now_s = self._clock_s()
+            silent_s = {loop: now_s - self._beats_s[loop] for loop in self._limits_s}
+            return _report(
+                {
+                    loop: ""
+                    if silent_s[loop] <= limit_s
+                    else f"silent for {silent_s[loop]:.0f} s, {limit_s:g} s are allowed;"
+                    " the kubelet restarts the agent"
+                    for loop, limit_s in self._limits_s.items()
+                }
+            )
+
+    def ready(self) -> Report:
+        """Tell whether every condition holds."""
+        with self._lock:
+            return _report(self._failures or {"agent": "it is starting; wait"})
+
+
+def _report(failures: dict[str, str]) -> Report:
+    lines = tuple(
+        # A message may quote what a file or a pod is called, line ends included.
+        f"{name}: failing: {' '.join(failure.split())}" if failure else f"{name}: ok"
+        for name, failure in sorted(failures.items())
+    )
+    return Report(ok=not any(failures.values()), lines=lines)

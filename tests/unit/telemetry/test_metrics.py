@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cpupool.core.assignments import Cause
+from cpupool.telemetry.metrics import CONTAINER_STATES, Metrics
+from cpupool.version import VERSION
+
+Series = dict[tuple[str, tuple[str, ...]], float]
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def _scraped(metrics: Metrics) -> Series:
+    """Read the page as Prometheus does: (name, label values in the labels' order) → value."""
+    content_type, body = metrics.render()
+    assert content_type.startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def _named(series: Series, prefix: str) -> Series:
+    return {key: value for key, value in series.items() if key[0].startswith(prefix)}
+
+
+def test_a_new_agent_counts_from_zero_and_tells_its_version(metrics: Metrics) -> None:
+    series = _scraped(metrics)
+    assert series["cpupool_build_info", (VERSION,)] == 1
+    assert series["process_resident_memory_bytes", ()] > 0
+    assert _named(series, "cpupool_containers_confined") == {
+        ("cpupool_containers_confined", (cause.value,)): 0 for cause in Cause
+    }
+    assert {series["cpupool_containers", (state,)] for state in CONTAINER_STATES} == {0}
+    assert series["cpupool_container_placement_seconds_count", ()] == 0
+
+
+def test_the_numbers_of_a_pool_are_shown_until_it_is_gone(metrics: Metrics) -> None:
+    metrics.pool("exclusive_a", "exclusive", capacity=8, allocated=3, offline=2, draining=1)
+    metrics.pool("shared_b", "shared", capacity=4000, allocated=0, offline=0, draining=0)
+    metrics.pool("exclusive_a", "exclusive", capacity=8, allocated=4, offline=2, draining=1)
+    series = _scraped(metrics)
+    assert {
+        what: series[f"cpupool_pool_{what}", ("exclusive", "exclusive_a")]
+        for what in ("capacity", "allocated", "offline", "draining")
+    } == {"capacity": 8, "allocated": 4, "offline": 2, "draining": 1}
+    metrics.keep_pools({"shared_b"})
+    assert {key[1] for key in _named(_scraped(metrics), "cpupool_pool")} == {("shared", "shared_b")}
+    metrics.keep_pools(())
+    assert _named(_scraped(metrics), "cpupool_pool") == {}
+    metrics.pool("shared_b", "shared", capacity=1000, allocated=0, offline=0, draining=0)
+    assert _scraped(metrics)["cpupool_pool_capacity", ("shared", "shared_b")] == 1000
+
+
+def test_containers_that_are_no_longer_in_a_state_leave_it(metrics: Metrics) -> None:
+    metrics.containers({"right": 5, "failed": 1})
+    metrics.confined({Cause.NO_POOL.value: 2})
+    metrics.containers({"right": 6})
+    metrics.confined({Cause.CONTESTED.value: 1})
+    series = _scraped(metrics)
+    assert [series["cpupool_containers", (state,)] for state in CONTAINER_STATES] == [6, 0, 0, 0]
+    assert series["cpupool_containers_confined", (Cause.NO_POOL.value,)] == 0
+    assert series["cpupool_containers_confined", (Cause.CONTESTED.value,)] == 1
+
+
+def test_what_happens_is_counted(metrics: Metrics) -> None:
+    for _ in range(2):
+        metrics.repaired("new")
+        metrics.registered("nokia.k8s.io/shared_b")
+        metrics.watch_restarted("pods", "gone")
+        metrics.event_dropped()
+    series = _scraped(metrics)
+    assert series["cpupool_repairs_total", ("new",)] == 2
+    assert series["cpupool_registrations_total", ("nokia.k8s.io/shared_b",)] == 2
+    assert series["cpupool_watch_restarts_total", ("gone", "pods")] == 2
+    assert series["cpupool_events_dropped_total", ()] == 2
+
+
+def test_times_go_into_buckets(metrics: Metrics) -> None:
+    metrics.placed(0.2)
+    metrics.swept(0.002)
+    series = _scraped(metrics)
+    for name, below, above, total_s in (
+        ("cpupool_container_placement_seconds", "0.1", "0.25", 0.2),
+        ("cpupool_sweep_duration_seconds", "0.001", "0.0025", 0.002),
+    ):
+        assert series[f"{name}_bucket", (below,)] == 0
+        assert series[f"{name}_bucket", (above,)] == 1
+        assert series[f"{name}_sum", ()] == total_s
+
+
+def test_a_switch_goes_both_ways(metrics: Metrics) -> None:
+    for on in (True, False):
+        metrics.config_valid(valid=on)
+        metrics.cpu_manager_conflict(found=on)
+        series = _scraped(metrics)
+        assert series["cpupool_config_valid", ()] == on
+        assert series["cpupool_cpu_manager_conflict", ()] == on
+
+
+def test_two_agents_in_one_process_count_apart(metrics: Metrics) -> None:
+    metrics.repaired("new")
+    assert _named(_scraped(Metrics()), "cpupool_repairs_total") == {}
