@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cpupool.core.assignments import Grant
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import (
     Container,
     ContainerID,
@@ -38,8 +40,11 @@ def pod(name: str, *containers: Container, finished: bool = False, cgroup_uid: s
 
 
 def given(
-    pod: Pod, container: str = "main", /, **ids: str
-) -> dict[ContainerRef, dict[str, frozenset[str]]]:
+    pod: Pod, container: str = "main", /, *, told: str = "", **ids: str
+) -> dict[ContainerRef, dict[str, Grant]]:
     """Say which devices the kubelet gave to a container: pool → ids separated by commas."""
-    by_pool = {pool: frozenset(listed.split(",")) for pool, listed in ids.items()}
+    by_pool = {
+        pool: Grant(frozenset(listed.split(",")), CPUSet.parse(told))
+        for pool, listed in ids.items()
+    }
     return {ContainerRef(pod.uid, container): by_pool}

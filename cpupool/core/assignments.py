@@ -9,10 +9,25 @@ from enum import Enum
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerRef
 
-DeviceAssignments = Mapping[ContainerRef, Mapping[str, frozenset[str]]]
-"""Container → pool name → device ids that the kubelet gave it."""
-PodDevices = Mapping[str, Mapping[str, frozenset[str]]]
-"""One pod, as the kubelet tells it: container name → resource name → device ids."""
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the kubelet gave one container of one resource.
+
+    Attributes:
+        ids: the device ids.
+        cpus: the CPUs that the container was told when it got them, siblings included; empty where
+            nobody remembers.
+    """
+
+    ids: frozenset[str]
+    cpus: CPUSet = field(default_factory=CPUSet)
+
+
+DeviceAssignments = Mapping[ContainerRef, Mapping[str, Grant]]
+"""Container → pool name → what the kubelet gave it."""
+PodDevices = Mapping[str, Mapping[str, Grant]]
+"""One pod, as the kubelet tells it: container name → resource name → what it was given."""
 
 
 class Placement(Enum):
@@ -23,6 +38,21 @@ class Placement(Enum):
     CONFINED = "confined"
 
 
+class Cause(Enum):
+    """Why a container is confined to the default pool."""
+
+    NO_POOL = "no_pool"
+    """It requests a pool that this node does not have."""
+    NO_DEVICES = "no_devices"
+    """The kubelet has named no devices for its request."""
+    CONTESTED = "contested"
+    """Another pod owns a CPU that it was given."""
+    OFFLINE = "offline"
+    """Every CPU that it was given is offline."""
+    UNKNOWN_POD = "unknown_pod"
+    """Its pod is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class CPUAssignment:
     """The CPUs of one container.
@@ -30,10 +60,13 @@ class CPUAssignment:
     Attributes:
         placement: as requested; default because it requests nothing; or confined to the default
             pool because a fact is missing or contradicts another.
-        exclusive: CPUs of its own, siblings under multiThreaded included.
+        exclusive: CPUs of its own, siblings under multiThreaded included, that are online.
         shared: CPUs of its shared pools.
         default: CPUs of the default pool.
         reason: what is missing, for a confined container.
+        cause: the same for programs; None for one that is not confined.
+        offline: CPUs of its own that are offline.
+        stale: `shared` is what its shared pools were before they changed.
     """
 
     placement: Placement
@@ -41,6 +74,9 @@ class CPUAssignment:
     shared: CPUSet = field(default_factory=CPUSet)
     default: CPUSet = field(default_factory=CPUSet)
     reason: str = ""
+    cause: Cause | None = None
+    offline: CPUSet = field(default_factory=CPUSet)
+    stale: bool = False
 
     @property
     def cpus(self) -> CPUSet:

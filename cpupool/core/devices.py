@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.core.cpuset import MAX_CPU, CPUSet, format_ids
 from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
@@ -40,67 +41,131 @@ class Device:
     node: int | None
 
 
-def devices_of(pool: Pool, topology: CPUTopology, held: CPUSet) -> Iterator[Device]:
-    """List a pool's devices, healthy where they can be given out.
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a pool offers the kubelet at one moment; iterates over its devices.
 
-    A milli-CPU is no particular CPU: a shared pool is healthy while one of its CPUs runs, because
-    an unhealthy device would keep running pods from being admitted again after a kubelet restart.
+    A device that a pod holds stays listed and healthy after its CPU has left the pool: the kubelet
+    admits a pod again, after its own restart or a reboot, only while every device that the pod
+    holds is healthy. Such a device is draining: it is given to nobody, and goes when the pod ends.
 
-    Args:
-        pool: an exclusive or a shared pool.
-        topology: the machine.
-        held: CPUs that pods still hold through another pool.
+    Attributes:
+        pool: an exclusive or a shared pool; without CPUs where it is configured no longer.
+        topology: the machine, for NUMA nodes and offline CPUs.
+        taken: CPUs that cannot be given out although they are online: pods hold them through
+            another pool.
+        draining: ids that pods hold and the pool lists no longer.
+        withdrawn: free ids of a shared pool that are left out in their place.
     """
-    if pool.kind is PoolKind.SHARED:
-        healthy = not pool.cpus.isdisjoint(topology.online)
-        for number in range(capacity(pool)):
-            yield Device(str(number), healthy, None)
-        return
-    for cpu in pool.cpus:
-        yield Device(str(cpu), _available(cpu, topology, held), topology.node_of(cpu))
+
+    pool: Pool
+    topology: CPUTopology
+    taken: CPUSet
+    draining: frozenset[str] = frozenset()
+    withdrawn: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, pool: Pool, topology: CPUTopology, taken: CPUSet, held: Collection[str]) -> Self:
+        """Make the offer of a pool.
+
+        Args:
+            pool: as configured, or without CPUs.
+            topology: the machine.
+            taken: as the attribute.
+            held: the ids that pods hold of this pool.
+        """
+        draining = frozenset(one for one in held if not _lists(pool, one) and _is_id(one))
+        withdrawn: Iterator[str] = iter(())
+        if pool.kind is PoolKind.SHARED:
+            # The highest free ids make room for those that drain, so that no milli-CPU is
+            # promised twice.
+            numbers = map(str, range(capacity(pool) - 1, -1, -1))
+            withdrawn = (number for number in numbers if number not in held)
+        return cls(pool, topology, taken, draining, frozenset(islice(withdrawn, len(draining))))
+
+    def __iter__(self) -> Iterator[Device]:
+        if self.pool.kind is PoolKind.SHARED:
+            # A milli-CPU is no particular CPU, so all of them are healthy while one CPU runs.
+            healthy = self.some_cpu_runs
+            ids = (one for one in map(str, range(capacity(self.pool))) if one not in self.withdrawn)
+            for identifier in (*ids, *sorted(self.draining, key=int)):
+                yield Device(identifier, healthy, None)
+            return
+        for cpu in self.pool.cpus | exclusive_cpus(self.draining):
+            yield Device(str(cpu), self._available(cpu), self.topology.node_of(cpu))
+
+    def looks_like(self, other: Offer) -> bool:
+        """Tell whether the kubelet sees the same in both."""
+        if self.pool.kind is PoolKind.EXCLUSIVE or other.pool.kind is PoolKind.EXCLUSIVE:
+            return tuple(self) == tuple(other)
+        # A shared pool's milli-CPUs need not be spelled out for that.
+        return (capacity(self.pool), self.some_cpu_runs, self.draining, self.withdrawn) == (
+            capacity(other.pool),
+            other.some_cpu_runs,
+            other.draining,
+            other.withdrawn,
+        )
+
+    def check_listed(self, ids: Collection[str]) -> None:
+        """Accept only ids that are listed, each once.
+
+        Raises:
+            UnknownDevices: with those that are not.
+            AllocationError: with those that are named again.
+        """
+        unknown = [one for one in ids if not self._lists(one)]
+        if unknown:
+            raise UnknownDevices(
+                self.pool.name, "no such devices", "use the ids that it lists", unknown
+            )
+        if len(set(ids)) < len(ids):
+            again = [one for one, times in Counter(ids).items() if times > 1]
+            raise AllocationError(
+                self.pool.name, "devices are named twice", "name each once", again
+            )
+
+    def check_free(self, ids: Collection[str]) -> None:
+        """Accept only listed devices that can be given out now.
+
+        Raises:
+            UnavailableDevices: with those that cannot.
+            AllocationError: as `check_listed`.
+        """
+        self.check_listed(ids)
+        if draining := [one for one in ids if one in self.draining]:
+            raise UnavailableDevices(
+                self.pool.name,
+                "these devices have left the pool and stay listed for the pods that hold them",
+                "start the pod again: another device will be chosen",
+                draining,
+            )
+        if self.pool.kind is PoolKind.SHARED:
+            return
+        if gone := [one for one in ids if not self._available(int(one))]:
+            raise UnavailableDevices(
+                self.pool.name,
+                "these CPUs are offline or still held through another pool",
+                "wait until they are back",
+                gone,
+            )
+
+    @property
+    def some_cpu_runs(self) -> bool:
+        """Whether a CPU of the pool is online; one that is configured no longer counts as such."""
+        return not self.pool.cpus or not self.pool.cpus.isdisjoint(self.topology.online)
+
+    def _lists(self, identifier: str) -> bool:
+        listed = _lists(self.pool, identifier) and identifier not in self.withdrawn
+        return listed or identifier in self.draining
+
+    def _available(self, cpu: int) -> bool:
+        # The whole core counts: an exclusive CPU is bought against a neighbour on its sibling.
+        return cpu in self.topology.online and self.topology.core_of(cpu).isdisjoint(self.taken)
 
 
 def capacity(pool: Pool) -> int:
     """Count a pool's devices."""
     return len(pool.cpus) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
-
-
-def check_ids(pool: Pool, ids: Collection[str]) -> None:
-    """Accept only ids that the pool lists, each once.
-
-    Raises:
-        UnknownDevices: with those that it does not list.
-        AllocationError: with those that are named again.
-    """
-    if pool.kind is PoolKind.SHARED:
-        limit = capacity(pool)
-        unknown = [identifier for identifier in ids if not _is_number_below(identifier, limit)]
-    else:
-        listed = {str(cpu) for cpu in pool.cpus}
-        unknown = [identifier for identifier in ids if identifier not in listed]
-    if unknown:
-        raise UnknownDevices(pool.name, "no such devices", "use the ids that it lists", unknown)
-    if len(set(ids)) < len(ids):
-        again = [identifier for identifier, times in Counter(ids).items() if times > 1]
-        raise AllocationError(pool.name, "devices are named twice", "name each once", again)
-
-
-def check_available(pool: Pool, ids: Iterable[str], topology: CPUTopology, held: CPUSet) -> None:
-    """Accept only exclusive devices that can be given out now.
-
-    Raises:
-        UnavailableDevices: with those that cannot.
-    """
-    if pool.kind is PoolKind.SHARED:
-        return
-    gone = [identifier for identifier in ids if not _available(int(identifier), topology, held)]
-    if gone:
-        raise UnavailableDevices(
-            pool.name,
-            "these CPUs are offline or still held through another pool",
-            "wait until they are back",
-            gone,
-        )
 
 
 def exclusive_cpus(ids: Iterable[str]) -> CPUSet:
@@ -115,10 +180,15 @@ def describe_ids(ids: Iterable[str]) -> str:
     return format_ids(sorted(int(identifier) for identifier in ids))
 
 
-def _available(cpu: int, topology: CPUTopology, held: CPUSet) -> bool:
-    # The whole core counts: a neighbour on the sibling is what an exclusive CPU is bought against.
-    return cpu in topology.online and topology.core_of(cpu).isdisjoint(held)
+def _lists(pool: Pool, identifier: str) -> bool:
+    if pool.kind is PoolKind.SHARED:
+        return _is_number_below(identifier, capacity(pool))
+    return _is_number_below(identifier, MAX_CPU + 1) and int(identifier) in pool.cpus
+
+
+def _is_id(text: str) -> bool:
+    return _CANONICAL_NUMBER.fullmatch(text) is not None
 
 
 def _is_number_below(text: str, limit: int) -> bool:
-    return _CANONICAL_NUMBER.fullmatch(text) is not None and int(text) < limit
+    return _is_id(text) and int(text) < limit

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING
 
-from cpupool.core.errors import HostFileError
+from google.protobuf.message import DecodeError
+
+from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
+from cpupool.core.assignments import Grant
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError, HostFileError
+from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS
+from cpupool.telemetry import log as logs
 from cpupool.wire import kubelet_checkpoint
 
 if TYPE_CHECKING:
@@ -14,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.assignments import PodDevices
-    from cpupool.wire.kubelet_checkpoint import Checkpoint
+    from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 
 class CheckpointFile:
@@ -32,7 +38,7 @@ class CheckpointFile:
         self._found: Mapping[str, PodDevices] = {}
 
     def by_pod_uid(self) -> Mapping[str, PodDevices]:
-        """Give pod UID → container name → resource name → device ids.
+        """Give pod UID → container name → resource name → what it was given.
 
         Raises:
             HostFileError: the file cannot be read.
@@ -53,14 +59,25 @@ class CheckpointFile:
             ) from error
         checkpoint = kubelet_checkpoint.parse(data)
         if not checkpoint.verified:
-            log.warning("kubelet checkpoint has a wrong checksum path=%s", self._path)
+            log.warning("kubelet checkpoint has a wrong checksum", path=self._path)
         self._found, self._seen = _by_pod_uid(checkpoint), now
         return self._found
 
 
 def _by_pod_uid(checkpoint: Checkpoint) -> Mapping[str, PodDevices]:
-    found: dict[str, dict[str, dict[str, frozenset[str]]]] = {}
+    found: dict[str, dict[str, dict[str, Grant]]] = {}
     for entry in checkpoint.entries:
         of_container = found.setdefault(entry.pod_uid, {}).setdefault(entry.container, {})
-        of_container[entry.resource] = of_container.get(entry.resource, frozenset()) | entry.ids
+        before = of_container.get(entry.resource, Grant(frozenset()))
+        of_container[entry.resource] = Grant(before.ids | entry.ids, before.cpus | _told(entry))
     return found
+
+
+def _told(entry: Entry) -> CPUSet:
+    """Read which CPUs the device plugin told the container, ours or CPU-Pooler."""
+    try:
+        told = ContainerAllocateResponse.FromString(entry.alloc_resp).envs
+        return CPUSet.parse(told.get(EXCLUSIVE_CPUS) or told.get(SHARED_CPUS, ""))
+    except (DecodeError, CPUSetParseError):
+        # Another plugin's reply, or a damaged one: the device ids say enough.
+        return CPUSet()

@@ -30,7 +30,6 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     DevicePluginServicer,
     add_DevicePluginServicer_to_server,
 )
-from cpupool.core import devices
 from cpupool.core.errors import AllocationError, HostFileError, NoDevicesAsked
 from cpupool.core.pools import PoolKind
 from cpupool.kubelet.status import StatusInterceptor
@@ -39,8 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from cpupool.core.devices import Offer
     from cpupool.core.pools import Pool
-    from cpupool.manager.manager import DeviceList, Manager
+    from cpupool.manager.manager import Manager
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
@@ -103,7 +103,7 @@ class DevicePlugin(DevicePluginServicer):
             if listed is None:
                 return
             seen = listed.generation
-            yield _encoded(listed)
+            yield _encoded(listed.offer)
 
     def GetPreferredAllocation(  # noqa: N802
         self, request: PreferredAllocationRequest, context: grpc.ServicerContext
@@ -148,7 +148,7 @@ class DevicePlugin(DevicePluginServicer):
         """Check the ids; there is nothing to prepare."""
         del context
         self._check_asked(request.devices_ids)
-        devices.check_ids(self._manager.devices(self._pool).pool, request.devices_ids)
+        self._manager.devices(self._pool).offer.check_listed(request.devices_ids)
         return PreStartContainerResponse()
 
     def _admit(self, stream: grpc.ServicerContext) -> None:
@@ -234,13 +234,13 @@ class DevicePluginServer:
         self._server = self._workers = None
 
 
-def _encoded(listed: DeviceList) -> bytes:
+def _encoded(offer: Offer) -> bytes:
     """Encode a ListAndWatchResponse in parts, without ever holding the whole of it as messages.
 
     Encoded messages of one type, one after the other, are their merger (protobuf.dev, Encoding,
     "Last One Wins"), and merged lists are joined.
     """
-    remaining = iter(listed)
+    remaining = iter(offer)
     parts = []
     while part := list(islice(remaining, _PART)):
         message = ListAndWatchResponse()

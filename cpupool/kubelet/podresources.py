@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from cpupool.api.podresources_pb2 import ListPodResourcesRequest
+from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
+from cpupool.core.assignments import Grant
+from cpupool.core.cpuset import MAX_CPU, CPUSet
 from cpupool.kubelet.channel import dialled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cpupool.api.podresources_pb2 import ContainerResources, ListPodResourcesResponse
+    from cpupool.api.podresources_pb2 import (
+        AllocatableResourcesResponse,
+        ContainerResources,
+        ListPodResourcesResponse,
+    )
     from cpupool.core.assignments import PodDevices
 
 
@@ -34,7 +40,7 @@ class PodResources:
         self._timeout_s = timeout_s
 
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
-        """Give (namespace, pod name) → container name → resource name → device ids.
+        """Give (namespace, pod name) → container name → resource name → what it was given.
 
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
@@ -50,10 +56,25 @@ class PodResources:
             for pod in answer.pod_resources
         }
 
+    def allocatable_cpus(self) -> CPUSet:
+        """Give the CPUs that the kubelet's own CPU manager hands out.
 
-def _devices_of(container: ContainerResources) -> dict[str, frozenset[str]]:
+        Those that are not reserved under the policy static, and none under the policy none
+        (kubernetes: pkg/kubelet/cm/cpumanager, GetAllocatableCPUs of each policy).
+
+        Raises:
+            RemoteProtocolError: the kubelet is not there, or does not answer.
+        """
+        with dialled(self._socket, "asking for the kubelet's allocatable CPUs") as channel:
+            answer: AllocatableResourcesResponse = PodResourcesListerStub(
+                channel
+            ).GetAllocatableResources(AllocatableResourcesRequest(), timeout=self._timeout_s)
+        return CPUSet(cpu for cpu in answer.cpu_ids if 0 <= cpu <= MAX_CPU)
+
+
+def _devices_of(container: ContainerResources) -> dict[str, Grant]:
     found: defaultdict[str, set[str]] = defaultdict(set)
     # The kubelet lists a resource once per device.
     for listed in container.devices:
         found[listed.resource_name].update(listed.device_ids)
-    return {resource: frozenset(ids) for resource, ids in found.items()}
+    return {resource: Grant(frozenset(ids)) for resource, ids in found.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cpupool.core.errors import AllocationError, UnavailableDevices
+from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from google.protobuf.message import Message
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 
 class StatusInterceptor(grpc.ServerInterceptor):
@@ -62,13 +62,13 @@ def _answering(method: str, context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except AllocationError as error:
-        log.warning("call refused method=%s reason=%s", method, error)
+        log.warning("call refused", method=method, reason=error)
         context.abort(_code(error), str(error))
     except DecodeError as error:
-        log.warning("call unreadable method=%s reason=%s", method, error)
+        log.warning("call unreadable", method=method, reason=error)
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a request of {method}: {error}")
     except Exception:  # the edge: the caller gets a status, the log the traceback
-        log.exception("call failed method=%s", method)
+        log.exception("call failed", method=method)
         context.abort(grpc.StatusCode.INTERNAL, "cpupool failed; its log has the details")
 
 

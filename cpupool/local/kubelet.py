@@ -10,7 +10,6 @@ pkg/kubelet/apis/podresources/server_v1.go.
 
 from __future__ import annotations
 
-import logging
 import stat
 import threading
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     AllocationError,
     HostFileError,
@@ -31,6 +31,7 @@ from cpupool.kubelet.registration import VERSION
 from cpupool.local import devices, services
 from cpupool.local.devices import IDs, Listing, Want
 from cpupool.local.plugins import Plugin
+from cpupool.telemetry import log as logs
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 _UNEXPECTED: Final = "UnexpectedAdmissionError"
 
@@ -64,9 +65,13 @@ class EmbeddedKubelet:
         names: the resource of each pool.
         single_numa_node: refuse a container that does not fit on one NUMA node, as the topology
             manager's policy of that name does; otherwise best effort.
+
+    Attributes:
+        static_cpus: what its CPU manager hands out; none while its policy is none. It only says so.
     """
 
     def __init__(self, folder: Path, names: Names, *, single_numa_node: bool = False) -> None:
+        self.static_cpus = CPUSet()
         self._plugins_folder = folder / "device-plugins"
         self._registration_socket = self._plugins_folder / "kubelet.sock"
         self._podresources_socket = folder / "pod-resources" / "kubelet.sock"
@@ -107,7 +112,10 @@ class EmbeddedKubelet:
             # Plugins wait for the registration socket, so it comes last.
             with services.serving(self._podresources_socket, opened) as server:
                 podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(
-                    services.PodResources(self._pod_resources, self._allocatable_devices), server
+                    services.PodResources(
+                        self._pod_resources, self._allocatable_devices, lambda: self.static_cpus
+                    ),
+                    server,
                 )
             with services.serving(self._registration_socket, opened) as server:
                 deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(
@@ -260,7 +268,7 @@ class EmbeddedKubelet:
             before = self._plugins.get(resource)
             self._plugins[resource] = plugin
         plugin.watch()
-        log.info("device plugin registered resource=%s endpoint=%s", resource, endpoint)
+        log.info("device plugin registered", resource=resource, endpoint=endpoint)
         if before:
             before.stop()
 
@@ -275,7 +283,7 @@ class EmbeddedKubelet:
             self._save()
         except HostFileError as error:
             # As the kubelet does: a full disk takes no device from anybody.
-            log.warning("checkpoint is not saved: %s", error)
+            log.warning("checkpoint not saved", error=error)
 
     def _holds_devices(self, pod: Pod) -> bool:
         with self._changed:

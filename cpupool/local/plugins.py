@@ -5,7 +5,6 @@ Follows kubernetes: pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go and en
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -29,12 +28,13 @@ from cpupool.core.pools import MAX_DEVICE_LIST_BYTES
 from cpupool.kubelet import channel
 from cpupool.kubelet.device_plugin import HEALTHY
 from cpupool.local.devices import IDs, Listing
+from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 _CALL_S: Final = 10.0
 _PRE_START_S: Final = 30.0
@@ -133,7 +133,7 @@ class Plugin:
                 self._listed(self, _listing(message))
         except (grpc.RpcError, ValueError) as error:
             # ValueError: the channel was closed before the call began.
-            log.info("device plugin hung up resource=%s reason=%s", self.resource, _reason(error))
+            log.info("device plugin hung up", resource=self.resource, reason=_reason(error))
         self._listed(self, None)
 
     @contextmanager

@@ -66,15 +66,18 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     Args:
         pods: gives the active pods.
         allocatable: gives the healthy devices.
+        cpus: gives the CPUs of a static CPU manager; none under the policy none.
     """
 
     def __init__(
         self,
         pods: Callable[[], Iterable[podresources_pb2.PodResources]],
         allocatable: Callable[[], Iterable[podresources_pb2.ContainerDevices]],
+        cpus: Callable[[], Iterable[int]],
     ) -> None:
         self._pods = pods
         self._allocatable = allocatable
+        self._cpus = cpus
 
     def List(  # noqa: N802
         self, _request: object, _context: object
@@ -85,8 +88,10 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     def GetAllocatableResources(  # noqa: N802
         self, _request: object, _context: object
     ) -> podresources_pb2.AllocatableResourcesResponse:
-        """Answer with what can be given out, without cpu_ids: the CPU manager's policy is none."""
-        return podresources_pb2.AllocatableResourcesResponse(devices=self._allocatable())
+        """Answer with what can be given out."""
+        return podresources_pb2.AllocatableResourcesResponse(
+            devices=self._allocatable(), cpu_ids=self._cpus()
+        )
 
 
 def container_devices(

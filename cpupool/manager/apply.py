@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostError
 from cpupool.manager.enforce import Write, plan
+from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cpupool.manager.enforce import CgroupNode
     from cpupool.manager.ports import CgroupTree
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
 
 def repair(tree: CgroupTree, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
@@ -49,15 +50,15 @@ def _attempt(tree: CgroupTree, path: str, want: CPUSet) -> tuple[Write, ...]:
     try:
         for step in plan(ancestors, node, want):
             try:
-                tree.write(step.path, step.cpus)
+                done = _write(tree, step, ancestors, path)
             except CgroupNotFound:
                 if not step.path.startswith(f"{path}/"):
                     raise
                 # A nested cgroup that is gone is in nobody's way.
                 continue
-            made.append(step)
-            undo.append(Write(step.path, now[step.path]))
-            now[step.path] = step.cpus
+            made.append(done)
+            undo.append(Write(done.path, now[done.path]))
+            now[done.path] = done.cpus
         effective = tree.effective(path)
     except HostError:
         _put_back(tree, undo)
@@ -67,6 +68,20 @@ def _attempt(tree: CgroupTree, path: str, want: CPUSet) -> tuple[Write, ...]:
     if not effective <= want:
         _put_back(tree, undo)
     raise CgroupWriteRejected(path, str(want), 0, _obstacle(tree, path, want, effective))
+
+
+def _write(tree: CgroupTree, step: Write, ancestors: Sequence[CgroupNode], path: str) -> Write:
+    try:
+        tree.write(step.path, step.cpus)
+    except CgroupWriteRejected as error:
+        if error.errno != errno.EPERM or step.path != path or not ancestors:
+            raise
+        # Of cgroups mounted with nsdelegate the kernel refuses a program the cpuset of one: its own
+        # container's (cgroup-v2.rst, "Delegation"). That is the agent's, alone in its pod, whose
+        # cgroup confines it as well.
+        step = Write(ancestors[-1].path, step.cpus)
+        tree.write(step.path, step.cpus)
+    return step
 
 
 def _put_back(tree: CgroupTree, undo: Sequence[Write]) -> None:
@@ -80,7 +95,7 @@ def _put_back(tree: CgroupTree, undo: Sequence[Write]) -> None:
         except CgroupNotFound:
             continue
         except CgroupWriteRejected as error:
-            log.warning("cgroup cannot be put back path=%s error=%s", step.path, error)
+            log.warning("cgroup not put back", cgroup=step.path, error=error)
 
 
 def _obstacle(tree: CgroupTree, path: str, want: CPUSet, effective: CPUSet) -> str:

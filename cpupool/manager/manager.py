@@ -7,12 +7,14 @@ allocations, where each container belongs). Deciding is pure and in `resolve`; n
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import Offer
 from cpupool.core.errors import (
     AllocationError,
     NoDevicesAsked,
@@ -23,18 +25,19 @@ from cpupool.core.errors import (
 )
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, Names, pool_variable
 from cpupool.core.pools import NodePools, Pool, PoolKind, validate
+from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import resolve
-from cpupool.manager.resolve import NodeFacts
+from cpupool.manager.resolve import NodeFacts, Promise
 from cpupool.policies import pooled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cpupool.core.assignments import DeviceAssignments
-    from cpupool.core.devices import Device
+    from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Grant
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.manager.resolve import Resolution
+    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
 
 _WAIT_S = 5.0
 """A waiter looks at its own cancellation at least this often."""
@@ -42,22 +45,34 @@ _WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """What a pool offers the kubelet at one moment; iterates over its devices.
+    """A pool's offer, numbered.
 
     Attributes:
         generation: differs from an earlier list of this pool where a device differs.
-        pool: the pool.
-        topology: the machine, for NUMA nodes and offline CPUs.
-        held: CPUs that cannot be given out although they are online.
+        offer: the devices.
+        held: the ids that pods hold.
     """
 
     generation: int
-    pool: Pool
-    topology: CPUTopology
-    held: CPUSet
+    offer: Offer
+    held: frozenset[str]
 
-    def __iter__(self) -> Iterator[Device]:
-        return devices.devices_of(self.pool, self.topology, self.held)
+
+@dataclass(frozen=True, slots=True)
+class PoolChange:
+    """What a new configuration changed.
+
+    Attributes:
+        problems: its warnings.
+        added: names of pools that are new.
+        removed: names of pools that are gone.
+        resized: names of pools with other CPUs, or another policy.
+    """
+
+    problems: tuple[Problem, ...]
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    resized: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +90,27 @@ class Manager:
 
     Args:
         names: the public strings, with the resource domain.
+        moves_pinned: a container that has CPUs of its own follows changes of its shared pools;
+            false where the kernel would then forget to which CPUs its threads are pinned.
     """
 
-    def __init__(self, names: Names | None = None) -> None:
+    def __init__(self, names: Names | None = None, *, moves_pinned: bool = True) -> None:
         self.names = names or Names()
+        self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
         self._facts = NodeFacts()
         self._resolution = resolve.resolve(self._facts, {})
         self._lists: dict[str, DeviceList] = {}
+        self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
+        self._held: Mapping[str, frozenset[str]] = {}
         self._generations = count()
+        self._promises = count(1)
+        self._promised = 0
 
-    def reconfigure(self, pools: NodePools, topology: CPUTopology) -> tuple[Problem, ...]:
+    def reconfigure(self, pools: NodePools, topology: CPUTopology) -> PoolChange:
         """Take new pools, checked against the machine; refused pools change nothing.
 
-        Returns:
-            The warnings.
+        CPUs that a pod owns stay its own until it ends, and its devices stay listed.
 
         Raises:
             ConfigError: the pools are not safe on this machine.
@@ -98,19 +119,27 @@ class Manager:
             topology = topology.remembering(self._facts.topology)
             problems = validate(pools, topology)
             refuse_errors(problems)
-            kept = {pool.name for pool in pools}
-            known = (*self._facts.retired, *self._facts.pools)
-            retired = {pool.name: pool for pool in known if pool.name not in kept}
+            before = {pool.name: pool for pool in self._facts.pools}
+            after = {pool.name: pool for pool in pools}
+            kept = self._shared_to_keep(self._facts.pools, pools)
             self._take(
                 replace(
                     self._facts,
                     pools=pools,
                     topology=topology,
-                    retired=tuple(retired.values()),
+                    devices=self._as_granted(),
+                    kept_shared={**kept, **self._facts.kept_shared},
                     blocked=CPUSet(),
                 )
             )
-            return problems
+            return PoolChange(
+                problems,
+                added=tuple(after.keys() - before.keys()),
+                removed=tuple(before.keys() - after.keys()),
+                resized=tuple(
+                    name for name, pool in after.items() if before.get(name, pool) != pool
+                ),
+            )
 
     def update_topology(self, topology: CPUTopology) -> tuple[Problem, ...]:
         """Take a new reading of the machine: CPUs went offline or came back.
@@ -146,9 +175,67 @@ class Manager:
         with self._changed:
             merged = dict(self._facts.devices)
             for ref, by_pool in found.items():
-                merged[ref] = {**merged.get(ref, {}), **by_pool}
+                known = merged.get(ref, {})
+                merged[ref] = {
+                    **known,
+                    **{pool: _joined(known.get(pool), grant) for pool, grant in by_pool.items()},
+                }
             if merged != self._facts.devices:
-                self._take(replace(self._facts, devices=merged))
+                promises = _unfulfilled(self._facts.promises, found)
+                self._take(replace(self._facts, devices=merged, promises=promises))
+
+    def promise(self, pool: str, ids: Iterable[str]) -> None:
+        """Note devices that the kubelet has given to a pod which is not known yet.
+
+        Nobody else gets them, and they stay listed, until a pod is known to hold them or
+        `forget_promises` says that none ever will.
+        """
+        with self._changed:
+            promise = self._new_promise(pool, ids)
+            self._take(replace(self._facts, promises=(*self._facts.promises, promise)))
+
+    def promised_until(self) -> int:
+        """Give the number of the last promise."""
+        with self._changed:
+            return self._promised
+
+    def forget_promises(self, until: int) -> None:
+        """Forget the promises up to this number: their pods will not appear."""
+        with self._changed:
+            kept = tuple(one for one in self._facts.promises if one.number > until)
+            if kept != self._facts.promises:
+                self._take(replace(self._facts, promises=kept))
+
+    def adopt(self, found: Iterable[FoundContainer]) -> None:
+        """Recognise containers that kept an older shared part, after a restart of the agent.
+
+        Such a container runs on exactly its own CPUs and those that its shared pools had when it
+        was started.
+        """
+        if self._moves_pinned:
+            return
+        with self._changed:
+            kept: dict[ContainerKey, CPUSet] = {}
+            for one in found:
+                key = (one.pod, ContainerID(one.id))
+                placed = self._resolution.containers.get(key)
+                if placed is None or not _pinned(placed.assignment):
+                    continue
+                told = self._shared_as_told(placed)
+                then = placed.assignment.exclusive | told & self._facts.topology.online
+                if told and one.cpus == str(then) != str(placed.assignment.cpus):
+                    kept[key] = told
+            if kept:
+                self._take(replace(self._facts, kept_shared={**self._facts.kept_shared, **kept}))
+
+    def advertised(self) -> tuple[Pool, ...]:
+        """Give the pools that have devices to list.
+
+        A pool that is configured no longer is among them, without CPUs, while a pod holds devices
+        of it.
+        """
+        with self._changed:
+            return tuple(listed.offer.pool for listed in self._lists.values())
 
     def pools(self) -> NodePools:
         """Give the pools in force."""
@@ -202,36 +289,71 @@ class Manager:
             AllocationError: an id is unknown, or there are fewer than `size` to choose from.
         """
         with self._changed:
-            listed = self._list_of(pool)
-        devices.check_ids(listed.pool, available)
-        devices.check_ids(listed.pool, must_include)
+            offer = self._list_of(pool).offer
+        offer.check_listed(available)
+        offer.check_listed(must_include)
         required = devices.exclusive_cpus(must_include)
-        offered = devices.exclusive_cpus(available) | required
+        draining = devices.exclusive_cpus(offer.draining) - required
+        offered = devices.exclusive_cpus(available) - draining | required
         if not len(required) <= size <= len(offered):
             raise NotEnoughDevices(pool, size, len(offered))
-        chosen = pooled.prefer(offered, required, size, listed.topology)
+        chosen = pooled.prefer(offered, required, size, offer.topology)
         return tuple(str(cpu) for cpu in chosen)
 
     def allocate(self, pool: str, ids: Sequence[str]) -> Allocation:
-        """Answer Allocate for one container; the kubelet names no pod, so nothing is recorded.
+        """Answer Allocate for one container; the kubelet names no pod, so this is a promise.
 
         Raises:
             AllocationError: no ids, unknown ids, the same twice, or CPUs that cannot be given out.
         """
         with self._changed:
-            listed = self._list_of(pool)
-        if not ids:
-            raise NoDevicesAsked(pool, "no devices requested", "name at least one")
-        devices.check_ids(listed.pool, ids)
-        devices.check_available(listed.pool, ids, listed.topology, listed.held)
-        if listed.pool.kind is PoolKind.SHARED:
-            variable, cpus = SHARED_CPUS, listed.pool.cpus
+            offer = self._list_of(pool).offer
+            if not ids:
+                raise NoDevicesAsked(pool, "no devices requested", "name at least one")
+            offer.check_free(ids)
+            # Nothing follows from a promise while the pools stay as they are, so nobody is woken.
+            promise = self._new_promise(pool, ids)
+            self._facts = replace(self._facts, promises=(*self._facts.promises, promise))
+        if offer.pool.kind is PoolKind.SHARED:
+            variable, cpus = SHARED_CPUS, offer.pool.cpus
         else:
-            granted = listed.pool.granted(devices.exclusive_cpus(ids), listed.topology)
-            variable, cpus = EXCLUSIVE_CPUS, granted & listed.topology.online
+            granted = offer.pool.granted(devices.exclusive_cpus(ids), offer.topology)
+            variable, cpus = EXCLUSIVE_CPUS, granted & offer.topology.online
         return Allocation(
             environment={variable: str(cpus), pool_variable(pool): str(cpus)},
             annotations={self.names.allocated(pool): devices.describe_ids(ids)},
+        )
+
+    def _new_promise(self, pool: str, ids: Iterable[str]) -> Promise:
+        self._promised = next(self._promises)
+        return Promise(self._promised, pool, frozenset(ids))
+
+    def _as_granted(self) -> DeviceAssignments:
+        """Write down what each grant comes to under the pools in force, before they change."""
+        return {
+            ref: {
+                pool: replace(grant, cpus=self._facts.granted(pool, grant) or grant.cpus)
+                for pool, grant in by_pool.items()
+            }
+            for ref, by_pool in self._facts.devices.items()
+        }
+
+    def _shared_to_keep(self, before: NodePools, after: NodePools) -> dict[ContainerKey, CPUSet]:
+        if self._moves_pinned:
+            return {}
+        return {
+            key: shared
+            for key, placed in self._resolution.containers.items()
+            if _pinned(placed.assignment)
+            and (shared := _shared_cpus(before, placed)) != _shared_cpus(after, placed)
+        }
+
+    def _shared_as_told(self, placed: PlacedContainer) -> CPUSet:
+        grants = self._facts.devices.get(ContainerRef(placed.pod.uid, placed.container.name), {})
+        return CPUSet.union(
+            grant.cpus
+            for pool, grant in grants.items()
+            if PoolKind.of_name(pool) is PoolKind.SHARED
         )
 
     def _list_of(self, pool: str) -> DeviceList:
@@ -241,22 +363,64 @@ class Manager:
         return listed
 
     def _take(self, facts: NodeFacts) -> None:
-        self._facts = facts
-        self._resolution = resolve.resolve(facts, self._resolution.owned)
-        self._lists = {pool.name: self._fresh_list(pool) for pool in self._facts.pools.advertised}
+        resolution = resolve.resolve(facts, self._resolution.owned)
+        # A container that has ended keeps nothing; its successor starts with the pools in force.
+        stale = {
+            key: cpus
+            for key, cpus in facts.kept_shared.items()
+            if key in resolution.containers
+            and cpus != _shared_cpus(facts.pools, resolution.containers[key])
+        }
+        if stale != facts.kept_shared:
+            facts = replace(facts, kept_shared=stale)
+            resolution = resolve.resolve(facts, self._resolution.owned)
+        holdings = (facts.devices, facts.promises)
+        if holdings != self._holdings:
+            self._holdings, self._held = holdings, facts.held_ids()
+        self._facts, self._resolution = facts, resolution
+        unlisted = (Pool.named(name, "") for name in self._held if not facts.pools.by_name(name))
+        gone = (pool for pool in unlisted if pool.kind is not PoolKind.DEFAULT)
+        self._lists = {
+            pool.name: self._fresh_list(pool) for pool in (*facts.pools.advertised, *gone)
+        }
         self._changed.notify_all()
 
     def _fresh_list(self, pool: Pool) -> DeviceList:
-        held = self._resolution.held_elsewhere(pool.name) | self._facts.blocked
+        taken = self._resolution.held_elsewhere(pool.name) | self._facts.blocked
+        held = self._held.get(pool.name, frozenset())
         before = self._lists.get(pool.name)
-        fresh = DeviceList(next(self._generations), pool, self._facts.topology, held)
-        if before is None or _offer(before) != _offer(fresh):
-            return fresh
-        return replace(fresh, generation=before.generation)
+        if before is not None and before.held is held and before.offer.pool == pool:
+            # A shared pool may have a hundred thousand ids: they are gone through when they change.
+            offer = replace(before.offer, topology=self._facts.topology, taken=taken)
+        else:
+            offer = Offer.of(pool, self._facts.topology, taken, held)
+        if before is not None and before.offer.looks_like(offer):
+            return DeviceList(before.generation, offer, held)
+        return DeviceList(next(self._generations), offer, held)
 
 
-def _offer(listed: DeviceList) -> object:
-    """What the kubelet sees of a list, without spelling out a shared pool's milli-CPUs."""
-    if listed.pool.kind is PoolKind.SHARED:
-        return devices.capacity(listed.pool), listed.pool.cpus.isdisjoint(listed.topology.online)
-    return tuple(listed)
+def _joined(known: Grant | None, grant: Grant) -> Grant:
+    if known is None or known.ids != grant.ids:
+        return grant
+    return replace(known, cpus=known.cpus | grant.cpus)
+
+
+def _unfulfilled(promises: Iterable[Promise], found: DeviceAssignments) -> tuple[Promise, ...]:
+    """Leave out the devices that a known pod holds: the kubelet gives none of them twice."""
+    fulfilled: defaultdict[str, set[str]] = defaultdict(set)
+    for by_pool in found.values():
+        for pool, grant in by_pool.items():
+            fulfilled[pool] |= grant.ids
+    left = (replace(one, ids=one.ids - fulfilled[one.pool]) for one in promises)
+    return tuple(one for one in left if one.ids)
+
+
+def _pinned(assignment: CPUAssignment) -> bool:
+    return bool(assignment.exclusive and assignment.shared)
+
+
+def _shared_cpus(pools: NodePools, placed: PlacedContainer) -> CPUSet:
+    requested = (pools.by_name(name) for name in placed.container.requests)
+    return CPUSet.union(
+        pool.cpus for pool in requested if pool is not None and pool.kind is PoolKind.SHARED
+    )

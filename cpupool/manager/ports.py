@@ -27,11 +27,46 @@ class PodSource(Protocol):
         ...
 
 
+class NodeLabels(Protocol):
+    """Where this node's labels come from."""
+
+    def labels(self) -> Mapping[str, str] | None:
+        """Give the labels, or None until they are known."""
+        ...
+
+
+class EventSink(Protocol):
+    """Where a pod's author or a node's admin is told something; never blocks, never raises."""
+
+    def pod(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
+        """Tell something about a pod.
+
+        Args:
+            pod: the pod.
+            reason: one word in CamelCase, for programs.
+            message: the fact and what to do about it.
+            warning: whether something is wrong.
+        """
+        ...
+
+    def node(self, reason: str, message: str, *, warning: bool = True) -> None:
+        """Tell something about this node."""
+        ...
+
+
 class DeviceSource(Protocol):
     """Where the kubelet tells which devices it gave to whom: podresources."""
 
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
-        """Give (namespace, pod name) → container name → resource name → device ids.
+        """Give (namespace, pod name) → container name → resource name → what it was given.
+
+        Raises:
+            RemoteProtocolError: the kubelet does not answer.
+        """
+        ...
+
+    def allocatable_cpus(self) -> CPUSet:
+        """Give the CPUs that the kubelet's own CPU manager hands out; none under policy none.
 
         Raises:
             RemoteProtocolError: the kubelet does not answer.
@@ -43,7 +78,7 @@ class CheckpointSource(Protocol):
     """The kubelet's checkpoint file, which also knows init containers."""
 
     def by_pod_uid(self) -> Mapping[str, PodDevices]:
-        """Give pod UID → container name → resource name → device ids.
+        """Give pod UID → container name → resource name → what it was given.
 
         Raises:
             CPUPoolError: the file is missing or damaged.

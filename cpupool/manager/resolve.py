@@ -6,24 +6,50 @@ the pod ends. Whatever the pools say meanwhile, nobody else is placed on it.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpupool.core import devices
-from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Placement, PodDevices
+from cpupool.core.assignments import (
+    Cause,
+    CPUAssignment,
+    DeviceAssignments,
+    Grant,
+    Placement,
+    PodDevices,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID, ContainerRef, PodUID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
+Owned = Mapping[PodUID, Mapping[str, CPUSet]]
+"""Pod → pool → exclusive CPUs that it owns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Devices that Allocate has given out, to a pod that is not known yet.
+
+    Attributes:
+        number: counts promises.
+        pool: the pool's name.
+        ids: the devices.
+    """
+
+    number: int
+    pool: str
+    ids: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +61,8 @@ class NodeFacts:
         topology: as last read.
         pods: this node's pods; None until a first complete list is known.
         devices: what the kubelet gave to these pods.
-        retired: pools that are configured no longer, whose devices pods may still hold.
+        promises: what it gave to pods that are not known yet.
+        kept_shared: the shared CPUs of containers that must not follow a change of their pools.
         blocked: CPUs that nobody may have because a topology change brought two pools together.
     """
 
@@ -43,17 +70,32 @@ class NodeFacts:
     topology: CPUTopology = NO_CPUS
     pods: tuple[Pod, ...] | None = None
     devices: DeviceAssignments = field(default_factory=dict)
-    retired: tuple[Pool, ...] = ()
+    promises: tuple[Promise, ...] = ()
+    kept_shared: Mapping[ContainerKey, CPUSet] = field(default_factory=dict)
     blocked: CPUSet = field(default_factory=CPUSet)
 
-    def exclusive_pool(self, name: str) -> Pool | None:
-        """Find an exclusive pool that is configured, or was when its devices were given out.
+    def granted(self, pool: str, grant: Grant) -> CPUSet:
+        """Give the exclusive CPUs that come with a grant; none for a pool of another kind.
 
-        An agent that starts after a pool was removed knows it only by name.
+        What the container was told is what it has: its pool may have changed its policy since, or
+        be gone. Where nobody remembers, it is what the pool gives now.
         """
-        retired = (pool for pool in self.retired if pool.name == name)
-        pool = self.pools.by_name(name) or next(retired, None) or Pool.named(name, "")
-        return pool if pool.kind is PoolKind.EXCLUSIVE else None
+        configured = self.pools.by_name(pool) or Pool.named(pool, "")
+        if configured.kind is not PoolKind.EXCLUSIVE:
+            return CPUSet()
+        listed = devices.exclusive_cpus(grant.ids) & self.topology.present
+        told = grant.cpus & self.topology.present
+        return listed | told if told else configured.granted(listed, self.topology)
+
+    def held_ids(self) -> Mapping[str, frozenset[str]]:
+        """Give pool → the device ids that pods hold, known pods or not."""
+        held: defaultdict[str, set[str]] = defaultdict(set)
+        for by_pool in self.devices.values():
+            for pool, grant in by_pool.items():
+                held[pool] |= grant.ids
+        for promise in self.promises:
+            held[promise.pool] |= promise.ids
+        return {pool: frozenset(ids) for pool, ids in held.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +112,9 @@ class Resolution:
     """What follows from the facts.
 
     Attributes:
-        owned: pod → pool → exclusive CPUs that it owns. No CPU is in two pods.
+        owned: no CPU is in two pods.
+        promised: pool → exclusive CPUs of pods that are not known yet.
+        kept_shared: CPUs of shared pools as they were, on which containers still run.
         containers: every known container instance.
         pods: every pod by the id in its cgroup's name.
         unreported: for other directories of a known pod: its sandbox, or what is not reported yet.
@@ -78,7 +122,9 @@ class Resolution:
         missing: containers that request devices which no source has named yet.
     """
 
-    owned: Mapping[PodUID, Mapping[str, CPUSet]]
+    owned: Owned
+    promised: Mapping[str, CPUSet]
+    kept_shared: CPUSet
     containers: Mapping[ContainerKey, PlacedContainer]
     pods: Mapping[str, Pod]
     unreported: CPUAssignment
@@ -86,13 +132,12 @@ class Resolution:
     missing: tuple[ContainerRef, ...]
 
     def held_elsewhere(self, pool: str) -> CPUSet:
-        """Give the CPUs that pods own through other pools than this one."""
-        return CPUSet.union(
-            cpus
-            for by_pool in self.owned.values()
-            for owner_pool, cpus in by_pool.items()
-            if owner_pool != pool
+        """Give the CPUs that containers hold through other pools than this one."""
+        holders = (*self.owned.values(), self.promised)
+        exclusive = CPUSet.union(
+            cpus for by_pool in holders for holder, cpus in by_pool.items() if holder != pool
         )
+        return exclusive | self.kept_shared
 
     def assignment(self, key: ContainerKey) -> CPUAssignment:
         """Give the CPUs for a directory below a pod's cgroup."""
@@ -102,7 +147,7 @@ class Resolution:
         return self.unreported if key[0] in self.pods else self.unknown
 
 
-def resolve(facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]) -> Resolution:
+def resolve(facts: NodeFacts, before: Owned) -> Resolution:
     """Place every container.
 
     Args:
@@ -111,24 +156,29 @@ def resolve(facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]) -> 
     """
     pods = facts.pods or ()
     owned = _owners(facts, before)
-    placing = _Placing.by(facts, owned, facts.topology.with_siblings(owned_cpus(owned)))
+    promised = dict(_promised(facts))
+    taken = owned_cpus(owned) | CPUSet.union(promised.values())
+    placing = _Placing.by(facts, owned, facts.topology.with_siblings(taken))
     containers: dict[ContainerKey, PlacedContainer] = {}
     for pod in pods:
         for container in pod.containers:
             if container.id is not None:
-                placed = PlacedContainer(pod, container, placing.place(pod, container))
-                containers[pod.cgroup_uid, container.id] = placed
+                key = (pod.cgroup_uid, container.id)
+                placed = placing.place(pod, container, facts.kept_shared.get(key))
+                containers[key] = PlacedContainer(pod, container, placed)
     return Resolution(
         owned=owned,
+        promised=promised,
+        kept_shared=CPUSet.union(facts.kept_shared.values()),
         containers=containers,
         pods={pod.cgroup_uid: pod for pod in pods},
         unreported=CPUAssignment(Placement.DEFAULT, default=placing.default),
-        unknown=placing.confined("its pod is not known"),
+        unknown=placing.confined(Cause.UNKNOWN_POD, "its pod is not known"),
         missing=tuple(_missing(facts)),
     )
 
 
-def owned_cpus(owned: Mapping[PodUID, Mapping[str, CPUSet]]) -> CPUSet:
+def owned_cpus(owned: Owned) -> CPUSet:
     """Join the CPUs that pods own, whichever pod and pool."""
     return CPUSet.union(cpus for by_pool in owned.values() for cpus in by_pool.values())
 
@@ -139,30 +189,36 @@ def join_devices(
     by_pod_name: Mapping[tuple[str, str], PodDevices],
     by_pod_uid: Mapping[str, PodDevices],
 ) -> DeviceAssignments:
-    """Bring the kubelet's answers to our pods: podresources by name, the checkpoint by UID.
+    """Bring the kubelet's answers to our pods: the checkpoint by UID, podresources by name.
 
-    podresources leaves out plain init containers; the checkpoint has them.
+    The checkpoint's word counts first: a name may be that of an earlier pod, whose successor a
+    StatefulSet has made already. So podresources is believed only of pods whose name no other has.
     """
-    joined: dict[ContainerRef, Mapping[str, frozenset[str]]] = {}
-    for pod in pods:
-        live = by_pod_name.get((pod.namespace, pod.name), {})
+    listed = tuple(pods)
+    bearers = Counter((pod.namespace, pod.name) for pod in listed)
+    joined: dict[ContainerRef, Mapping[str, Grant]] = {}
+    for pod in listed:
+        name = (pod.namespace, pod.name)
+        live = by_pod_name.get(name, {}) if bearers[name] == 1 else {}
         # The kubelet knows a static pod by its config hash, as the cgroup does.
         saved = by_pod_uid.get(pod.cgroup_uid, {})
         for container in pod.containers:
-            resources = {**saved.get(container.name, {}), **live.get(container.name, {})}
-            by_pool = {
-                pool: ids
-                for resource, ids in resources.items()
-                if ids and (pool := names.pool_of(resource)) is not None
-            }
-            if by_pool:
+            resources = {**live.get(container.name, {}), **saved.get(container.name, {})}
+            if by_pool := of_pools(resources, names):
                 joined[ContainerRef(pod.uid, container.name)] = by_pool
     return joined
 
 
-def _owners(
-    facts: NodeFacts, before: Mapping[PodUID, Mapping[str, CPUSet]]
-) -> dict[PodUID, dict[str, CPUSet]]:
+def of_pools(resources: Mapping[str, Grant], names: Names) -> dict[str, Grant]:
+    """Pick what is ours: resource → grant in, pool → grant out."""
+    return {
+        pool: grant
+        for resource, grant in resources.items()
+        if grant.ids and (pool := names.pool_of(resource)) is not None
+    }
+
+
+def _owners(facts: NodeFacts, before: Owned) -> dict[PodUID, dict[str, CPUSet]]:
     owned: dict[PodUID, dict[str, CPUSet]] = {}
     taken = CPUSet()
     # Earlier owners first: a contradiction between facts never takes a CPU from a running pod.
@@ -182,11 +238,16 @@ def _owners(
 def _claims(facts: NodeFacts, pod: Pod) -> Iterator[tuple[str, CPUSet]]:
     for container in pod.containers:
         by_pool = facts.devices.get(ContainerRef(pod.uid, container.name), {})
-        for name, ids in by_pool.items():
-            pool = facts.exclusive_pool(name)
-            if pool is not None:
-                listed = devices.exclusive_cpus(ids) & facts.topology.present
-                yield name, pool.granted(listed, facts.topology)
+        for pool, grant in by_pool.items():
+            if cpus := facts.granted(pool, grant):
+                yield pool, cpus
+
+
+def _promised(facts: NodeFacts) -> Iterator[tuple[str, CPUSet]]:
+    pools = {promise.pool for promise in facts.promises}
+    for pool in pools:
+        ids = frozenset().union(*(one.ids for one in facts.promises if one.pool == pool))
+        yield pool, facts.granted(pool, Grant(ids))
 
 
 def _missing(facts: NodeFacts) -> Iterator[ContainerRef]:
@@ -216,45 +277,54 @@ class _Placing:
     """
 
     facts: NodeFacts
-    owned: Mapping[PodUID, Mapping[str, CPUSet]]
+    owned: Owned
     common: CPUSet
     default: CPUSet
 
     @classmethod
-    def by(
-        cls, facts: NodeFacts, owned: Mapping[PodUID, Mapping[str, CPUSet]], taken: CPUSet
-    ) -> _Placing:
+    def by(cls, facts: NodeFacts, owned: Owned, taken: CPUSet) -> _Placing:
         common = facts.topology.online - facts.blocked - taken
         return cls(facts, owned, common, _default_cpus(facts, common))
 
-    def confined(self, reason: str) -> CPUAssignment:
-        return CPUAssignment(Placement.CONFINED, default=self.default, reason=reason)
+    def confined(self, cause: Cause, reason: str) -> CPUAssignment:
+        return CPUAssignment(Placement.CONFINED, default=self.default, reason=reason, cause=cause)
 
-    def place(self, pod: Pod, container: Container) -> CPUAssignment:
+    def place(self, pod: Pod, container: Container, kept_shared: CPUSet | None) -> CPUAssignment:
         if not container.requests:
             return CPUAssignment(Placement.DEFAULT, default=self.default)
         known = self.facts.devices.get(ContainerRef(pod.uid, container.name), {})
+        unnamed = next((name for name in container.requests if name not in known), None)
+        if unnamed is not None:
+            return self._without_devices(unnamed)
         mine = self.owned.get(pod.uid, {})
         exclusive = shared = CPUSet()
         for name in container.requests:
             configured = self.facts.pools.by_name(name)
-            owner = self.facts.exclusive_pool(name)
-            if name not in known:
-                missing = (
-                    "the kubelet has named no devices of" if configured else "there is no pool"
-                )
-                return self.confined(f"{missing} {name}")
-            if owner is not None:
-                listed = devices.exclusive_cpus(known[name]) & self.facts.topology.present
+            if PoolKind.of_name(name) is PoolKind.EXCLUSIVE:
+                granted = self.facts.granted(name, known[name])
                 owned = mine.get(name, CPUSet())
-                if not listed <= owned:
-                    return self.confined(f"CPUs {listed - owned} of {name} are not this pod's")
-                exclusive |= owner.granted(listed, self.facts.topology) & owned
+                if others := devices.exclusive_cpus(known[name].ids) & granted - owned:
+                    why = f"CPUs {others} of {name} are not this pod's"
+                    return self.confined(Cause.CONTESTED, why)
+                exclusive |= granted & owned
             elif configured is not None:
-                shared |= configured.cpus & self.common
-            else:
-                return self.confined(f"there is no pool {name}")
-        cpus = exclusive & self.facts.topology.online
-        if not cpus | shared:
-            return self.confined("every CPU of its pools is offline")
-        return CPUAssignment(Placement.POOLS, exclusive=cpus, shared=shared)
+                shared |= configured.cpus
+        online = self.facts.topology.online
+        common = (shared if kept_shared is None else kept_shared) & self.common
+        if not exclusive & online | common:
+            gone = [name for name in container.requests if not self.facts.pools.by_name(name)]
+            if gone and not exclusive:
+                return self._without_devices(gone[0])
+            return self.confined(Cause.OFFLINE, "every CPU of its pools is offline")
+        return CPUAssignment(
+            Placement.POOLS,
+            exclusive=exclusive & online,
+            shared=common,
+            offline=exclusive - online,
+            stale=kept_shared is not None,
+        )
+
+    def _without_devices(self, pool: str) -> CPUAssignment:
+        if self.facts.pools.by_name(pool) is None:
+            return self.confined(Cause.NO_POOL, f"there is no pool {pool}")
+        return self.confined(Cause.NO_DEVICES, f"the kubelet has named no devices of {pool}")

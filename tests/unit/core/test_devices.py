@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Device
+from cpupool.core.devices import Device, Offer
 from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
 from cpupool.core.pools import Pool
 from tests.machines import MACHINES
@@ -19,13 +19,18 @@ SHARED = Pool.named("shared", "4-5")
 NONE = CPUSet()
 
 
-def healthy(pool: Pool, held: CPUSet = NONE, offline: CPUSet = NONE) -> list[str]:
-    topology = MACHINE.having_lost(offline)
-    return [device.id for device in devices.devices_of(pool, topology, held) if device.healthy]
+def offer(
+    pool: Pool, taken: CPUSet = NONE, offline: CPUSet = NONE, held: frozenset[str] = frozenset()
+) -> Offer:
+    return Offer.of(pool, MACHINE.having_lost(offline), taken, held)
+
+
+def healthy(pool: Pool, taken: CPUSet = NONE, offline: CPUSet = NONE) -> list[str]:
+    return [device.id for device in offer(pool, taken, offline) if device.healthy]
 
 
 def test_an_exclusive_pool_lists_its_cpus_with_their_numa_nodes() -> None:
-    listed = list(devices.devices_of(EXCLUSIVE, TELCO, NONE))
+    listed = list(offer(EXCLUSIVE))
     assert listed == [
         Device("6", healthy=True, node=0),
         Device("7", healthy=True, node=0),
@@ -36,26 +41,26 @@ def test_an_exclusive_pool_lists_its_cpus_with_their_numa_nodes() -> None:
 
 
 def test_a_shared_pool_lists_a_device_per_milli_cpu_on_no_node() -> None:
-    listed = list(devices.devices_of(SHARED, TELCO, NONE))
+    listed = list(offer(SHARED))
     assert [device.id for device in listed] == [str(number) for number in range(2000)]
     assert {(device.healthy, device.node) for device in listed} == {(True, None)}
     assert devices.capacity(SHARED) == 2000
 
 
 def test_an_offline_cpu_is_unhealthy_and_keeps_its_node() -> None:
-    listed = list(devices.devices_of(EXCLUSIVE, MACHINE.having_lost(CPUSet.of(8)), NONE))
+    listed = list(offer(EXCLUSIVE, offline=CPUSet.of(8)))
     assert listed[2] == Device("8", healthy=False, node=1)
     assert healthy(EXCLUSIVE, offline=CPUSet.of(8)) == ["6", "7", "9"]
 
 
 def test_a_cpu_held_elsewhere_is_unhealthy() -> None:
-    assert healthy(EXCLUSIVE, held=CPUSet.of(7)) == ["6", "8", "9"]
+    assert healthy(EXCLUSIVE, taken=CPUSet.of(7)) == ["6", "8", "9"]
 
 
 def test_a_cpu_whose_sibling_is_held_elsewhere_is_unhealthy_under_either_policy() -> None:
     multi_threaded = Pool.named("exclusive", "6-9", multi_threaded=True)
     for pool in (EXCLUSIVE, multi_threaded):
-        assert healthy(pool, held=CPUSet.of(23)) == ["6", "8", "9"]
+        assert healthy(pool, taken=CPUSet.of(23)) == ["6", "8", "9"]
 
 
 def test_a_shared_pool_is_healthy_while_one_of_its_cpus_runs() -> None:
@@ -72,7 +77,7 @@ def test_a_shared_pool_is_healthy_while_one_of_its_cpus_runs() -> None:
     ],
 )
 def test_ids_that_the_pool_lists_are_accepted(pool: Pool, ids: list[str]) -> None:
-    devices.check_ids(pool, ids)
+    offer(pool).check_listed(ids)
 
 
 @pytest.mark.parametrize("pool", [EXCLUSIVE, SHARED])
@@ -82,38 +87,91 @@ def test_ids_that_the_pool_lists_are_accepted(pool: Pool, ids: list[str]) -> Non
 )
 def test_ids_that_the_pool_never_listed_are_refused(pool: Pool, unknown: str) -> None:
     with pytest.raises(UnknownDevices, match="no such devices") as raised:
-        devices.check_ids(pool, ["6", unknown, "7"])
+        offer(pool).check_listed(["6", unknown, "7"])
     assert raised.value.pool == pool.name
     assert raised.value.ids == (unknown,)
 
 
 def test_available_devices_are_accepted() -> None:
-    devices.check_available(EXCLUSIVE, ["6", "9"], TELCO, held=CPUSet.of(8))
+    offer(EXCLUSIVE, taken=CPUSet.of(8)).check_free(["6", "9"])
 
 
 def test_an_id_that_is_named_twice_is_refused() -> None:
     with pytest.raises(AllocationError, match=r"devices are named twice \(7\); name each once"):
-        devices.check_ids(EXCLUSIVE, ["6", "7", "7"])
+        offer(EXCLUSIVE).check_listed(["6", "7", "7"])
 
 
 @pytest.mark.parametrize(
-    ("offline", "held"),
+    ("offline", "taken"),
     [
         pytest.param(CPUSet.of(7), NONE, id="an offline CPU"),
         pytest.param(NONE, CPUSet.of(7), id="a CPU held elsewhere"),
         pytest.param(NONE, CPUSet.of(23), id="a CPU whose sibling is held elsewhere"),
     ],
 )
-def test_devices_that_cannot_be_given_out_are_refused(offline: CPUSet, held: CPUSet) -> None:
+def test_devices_that_cannot_be_given_out_are_refused(offline: CPUSet, taken: CPUSet) -> None:
     with pytest.raises(UnavailableDevices, match=r"exclusive: .* \(7\); wait") as raised:
-        devices.check_available(EXCLUSIVE, ["6", "7"], MACHINE.having_lost(offline), held)
+        offer(EXCLUSIVE, taken, offline).check_free(["6", "7"])
     assert raised.value.ids == ("7",)
 
 
 def test_milli_cpus_are_always_available() -> None:
-    devices.check_available(
-        SHARED, ["0"], MACHINE.having_lost(CPUSet.of(4, 5)), held=CPUSet.of(4, 5)
-    )
+    offer(SHARED, taken=CPUSet.of(4, 5), offline=CPUSet.of(4, 5)).check_free(["0"])
+
+
+def test_a_device_that_a_pod_holds_stays_listed_after_its_cpu_has_left_the_pool() -> None:
+    drained = offer(EXCLUSIVE, held=frozenset({"7", "10"}))
+    assert Device("10", healthy=True, node=1) in list(drained)
+    assert drained.draining == {"10"}
+    drained.check_listed(["10"])
+    with pytest.raises(UnavailableDevices, match="have left the pool") as raised:
+        drained.check_free(["6", "10"])
+    assert raised.value.ids == ("10",)
+
+
+def test_a_draining_device_is_unhealthy_while_its_cpu_is_offline() -> None:
+    drained = offer(EXCLUSIVE, offline=CPUSet.of(10), held=frozenset({"10"}))
+    assert list(drained)[-1] == Device("10", healthy=False, node=1)
+
+
+def test_a_pool_that_is_gone_lists_what_pods_hold_and_nothing_else() -> None:
+    gone = offer(Pool.named("exclusive_gone", ""), held=frozenset({"9"}))
+    assert list(gone) == [Device("9", healthy=True, node=1)]
+    shared = offer(Pool.named("shared_gone", ""), held=frozenset({"10", "9"}))
+    assert list(shared) == [Device(one, healthy=True, node=None) for one in ("9", "10")]
+
+
+def test_a_shared_pool_that_shrank_withdraws_free_milli_cpus_for_those_that_drain() -> None:
+    held = frozenset({"1998", "1999", "2000", "2001", "2500"})
+    ids = {device.id for device in offer(SHARED, held=held)}
+    assert len(ids) == devices.capacity(SHARED)
+    assert held <= ids
+    assert ids - held == {str(number) for number in range(1995)}
+    with pytest.raises(UnknownDevices):
+        offer(SHARED, held=held).check_listed(["1997"])
+
+
+def test_a_shared_pool_of_which_too_much_is_held_lists_just_that() -> None:
+    held = frozenset(str(number) for number in range(500, 3500))
+    assert {device.id for device in offer(SHARED, held=held)} == held
+
+
+def test_ids_that_are_none_do_not_drain() -> None:
+    assert offer(EXCLUSIVE, held=frozenset({"x", "-1", "007"})).draining == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        pytest.param(offer(SHARED), offer(SHARED, offline=CPUSet.of(4)), True, id="one CPU runs"),
+        pytest.param(offer(SHARED), offer(SHARED, offline=CPUSet.of(4, 5)), False, id="none runs"),
+        pytest.param(offer(SHARED), offer(SHARED, held=frozenset({"9999"})), False, id="draining"),
+        pytest.param(offer(EXCLUSIVE), offer(EXCLUSIVE, taken=CPUSet.of(30)), True, id="no matter"),
+        pytest.param(offer(EXCLUSIVE), offer(EXCLUSIVE, taken=CPUSet.of(7)), False, id="taken"),
+    ],
+)
+def test_offers_are_compared_as_the_kubelet_sees_them(one: Offer, other: Offer, same: bool) -> None:
+    assert one.looks_like(other) is same
 
 
 def test_exclusive_ids_name_their_cpus_and_others_are_left_out() -> None:

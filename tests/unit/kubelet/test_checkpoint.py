@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
+from cpupool.core.assignments import Grant
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError, RemoteProtocolError
 from cpupool.host import files
 from cpupool.kubelet.checkpoint import CheckpointFile
@@ -15,6 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EXCLUSIVE = "nokia.k8s.io/exclusive_a"
+
+
+def grant(*ids: str, told: str = "") -> Grant:
+    return Grant(frozenset(ids), CPUSet.parse(told))
+
+
+def reply(**environment: str) -> bytes:
+    return ContainerAllocateResponse(envs=environment).SerializeToString()
 
 
 def _write(path: Path, *entries: Entry, generation: Generation = Generation.PER_NODE) -> None:
@@ -33,10 +44,10 @@ def test_devices_are_found_by_pod_and_container(tmp_path: Path) -> None:
     )
     assert CheckpointFile(path).by_pod_uid() == {
         "uid-1": {
-            "init": {EXCLUSIVE: {"2", "10"}},
-            "main": {EXCLUSIVE: {"2"}, "nokia.k8s.io/shared": {"7", "8"}},
+            "init": {EXCLUSIVE: grant("2", "10")},
+            "main": {EXCLUSIVE: grant("2"), "nokia.k8s.io/shared": grant("7", "8")},
         },
-        "uid-2": {"main": {EXCLUSIVE: {"3"}}},
+        "uid-2": {"main": {EXCLUSIVE: grant("3")}},
     }
 
 
@@ -47,7 +58,26 @@ def test_two_entries_of_one_resource_are_joined(tmp_path: Path) -> None:
         Entry("uid", "main", EXCLUSIVE, {0: ("2",)}),
         Entry("uid", "main", EXCLUSIVE, {1: ("9",)}),
     )
-    assert CheckpointFile(path).by_pod_uid() == {"uid": {"main": {EXCLUSIVE: {"2", "9"}}}}
+    assert CheckpointFile(path).by_pod_uid() == {"uid": {"main": {EXCLUSIVE: grant("2", "9")}}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        pytest.param(reply(EXCLUSIVE_CPUS="2,18", OTHER="9"), "2,18", id="exclusive"),
+        pytest.param(reply(SHARED_CPUS="4-5"), "4-5", id="shared"),
+        pytest.param(reply(GPU="0"), "", id="another plugin's"),
+        pytest.param(reply(EXCLUSIVE_CPUS="two"), "", id="no CPU list"),
+        pytest.param(b"\xff\xff", "", id="damaged"),
+    ],
+)
+def test_what_the_container_was_told_is_remembered(
+    tmp_path: Path, stored: bytes, told: str
+) -> None:
+    path = tmp_path / "checkpoint"
+    _write(path, Entry("uid", "main", EXCLUSIVE, {0: ("2",)}, stored))
+    found = CheckpointFile(path).by_pod_uid()
+    assert found == {"uid": {"main": {EXCLUSIVE: grant("2", told=told)}}}
 
 
 def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
@@ -57,7 +87,7 @@ def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
     first = source.by_pod_uid()
     assert source.by_pod_uid() is first
     _write(path, Entry("uid", "main", EXCLUSIVE, {0: ("3",)}))
-    assert source.by_pod_uid() == {"uid": {"main": {EXCLUSIVE: {"3"}}}}
+    assert source.by_pod_uid() == {"uid": {"main": {EXCLUSIVE: grant("3")}}}
 
 
 def test_a_file_replaced_within_one_clock_tick_is_read_again(tmp_path: Path) -> None:
@@ -69,7 +99,7 @@ def test_a_file_replaced_within_one_clock_tick_is_read_again(tmp_path: Path) -> 
     _write(successor, Entry("uid", "main", EXCLUSIVE, {0: ("3",)}))
     os.utime(successor, ns=(written.st_atime_ns, written.st_mtime_ns))
     successor.replace(path)
-    assert source.by_pod_uid() == {"uid": {"main": {EXCLUSIVE: {"3"}}}}
+    assert source.by_pod_uid() == {"uid": {"main": {EXCLUSIVE: grant("3")}}}
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
@@ -96,7 +126,7 @@ def test_an_old_file_with_a_wrong_checksum_is_read_with_one_warning(
     path.write_bytes(path.read_bytes().replace(b'"uid"', b'"new"'))
     source = CheckpointFile(path)
     for _ in range(2):
-        assert source.by_pod_uid() == {"new": {"main": {EXCLUSIVE: {"2"}}}}
+        assert source.by_pod_uid() == {"new": {"main": {EXCLUSIVE: grant("2")}}}
     assert [record.message.partition(" path=")[0] for record in caplog.records] == [
         "kubelet checkpoint has a wrong checksum"
     ]

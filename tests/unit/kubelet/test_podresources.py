@@ -21,8 +21,12 @@ from cpupool.api.podresources_pb2_grpc import (
     PodResourcesListerServicer,
     add_PodResourcesListerServicer_to_server,
 )
+from cpupool.core.assignments import Grant
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
+from cpupool.core.names import Names
 from cpupool.kubelet.podresources import PodResources
+from cpupool.local.kubelet import EmbeddedKubelet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +58,15 @@ def _pod(
 
 
 class _Lister(PodResourcesListerServicer):
-    def __init__(self, *pods: PodResourcesMessage, refusal: grpc.StatusCode | None = None) -> None:
+    def __init__(
+        self,
+        *pods: PodResourcesMessage,
+        refusal: grpc.StatusCode | None = None,
+        cpu_ids: tuple[int, ...] = (),
+    ) -> None:
         self._pods = pods
         self._refusal = refusal
+        self._cpu_ids = cpu_ids
 
     def List(  # noqa: N802
         self, request: ListPodResourcesRequest, context: grpc.ServicerContext
@@ -68,7 +78,9 @@ class _Lister(PodResourcesListerServicer):
     def GetAllocatableResources(  # noqa: N802
         self, request: AllocatableResourcesRequest, context: grpc.ServicerContext
     ) -> AllocatableResourcesResponse:
-        return AllocatableResourcesResponse(cpu_ids=[3, 1, 2])
+        if self._refusal:
+            context.abort(self._refusal, "no")
+        return AllocatableResourcesResponse(cpu_ids=self._cpu_ids)
 
 
 @contextmanager
@@ -98,18 +110,52 @@ def test_devices_are_found_by_pod_and_container(folder: Path) -> None:
         found = PodResources(folder / "k.sock").by_pod_name()
     assert found == {
         ("default", "web"): {
-            "main": {EXCLUSIVE: {"2", "3", "20"}, SHARED: {"0", "1"}},
+            "main": {
+                EXCLUSIVE: Grant(frozenset({"2", "3", "20"})),
+                SHARED: Grant(frozenset({"0", "1"})),
+            },
             "sidecar": {},
         },
-        ("other", "web"): {"main": {"example.com/gpu": {"g0"}}},
+        ("other", "web"): {"main": {"example.com/gpu": Grant(frozenset({"g0"}))}},
     }
+
+
+@pytest.mark.parametrize(
+    ("cpu_ids", "cpus"),
+    [
+        pytest.param((), "", id="policy none"),
+        pytest.param((3, 1, 2), "1-3", id="policy static"),
+        pytest.param((-1, 2**62, 1), "1", id="no CPU at all"),
+    ],
+)
+def test_a_static_cpu_manager_is_known_by_its_cpus(
+    folder: Path, cpu_ids: tuple[int, ...], cpus: str
+) -> None:
+    with _kubelet(folder / "k.sock", _Lister(cpu_ids=cpu_ids)):
+        assert str(PodResources(folder / "k.sock").allocatable_cpus()) == cpus
+
+
+def test_the_embedded_kubelet_tells_of_a_static_cpu_manager(folder: Path) -> None:
+    with EmbeddedKubelet(folder, Names()) as kubelet:
+        client = PodResources(folder / "pod-resources" / "kubelet.sock")
+        assert client.allocatable_cpus() == CPUSet()
+        kubelet.static_cpus = CPUSet.of(2, 3)
+        assert client.allocatable_cpus() == CPUSet.of(2, 3)
+
+
+def test_an_old_kubelet_does_not_tell_of_its_cpu_manager(folder: Path) -> None:
+    with (
+        _kubelet(folder / "k.sock", _Lister(refusal=grpc.StatusCode.UNIMPLEMENTED)),
+        pytest.raises(RemoteProtocolError, match=r"allocatable CPUs.*UNIMPLEMENTED"),
+    ):
+        PodResources(folder / "k.sock").allocatable_cpus()
 
 
 def test_a_list_beyond_4_mib_is_taken(folder: Path) -> None:
     ids = [f"{number:060}" for number in range(100_000)]
     with _kubelet(folder / "k.sock", _Lister(_pod("default", "big", main={SHARED: [ids]}))):
         found = PodResources(folder / "k.sock").by_pod_name()
-    assert len(found["default", "big"]["main"][SHARED]) == 100_000
+    assert len(found["default", "big"]["main"][SHARED].ids) == 100_000
 
 
 def test_a_restarted_kubelet_is_found_by_the_same_client(folder: Path) -> None:

@@ -83,12 +83,13 @@ class World:
         """Ask podresources what a container has."""
         client = PodResources(self.folder / "pod-resources" / "kubelet.sock")
         found = client.by_pod_name().get((of.namespace, of.name), {}).get(name, {})
-        return set(found.get(resource, ()))
+        return set(found[resource].ids) if resource in found else set()
 
     def saved(self, of: Pod, name: str = "main", resource: str = EXCLUSIVE) -> set[str]:
         """Read in the checkpoint what a container has."""
-        found = CheckpointFile(self.folder / "device-plugins/kubelet_internal_checkpoint")
-        return set(found.by_pod_uid().get(of.uid, {}).get(name, {}).get(resource, ()))
+        source = CheckpointFile(self.folder / "device-plugins/kubelet_internal_checkpoint")
+        found = source.by_pod_uid().get(of.uid, {}).get(name, {})
+        return set(found[resource].ids) if resource in found else set()
 
 
 @pytest.fixture

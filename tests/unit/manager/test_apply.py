@@ -87,8 +87,8 @@ def test_a_cgroup_that_cannot_be_put_back_is_logged_and_the_others_are_put_back(
     with caplog.at_level(logging.WARNING), pytest.raises(CgroupWriteRejected):
         repair(tree, CONTAINER, CPUSet.of(4), attempts=1)
     assert [record.getMessage().split(" error=")[0] for record in caplog.records] == [
-        f"cgroup cannot be put back path={CONTAINER}",
-        f"cgroup cannot be put back path={POD}",
+        f"cgroup not put back cgroup={CONTAINER}",
+        f"cgroup not put back cgroup={POD}",
     ]
     assert CPUSet.of(0, 1) <= tree.sets[CONTAINER]
 
@@ -189,3 +189,23 @@ def test_a_cgroup_that_was_written_twice_is_put_back_in_two_steps() -> None:
         repair(tree, CONTAINER, CPUSet.of(4), attempts=1)
     assert [write.path for write in tree.writes[:4]] == [CONTAINER, NESTED, deepest, NESTED]
     assert tree.sets == before
+
+
+class Delegated(KernelModel):
+    """As the agent sees it on cgroup v2 under nsdelegate: it may not write its own container's."""
+
+    def write(self, path: str, cpus: CPUSet) -> None:
+        if path == CONTAINER:
+            raise rejected(path, errno.EPERM)
+        super().write(path, cpus)
+
+
+def test_the_agents_own_container_is_confined_through_its_pod() -> None:
+    tree = Delegated(CgroupVersion.V2, {"kubepods": "0-7", POD: "", CONTAINER: ""})
+    repair(tree, CONTAINER, CPUSet.of(0, 1))
+    assert tree.effective(CONTAINER) == CPUSet.of(0, 1)
+
+    repair(tree, CONTAINER, CPUSet.of(2))
+
+    assert tree.effective(CONTAINER) == CPUSet.of(2)
+    assert tree.writes[-1] == Write(POD, CPUSet.of(2))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +20,13 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
+from cpupool.manager.ports import FoundContainer
 from tests import builders
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import Pod
 
 MACHINE = MACHINES["laptop_4c8t"]  # cores 0-1, 2-3, 4-5, 6-7
 POOLS = NodePools.of(
@@ -43,7 +49,7 @@ def cpus_of(node: Manager, pod: str, container: str = "main") -> str:
 
 
 def health(node: Manager, pool: str) -> dict[str, bool]:
-    return {device.id: device.healthy for device in node.devices(pool)}
+    return {device.id: device.healthy for device in node.devices(pool).offer}
 
 
 class TestAllocate:
@@ -184,8 +190,264 @@ class TestConfiguration:
         assert placed.assignment.reason == "there is no pool shared_a"
         assert cpus_of(node, "sharer") == "1-3"
 
+    def test_it_says_which_pools_it_changed(self) -> None:
+        change = manager().reconfigure(
+            NodePools.of(
+                Pool.named("exclusive_a", "2"),
+                Pool.named("exclusive_b", "6"),
+                Pool.named("shared_b", "0"),
+                Pool.named("default", "1"),
+            ),
+            MACHINE.topology(),
+        )
+        assert (change.added, change.removed) == (("shared_b",), ("shared_a",))
+        assert sorted(change.resized) == ["exclusive_a", "exclusive_b"]
+
+    def test_a_change_of_policy_takes_no_sibling_from_a_pod(self) -> None:
+        node = manager()
+        holder = builders.pod("holder", builders.container(exclusive_b=1))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, exclusive_b="6"))
+
+        node.reconfigure(NodePools.of(Pool.named("exclusive_b", "6")), MACHINE.topology())
+
+        assert cpus_of(node, "holder") == "6-7"
+
+    def test_what_a_container_was_told_outlives_agent_and_pool(self) -> None:
+        node = manager(NodePools.of(Pool.named("default", "0-7")))
+        holder = builders.pod("holder", builders.container(exclusive_gone=1))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, exclusive_gone="6"))
+        assert cpus_of(node, "holder") == "6"
+
+        node.record_devices(builders.given(holder, told="6-7,99", exclusive_gone="6"))
+
+        assert cpus_of(node, "holder") == "6-7"
+
+    def test_the_sibling_of_a_cpu_that_went_offline_before_the_agent_started_is_kept(self) -> None:
+        node = manager(offline="6")
+        holder = builders.pod("holder", builders.container(exclusive_b=1))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, told="6-7", exclusive_b="6"))
+
+        assert cpus_of(node, "holder") == "7"
+
+
+class TestDraining:
+    """A pod holds CPU 4 of exclusive_a, and the pool shrinks to CPU 2."""
+
+    SHRUNK = NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "0-1,4-5"))
+    GONE = NodePools.of(Pool.named("default", "0-7"))
+
+    def shrunk(self, pools: NodePools = SHRUNK) -> tuple[Manager, Pod]:
+        node = manager()
+        holder = builders.pod("holder", builders.container(exclusive_a=1))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, exclusive_a="4"))
+        node.reconfigure(pools, MACHINE.topology())
+        return node, holder
+
+    def test_the_device_stays_listed_and_healthy_until_the_pod_ends(self) -> None:
+        node, _ = self.shrunk()
+        assert health(node, "exclusive_a") == {"2": True, "4": True}
+        assert cpus_of(node, "holder") == "4"
+        assert cpus_of(node, "plain") == "0-1"
+
+        node.set_pods([])
+        assert health(node, "exclusive_a") == {"2": True}
+        assert cpus_of(node, "plain") == "0-1,4-5"
+
+    def test_nobody_else_gets_it(self) -> None:
+        node, _ = self.shrunk()
+        assert node.preferred("exclusive_a", ["2", "4"], [], 1) == ("2",)
+        with pytest.raises(NotEnoughDevices):
+            node.preferred("exclusive_a", ["2", "4"], [], 2)
+        with pytest.raises(UnavailableDevices, match="have left the pool"):
+            node.allocate("exclusive_a", ["4"])
+
+    def test_a_plugin_stays_for_a_pool_that_is_gone_while_a_pod_holds_its_devices(self) -> None:
+        node, _ = self.shrunk(self.GONE)
+        assert [pool.name for pool in node.advertised()] == ["exclusive_a"]
+        assert health(node, "exclusive_a") == {"4": True}
+
+        node.set_pods([])
+        assert node.advertised() == ()
+
+    def test_a_restarted_agent_lists_it_as_soon_as_the_devices_are_known(self) -> None:
+        node = manager(self.GONE)
+        holder = builders.pod("holder", builders.container(exclusive_a=1))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, exclusive_a="4"))
+        assert health(node, "exclusive_a") == {"4": True}
+
+    def test_a_devices_resource_of_another_kind_is_not_advertised(self) -> None:
+        node = manager(self.GONE)
+        holder = builders.pod("holder", builders.container(gpu=1))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, gpu="4"))
+        assert node.advertised() == ()
+
+    def test_the_held_milli_cpus_of_a_shared_pool_stay(self) -> None:
+        node = manager(NodePools.of(Pool.named("shared_a", "0-1")))
+        holder = builders.pod("holder", builders.container(shared_a=2))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, shared_a="1998,1999"))
+        node.reconfigure(NodePools.of(Pool.named("shared_a", "0")), MACHINE.topology())
+
+        ids = health(node, "shared_a")
+        assert len(ids) == 1000
+        assert {"0", "997", "1998", "1999"} <= ids.keys()
+        assert cpus_of(node, "holder") == "0"
+
+
+class TestPromises:
+    """Allocate has answered, the pod is not known yet, and the CPU moves to another pool."""
+
+    MOVED = NodePools.of(Pool.named("exclusive_b", "2"), Pool.named("default", "0-1,4-5"))
+
+    def test_a_promised_cpu_is_nobody_elses(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["2"])
+        node.allocate("exclusive_a", ["4"])
+        node.reconfigure(self.MOVED, MACHINE.topology())
+
+        assert health(node, "exclusive_a") == {"2": True, "4": True}
+        assert health(node, "exclusive_b") == {"2": False}
+        assert cpus_of(node, "nobody") == "0-1"
+
+    def test_it_goes_to_the_pod_that_turns_up_with_it(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["2"])
+        node.reconfigure(self.MOVED, MACHINE.topology())
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2"))
+        assert cpus_of(node, "p") == "2"
+        assert node.state()[0].promises == ()
+
+        node.set_pods([])
+        assert health(node, "exclusive_b") == {"2": True}
+
+    def test_what_is_left_of_it_stays_promised(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["2", "4"])
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2"))
+        assert [one.ids for one in node.state()[0].promises] == [{"4"}]
+
+    def test_it_can_be_forgotten(self) -> None:
+        node = manager()
+        node.promise("exclusive_a", ["2"])
+        until = node.promised_until()
+        node.promise("exclusive_a", ["4"])
+        node.reconfigure(self.MOVED, MACHINE.topology())
+
+        node.forget_promises(until)
+
+        assert health(node, "exclusive_b") == {"2": True}
+        assert health(node, "exclusive_a") == {"4": True}
+
+
+class TestSharedPartOfPinnedContainers:
+    """A container with CPUs of its own on a kernel that forgets its threads' affinity."""
+
+    AFTER = NodePools.of(
+        Pool.named("exclusive_a", "2,4"),
+        Pool.named("exclusive_c", "6"),
+        Pool.named("shared_a", "0"),
+    )
+    BEFORE = NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("shared_a", "0,6"))
+
+    def node(self, pools: NodePools, *, moves_pinned: bool = False) -> Manager:
+        node = Manager(Names(), moves_pinned=moves_pinned)
+        node.reconfigure(pools, MACHINE.topology())
+        pinned = builders.pod("pinned", builders.container(exclusive_a=1, shared_a=10))
+        light = builders.pod("light", builders.container(shared_a=10))
+        node.set_pods([pinned, light])
+        node.record_devices(builders.given(pinned, told="2", exclusive_a="2"))
+        node.record_devices(
+            builders.given(pinned, told="0,6", shared_a="1") | builders.given(light, shared_a="2")
+        )
+        return node
+
+    def test_it_keeps_its_shared_part_and_others_move(self) -> None:
+        node = self.node(self.BEFORE)
+        node.reconfigure(self.AFTER, MACHINE.topology())
+
+        assert cpus_of(node, "pinned") == "0,2,6"
+        assert cpus_of(node, "light") == "0"
+        (stale,) = (
+            placed.pod.name
+            for placed in node.state()[1].containers.values()
+            if placed.assignment.stale
+        )
+        assert stale == "pinned"
+
+    def test_nobody_gets_a_cpu_on_which_it_still_runs(self) -> None:
+        node = self.node(self.BEFORE)
+        node.reconfigure(self.AFTER, MACHINE.topology())
+        assert health(node, "exclusive_c") == {"6": False}
+
+    def test_its_next_instance_has_the_new_shared_part(self) -> None:
+        node = self.node(self.BEFORE)
+        node.reconfigure(self.AFTER, MACHINE.topology())
+        again = builders.container(exclusive_a=1, shared_a=10)
+        node.set_pods([builders.pod("pinned", replace(again, id=ContainerID("next")))])
+
+        _, resolution = node.state()
+        assert str(resolution.assignment(("pinned-uid", ContainerID("next"))).cpus) == "0,2"
+        assert health(node, "exclusive_c") == {"6": True}
+
+    def test_an_edit_that_is_taken_back_leaves_nothing_stale(self) -> None:
+        node = self.node(self.BEFORE)
+        node.reconfigure(self.AFTER, MACHINE.topology())
+        node.reconfigure(self.BEFORE, MACHINE.topology())
+        assert not any(one.assignment.stale for one in node.state()[1].containers.values())
+
+    def test_it_moves_at_once_where_the_kernel_remembers(self) -> None:
+        node = self.node(self.BEFORE, moves_pinned=True)
+        node.reconfigure(self.AFTER, MACHINE.topology())
+        assert cpus_of(node, "pinned") == "0,2"
+
+    @pytest.mark.parametrize(
+        ("found", "then"),
+        [("0,2,6", "0,2,6"), ("0-7", "0,2"), ("0,2", "0,2")],
+        ids=["as told", "a foreign write", "right already"],
+    )
+    def test_a_restarted_agent_recognises_it(self, found: str, then: str) -> None:
+        node = self.node(self.AFTER)
+        node.adopt([FoundContainer("pinned-uid", "main-id", "some/path", found)])
+        assert cpus_of(node, "pinned") == then
+
+    def test_nothing_is_recognised_where_the_kernel_remembers(self) -> None:
+        node = self.node(self.AFTER, moves_pinned=True)
+        node.adopt([FoundContainer("pinned-uid", "main-id", "some/path", "0,2,6")])
+        assert cpus_of(node, "pinned") == "0,2"
+
+    def test_what_is_none_of_its_kind_is_passed_over(self) -> None:
+        node = self.node(self.AFTER)
+        node.adopt(
+            [
+                FoundContainer("light-uid", "main-id", "some/path", "0,6"),
+                FoundContainer("nobody", "x", "some/path", "0,6"),
+            ]
+        )
+        assert cpus_of(node, "light") == "0"
+
 
 class TestPlacement:
+    def test_exclusive_cpus_stay_when_the_shared_pool_beside_them_goes(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1, shared_a=5))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2", shared_a="0"))
+        node.reconfigure(
+            NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0-1")),
+            MACHINE.topology(),
+        )
+        assert cpus_of(node, "p") == "2"
+
     def test_every_kind_of_container_is_placed_by_its_own_request(self) -> None:
         node = manager()
         pod = builders.pod(
@@ -292,7 +554,7 @@ class TestOfflineCPUs:
         node = manager()
         node.update_topology(MACHINE.without("4").topology())
 
-        offline = next(device for device in node.devices("exclusive_a") if device.id == "4")
+        offline = next(device for device in node.devices("exclusive_a").offer if device.id == "4")
         assert (offline.healthy, offline.node) == (False, 0)
 
     def test_a_cpu_whose_return_shows_a_shared_core_is_given_to_nobody(self) -> None:
@@ -324,7 +586,7 @@ class TestWaiting:
         listed = manager().wait_for_devices("exclusive_a", -1, lambda: False)
 
         assert listed is not None
-        assert [device.id for device in listed] == ["2", "4"]
+        assert [device.id for device in listed.offer] == ["2", "4"]
 
     def test_a_waiter_hears_of_a_change_of_its_own_pool_only(self) -> None:
         node = manager()

@@ -1,0 +1,111 @@
+"""Who probably moved a container away from its CPUs, and how long to wait before it is moved back.
+
+Pure: everything is judged from the cgroup as it was found, and from what it was before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cpupool.core.cpuset import CPUSet
+
+_AT_ONCE: Final = 10
+_WITHIN_S: Final = 10.0
+_FIRST_DELAY_S: Final = 0.2
+_LAST_DELAY_S: Final = 10.0
+_QUIET_S: Final = 60.0
+
+
+class Reason(Enum):
+    """Why a container was not on its CPUs; for a foreign write, who probably made it."""
+
+    NEW = "new"
+    """Nobody has put it there yet."""
+    MOVED = "moved"
+    """It belongs elsewhere now: pools, CPUs or devices have changed."""
+    KUBELET_STATIC = "kubelet-static"
+    SYSTEMD = "systemd"
+    RUNTIME = "runtime"
+    UNKNOWN = "unknown"
+
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else wrote."""
+        return self not in {Reason.NEW, Reason.MOVED}
+
+    @property
+    def culprit(self) -> str:
+        """The foreign writer, in words."""
+        return _CULPRITS.get(self, "an unknown program")
+
+    @property
+    def remedy(self) -> str:
+        """What keeps the foreign writer away."""
+        return _REMEDIES.get(self, "find the program that writes this cgroup too")
+
+
+_CULPRITS: Final = {
+    Reason.KUBELET_STATIC: "the kubelet's static CPU manager",
+    Reason.SYSTEMD: "systemd",
+    Reason.RUNTIME: "the container runtime",
+}
+_REMEDIES: Final = {
+    Reason.KUBELET_STATIC: "set the kubelet's cpuManagerPolicy to none",
+    Reason.SYSTEMD: "find what reloads systemd again and again (journalctl -t systemd)",
+    Reason.RUNTIME: "find what updates the container through its runtime (CRI, NRI or docker)",
+}
+
+
+def foreign_writer(
+    path: str, found: CPUSet, *, created: str, online: CPUSet, static_kubelet: bool
+) -> Reason:
+    """Tell who probably wrote the set of a container that had been right.
+
+    Args:
+        path: the container's cgroup.
+        found: its own set now; empty where it inherits the parent's (cgroup v2).
+        created: the CPUs that it ran on when it was first seen, as the kernel writes them.
+        online: every CPU that is online.
+        static_kubelet: the kubelet's static CPU manager has been at work since it was right.
+    """
+    if static_kubelet:
+        return Reason.KUBELET_STATIC
+    # A reload writes a unit's properties anew, and AllowedCPUs= of a container's scope is empty
+    # unless the runtime has set it (systemd issue 40438).
+    if not found and path.endswith((".scope", ".slice")):
+        return Reason.SYSTEMD
+    # A runtime remembers what it created a container with, and writes that with every update.
+    if str(found) == created or found == online:
+        return Reason.RUNTIME
+    return Reason.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How patient to be with one container that is moved away, or refused, again and again.
+
+    Attributes:
+        tries_s: when it was last tried to put it right.
+        delay_s: how long to wait from one try to the next; 0 while it is tried at once.
+    """
+
+    tries_s: tuple[float, ...] = ()
+    delay_s: float = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """When it may be tried again."""
+        return self.tries_s[-1] + self.delay_s if self.tries_s else 0.0
+
+    def after(self, now_s: float) -> Backoff:
+        """Count a try now; one after a minute of quiet is the first again."""
+        if self.tries_s and now_s - self.tries_s[-1] >= _QUIET_S:
+            return Backoff((now_s,))
+        recent = (*(one for one in self.tries_s if now_s - one < _WITHIN_S), now_s)
+        recent = recent[-_AT_ONCE - 1 :]
+        if not self.delay_s and len(recent) <= _AT_ONCE:
+            return Backoff(recent)
+        return Backoff(recent, min(max(2 * self.delay_s, _FIRST_DELAY_S), _LAST_DELAY_S))

@@ -1,0 +1,256 @@
+"""Brings the pods, and the kubelet's word on them, to the manager.
+
+Nothing is asked without need: the kubelet only about containers whose devices are not known yet,
+at once when one is new and then ever more seldom, and once per kubelet about its CPU manager.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError
+from cpupool.manager import resolve
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import CheckpointSource, DeviceSource, PodSource
+
+log = logs.get(__name__)
+
+_Answer = TypeVar("_Answer")
+
+_ASK_AGAIN_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""How long to wait before the kubelet is asked again what it has not answered."""
+_KUBELET_STARTS_S: Final = 3.0
+"""How long a starting agent waits to hear of the kubelet's CPU manager: an old one never says."""
+_PROMISES_LAST_S: Final = 60.0
+"""A pod is known within this time of the kubelet's having given it devices, or never."""
+
+POOL_FILE: Final = "a pool file for this node"
+
+
+class Sources:
+    """Asks the outside; what fails is said once, and again when it fails for another reason."""
+
+    def __init__(self) -> None:
+        self._failing: dict[str, str] = {}
+
+    def ask(self, source: str, question: Callable[[], _Answer]) -> _Answer | None:
+        """Give the answer, or None where there is none now: what is known goes on counting."""
+        try:
+            answer = question()
+        except CPUPoolError as error:
+            self.complain(source, str(error))
+            return None
+        self._failing.pop(source, None)
+        return answer
+
+    def complain(self, source: str, why: str) -> None:
+        """Say once that a source gives no answer that helps."""
+        if self._failing.get(source) != why:
+            self._failing[source] = why
+            log.warning("source cannot be read", source=source, error=why)
+
+
+class Learner:
+    """Learns what the manager must know before it can place containers.
+
+    One thread learns; any thread may tell of another kubelet.
+
+    Args:
+        manager: takes what is learned.
+        sources: how to ask.
+        pods: where the pods come from.
+        devices: podresources.
+        checkpoint: the kubelet's checkpoint file.
+
+    Attributes:
+        due_s: when there is something to ask, if nothing happens before; infinite for never.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        sources: Sources,
+        *,
+        pods: PodSource,
+        devices: DeviceSource,
+        checkpoint: CheckpointSource,
+    ) -> None:
+        self.due_s = math.inf
+        self._manager = manager
+        self._sources = sources
+        self._pods = pods
+        self._devices = devices
+        self._checkpoint = checkpoint
+        self._started_s = math.inf
+        self._new_kubelet = threading.Event()
+        self._static_cpus = CPUSet()
+        self._answered = self._answered_once = False
+        self._cpu_manager = _Retry()
+        self._missing: tuple[ContainerRef, ...] = ()
+        self._assignments = _Retry()
+        self._informed = False
+        self._recalled = False
+        self._promised_until = 0
+        self._promised: deque[tuple[float, int]] = deque()
+
+    def kubelet_changed(self) -> None:
+        """Say that another kubelet runs now: it may have another configuration."""
+        self._new_kubelet.set()
+
+    def learn(self, alive: Collection[str], now_s: float) -> None:
+        """Ask what is due.
+
+        Args:
+            alive: the ids of the pods that have a cgroup.
+            now_s: the time on a monotonic clock.
+        """
+        self.due_s = math.inf
+        self._started_s = min(self._started_s, now_s)
+        if self._new_kubelet.is_set():
+            self._new_kubelet.clear()
+            self._cpu_manager, self._assignments = _Retry(), _Retry()
+            self._answered = False
+        self._ask_cpu_manager(now_s)
+        listed = self._sources.ask("pods", self._pods.pods)
+        if listed is not None:
+            self._take_pods(listed, alive)
+            self._recall()
+            self._ask_devices(now_s)
+            self._forget_promises(now_s)
+
+    @property
+    def conflict(self) -> str:
+        """What must end, and how, because the kubelet places containers, too; empty if it does not.
+
+        Without pools there is nothing to place, and so no conflict.
+        """
+        if not self._static_cpus or not self._manager.pools().pools:
+            return ""
+        return (
+            f"the kubelet to give up its static CPU manager, which gives out CPUs "
+            f"{self._static_cpus}: set cpuManagerPolicy to none, delete "
+            "/var/lib/kubelet/cpu_manager_state and restart the kubelet"
+        )
+
+    def waiting_for(self, now_s: float) -> str:
+        """Say what must be known before any container is touched; empty once it is.
+
+        Until the pods, and the kubelet's word on their devices, have been heard once, an exclusive
+        container cannot be told from any other: touching it might be the outage.
+        """
+        facts, resolution = self._manager.state()
+        if facts.pods is None:
+            return "the list of this node's pods"
+        if not facts.pools.pools:
+            return POOL_FILE
+        if self.conflict:
+            return self.conflict
+        if not self._answered_once and now_s < self._started_s + _KUBELET_STARTS_S:
+            return "the kubelet's word on its CPU manager"
+        if resolution.missing and not self._informed:
+            return "the kubelet's word on its devices"
+        return ""
+
+    def _ask_cpu_manager(self, now_s: float) -> None:
+        if self._answered:
+            return
+        if self._cpu_manager.is_due(now_s):
+            self._cpu_manager = self._cpu_manager.after(now_s)
+            cpus = self._sources.ask("cpu-manager", self._devices.allocatable_cpus)
+            if cpus is not None:
+                self._static_cpus = cpus
+                self._answered, self._answered_once = not cpus, True
+        if not self._answered:
+            self.due_s = min(self.due_s, self._cpu_manager.due_s)
+
+    def _take_pods(self, listed: tuple[Pod, ...], alive: Collection[str]) -> None:
+        """Take the pods; one that owns CPUs keeps them while its cgroup is there.
+
+        A pod that is listed no longer may be ending, or the list may be wrong.
+        """
+        facts, before = self._manager.state()
+        uids = {pod.uid for pod in listed}
+        ending = (
+            pod
+            for pod in facts.pods or ()
+            if pod.uid not in uids and pod.uid in before.owned and pod.cgroup_uid in alive
+        )
+        pods = (*listed, *ending)
+        if pods != facts.pods:
+            self._manager.set_pods(pods)
+            self._assignments = _Retry()
+
+    def _recall(self) -> None:
+        """Take devices of pods that are not listed for given out, once.
+
+        Such a pod was admitted a moment ago, or ended while nobody looked.
+        """
+        if self._recalled:
+            return
+        pods = self._manager.state()[0].pods or ()
+        known = {pod.cgroup_uid for pod in pods}
+        # Where a pod lacks devices, the same question is asked again and a failure is told.
+        with suppress(CPUPoolError):
+            for uid, containers in self._checkpoint.by_pod_uid().items():
+                if uid in known:
+                    continue
+                for resources in containers.values():
+                    for pool, grant in resolve.of_pools(resources, self._manager.names).items():
+                        self._manager.promise(pool, grant.ids)
+            self._recalled = True
+
+    def _ask_devices(self, now_s: float) -> None:
+        facts, resolution = self._manager.state()
+        if not resolution.missing:
+            return
+        if resolution.missing != self._missing:
+            self._missing, self._assignments = resolution.missing, _Retry()
+        if self._assignments.is_due(now_s):
+            self._assignments = self._assignments.after(now_s)
+            pods, names = facts.pods or (), self._manager.names
+            saved = self._sources.ask("checkpoint", self._checkpoint.by_pod_uid)
+            self._manager.record_devices(resolve.join_devices(pods, names, {}, saved or {}))
+            live = None
+            if self._manager.state()[1].missing:
+                live = self._sources.ask("podresources", self._devices.by_pod_name)
+                found = resolve.join_devices(pods, names, live or {}, saved or {})
+                self._manager.record_devices(found)
+            # A kubelet that has just started names nobody for a moment.
+            self._informed |= bool(live) or saved is not None
+        if self._manager.state()[1].missing:
+            self.due_s = min(self.due_s, self._assignments.due_s)
+
+    def _forget_promises(self, now_s: float) -> None:
+        until = self._manager.promised_until()
+        if until != self._promised_until:
+            self._promised_until = until
+            self._promised.append((now_s, until))
+        while self._promised and now_s - self._promised[0][0] >= _PROMISES_LAST_S:
+            self._manager.forget_promises(self._promised.popleft()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """How often a question was asked in vain, and when it may be asked next."""
+
+    times: int = 0
+    due_s: float = -math.inf
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self.due_s
+
+    def after(self, now_s: float) -> _Retry:
+        wait_s = _ASK_AGAIN_S[min(self.times, len(_ASK_AGAIN_S) - 1)]
+        return _Retry(self.times + 1, now_s + wait_s)

@@ -1,0 +1,165 @@
+"""What a pod's owner must know, said once: a log line at once, an Event when it lasts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.assignments import Cause
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.drift import Reason
+    from cpupool.manager.ports import EventSink
+    from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
+
+log = logs.get(__name__)
+
+_KUBELET_TELLS_S: Final = 2.0
+"""The kubelet's records may come a moment after the container."""
+
+_CONFINED: Final = {
+    Cause.NO_POOL: (
+        "CPUPoolMissing",
+        "ask for a pool of this node, or add that one to the node's pool file",
+    ),
+    Cause.NO_DEVICES: (
+        "CPUDevicesUnknown",
+        "check that the agent sees the kubelet's folders, then create the pod again",
+    ),
+    Cause.CONTESTED: (
+        "CPUContested",
+        "create the pod again, so that the kubelet chooses other CPUs",
+    ),
+    Cause.OFFLINE: ("CPUOffline", "bring the pool's CPUs online, or create the pod again"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about one container that its owner must know.
+
+    Attributes:
+        event: the Event's reason.
+        phrase: what the log says.
+        pod: whom it concerns.
+        container: its name; empty for a pod's sandbox and what is not reported yet.
+        why: the fact.
+        remedy: what to do.
+        lasts_s: it is worth an Event when it has lasted so long.
+    """
+
+    event: str
+    phrase: str
+    pod: Pod
+    container: str
+    why: str
+    remedy: str
+    lasts_s: float = 0.0
+
+
+NoticeKey = tuple["ContainerKey", str]
+"""A container instance and the Event's reason."""
+
+
+def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]]:
+    """Find the containers that do not have what they asked for."""
+    for key, placed in resolution.containers.items():
+        for notice in _of(placed):
+            yield (key, notice.event), notice
+
+
+def about_fight(
+    resolution: Resolution, key: ContainerKey, writer: Reason
+) -> Iterator[tuple[NoticeKey, Notice]]:
+    """Tell a pod that somebody overwrites its container's CPUs again and again."""
+    pod = resolution.pods.get(key[0])
+    if pod is not None:
+        placed = resolution.containers.get(key)
+        notice = Notice(
+            "CPUSetContested",
+            "cpuset is contested",
+            pod,
+            placed.container.name if placed else "",
+            f"its CPUs are overwritten again and again, probably by {writer.culprit}",
+            writer.remedy,
+        )
+        yield (key, notice.event), notice
+
+
+def _of(placed: PlacedContainer) -> Iterator[Notice]:
+    pod, name, assignment = placed.pod, placed.container.name, placed.assignment
+    if assignment.cause in _CONFINED:
+        event, remedy = _CONFINED[assignment.cause]
+        lasts_s = _KUBELET_TELLS_S if assignment.cause is Cause.NO_DEVICES else 0.0
+        phrase = "container confined to the default pool"
+        yield Notice(event, phrase, pod, name, assignment.reason, remedy, lasts_s)
+    if assignment.offline:
+        yield Notice(
+            "CPUOffline",
+            "container lost CPUs",
+            pod,
+            name,
+            f"its CPUs {assignment.offline} are offline",
+            "bring them online, or create the pod again",
+        )
+    if assignment.stale:
+        yield Notice(
+            "StaleSharedCPUs",
+            "container keeps its old shared CPUs",
+            pod,
+            name,
+            f"it stays on the shared CPUs {assignment.shared} that its pools had before: moved, "
+            "its pinned threads would roam on this kernel",
+            "restart it to take the pools' present CPUs",
+        )
+
+
+class Notices:
+    """Says each notice once, and again when its content changes or it comes back.
+
+    Args:
+        events: where Events go.
+
+    Attributes:
+        due_s: when a notice will have lasted long enough for its Event; infinite for never.
+    """
+
+    def __init__(self, events: EventSink) -> None:
+        self.due_s = math.inf
+        self._events = events
+        self._said: dict[NoticeKey, _Said] = {}
+
+    def tell(self, notices: Mapping[NoticeKey, Notice], now_s: float) -> None:
+        """Say what is new among all the notices that there are now, and forget the others."""
+        self._said = {key: said for key, said in self._said.items() if key in notices}
+        self.due_s = math.inf
+        for key, notice in notices.items():
+            said = self._said.get(key)
+            if said is None or said.why != notice.why:
+                said = self._said[key] = _Said(notice.why, now_s + notice.lasts_s)
+                log.warning(
+                    notice.phrase,
+                    pod=f"{notice.pod.namespace}/{notice.pod.name}",
+                    container=notice.container,
+                    reason=notice.why,
+                )
+            if said.told:
+                continue
+            if now_s < said.due_s:
+                self.due_s = min(self.due_s, said.due_s)
+                continue
+            said.told = True
+            what = f"container {notice.container}: " if notice.container else ""
+            self._events.pod(notice.pod, notice.event, f"{what}{notice.why}; {notice.remedy}")
+
+
+@dataclass(slots=True)
+class _Said:
+    why: str
+    due_s: float
+    told: bool = False

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpupool.core.workloads import ContainerID
+from cpupool.manager.notices import Notice, Notices
+from tests import builders
+from tests.events import Heard
+
+if TYPE_CHECKING:
+    import pytest
+
+POD = builders.pod("web")
+NOTICE = Notice("CPUOffline", "container lost CPUs", POD, "main", "CPU 2 is offline", "wait")
+KEY = (("web-uid", ContainerID("main-id")), "CPUOffline")
+
+
+def test_a_notice_is_said_once_and_again_when_it_changes_or_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard = Heard()
+    notices = Notices(heard)
+    other = replace(NOTICE, why="CPU 3 is offline")
+    same = replace(NOTICE, pod=replace(POD, finished=True))
+    with caplog.at_level(logging.WARNING):
+        for told in ({KEY: NOTICE}, {KEY: same}, {KEY: other}, {}, {KEY: other}):
+            notices.tell(told, 0.0)
+
+    assert [message for _, _, message in heard.pods] == [
+        "container main: CPU 2 is offline; wait",
+        "container main: CPU 3 is offline; wait",
+        "container main: CPU 3 is offline; wait",
+    ]
+    assert [record.getMessage() for record in caplog.records][:1] == [
+        'container lost CPUs pod=default/web container=main reason="CPU 2 is offline"'
+    ]
+    assert len(caplog.records) == 3
+
+
+def test_a_notice_that_does_not_last_is_no_event() -> None:
+    heard = Heard()
+    notices = Notices(heard)
+    slow = replace(NOTICE, lasts_s=2.0)
+    notices.tell({KEY: slow}, 100.0)
+    assert (notices.due_s, heard.pods) == (102.0, [])
+    notices.tell({}, 101.0)
+    assert notices.due_s == math.inf
+    notices.tell({KEY: slow}, 102.0)
+    assert heard.pods == []
+    notices.tell({KEY: slow}, 104.0)
+    assert len(heard.pods) == 1
+    assert notices.due_s == math.inf
