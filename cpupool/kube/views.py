@@ -1,4 +1,4 @@
-"""From texts to pod bodies, and from a pod's body to what placing it on CPUs needs.
+"""From texts to pod bodies, and from a body to what placing pods on CPUs needs.
 
 A body is a dict with Kubernetes' field names (k8s.io/api/core/v1/types.go). Fields that cpupool
 does not read may hold anything.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
 
 Body = Mapping[str, Any]
-"""A pod as the API server writes it in JSON."""
+"""An object, most often a pod, as the API server writes it in JSON."""
 
 _NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*", re.ASCII)
 _LISTS: Final = ("PodList", "List")
@@ -93,6 +93,16 @@ def pod(body: Body, names: Names) -> Pod:
         cgroup_uid=static if mirrored else "",
         finished=status["phase"].text("") in _FINISHED,
     )
+
+
+def node_labels(body: Body) -> dict[str, str]:
+    """Read a node's labels.
+
+    Raises:
+        ManifestError: they hold something else than texts.
+    """
+    labels = _Field("node", "", body)["metadata"]["labels"]
+    return {key: value.text("") for key, value in labels.entries()}
 
 
 def environment(body: Body, container: str) -> dict[str, str]:

@@ -483,3 +483,17 @@ def test_the_admission_requests_of_cpu_pooler_hold_pods() -> None:
         "pod-spec-wrong-excl-pool-value-req": [{"exclusive-pool": 3}],
         "pod-spec-wrong-pool-value-req": [{"shared-pool": 120}],
     }
+
+
+def test_a_node_has_labels() -> None:
+    assert views.node_labels({"metadata": {"name": "n", "labels": {"a": "1", "b": ""}}}) == {
+        "a": "1",
+        "b": "",
+    }
+    assert views.node_labels({"metadata": {"name": "n"}}) == {}
+
+
+@pytest.mark.parametrize("labels", [["a"], {"a": 1}])
+def test_labels_that_are_none_are_refused(labels: object) -> None:
+    with pytest.raises(ManifestError, match=r"node: metadata\.labels"):
+        views.node_labels({"metadata": {"name": "n", "labels": labels}})

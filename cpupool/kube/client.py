@@ -1,0 +1,275 @@
+"""The API server: where it is, who we are to it, and how it fails.
+
+Source: "Accessing the Kubernetes API from a Pod" in Kubernetes' documentation, for the files and
+variables of a service account.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+from urllib.parse import urlencode
+
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
+
+from cpupool.core.errors import CPUPoolError, RemoteProtocolError
+from cpupool.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+CONNECT_S: Final = 3.0
+ANSWER_S: Final = 30.0
+TOKEN_AGE_S: Final = 60.0
+
+_SHOWN: Final = 300
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+# A peer that vanished without a word is noticed after a minute of silence.
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+_REMEDIES: Final = {
+    401: "check that the agent's service account exists and its token is mounted",
+    403: "apply the agent's RBAC, which must grant {verb} on {resource}",
+}
+
+
+class NoAPIServer(CPUPoolError):
+    """It is not known where the API server is."""
+
+
+class APIError(RemoteProtocolError):
+    """The API server refused a request, is not there, or broke the protocol.
+
+    Attributes:
+        status: the HTTP status, or 0 where there was no usable answer.
+        reason: Kubernetes' word for it, as `Forbidden`; where status is 0, one of `unreachable`,
+            `broken` and `malformed`.
+        version_lost: the watch cannot go on from the version that was asked for.
+        retry_after_s: how long the server asks to be left alone.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        resource: str,
+        reason: str,
+        message: str,
+        *,
+        status: int = 0,
+        version_lost: bool = False,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.version_lost = version_lost
+        self.retry_after_s = retry_after_s
+        said = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
+        what = f"{status} {reason}" if status else reason
+        unanswered = "check that the API server runs and can be reached"
+        remedy = _REMEDIES.get(status, "it is tried again" if status else unanswered)
+        super().__init__(
+            f"API server: {verb} {resource}: {what}: {said}; "
+            + remedy.format(verb=verb, resource=resource)
+        )
+
+    @classmethod
+    def refused(
+        cls,
+        verb: str,
+        resource: str,
+        status: Mapping[str, Any],
+        *,
+        code: int = 0,
+        after_s: float = 0,
+    ) -> Self:
+        """Read a Status, the body of a refusal or the object of a watch's ERROR event.
+
+        Args:
+            verb: what was asked for.
+            resource: of what.
+            status: as in apimachinery/pkg/apis/meta/v1/types.go.
+            code: the HTTP status, where there is one.
+            after_s: the Retry-After header, where there is one.
+        """
+        given = status.get("code")
+        code = code or (given if isinstance(given, int) else 0)
+        details = status.get("details")
+        causes = details.get("causes") if isinstance(details, dict) else None
+        return cls(
+            verb,
+            resource,
+            str(status.get("reason") or "Unknown")[:_SHOWN],
+            str(status.get("message") or "it does not say why"),
+            status=code,
+            # The second: an API server that is younger than the version, as after a restore.
+            version_lost=code == 410 or "ResourceVersionTooLarge" in json.dumps(causes),
+            retry_after_s=after_s,
+        )
+
+
+class Token:
+    """A service account's token, which the kubelet renews in its file.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._text = ""
+        self._read_s = 0.0
+
+    def text(self) -> str:
+        """Give the token, at most `TOKEN_AGE_S` after it was read.
+
+        Raises:
+            NoAPIServer: the file cannot be read, or holds no token.
+        """
+        with self._lock:
+            if not self._text or time.monotonic() - self._read_s > TOKEN_AGE_S:
+                self._text = self._read()
+                self._read_s = time.monotonic()
+            return self._text
+
+    def forget(self) -> None:
+        """Read the file again for the next request; the server did not like what is known."""
+        with self._lock:
+            self._text = ""
+
+    def _read(self) -> str:
+        remedy = "mount the service account's token into the agent's container"
+        try:
+            text = self._path.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NoAPIServer(f"{self._path}: cannot be read ({error}); {remedy}") from error
+        if not _TOKEN.fullmatch(text):
+            raise NoAPIServer(f"{self._path}: this is no token; {remedy}")
+        return text
+
+
+class APIServer:
+    """Where the API server is, and as whom to speak to it.
+
+    Args:
+        url: scheme, host, port and, where it is behind a proxy, the path before `/api`.
+        ca: its certificate authority; None for the machine's own ones.
+        token: who we are; None where a proxy knows.
+        connect_s: how long a connection may take to be made.
+        answer_s: how long the server may be silent before and within an answer.
+
+    Raises:
+        NoAPIServer: this is no address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ca: Path | None = None,
+        token: Token | None = None,
+        connect_s: float = CONNECT_S,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._url = _address(url)
+        self._ca = ca
+        self._token = token
+        self.connect_s = connect_s
+        self.answer_s = answer_s
+
+    @classmethod
+    def in_cluster(cls, environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Self:
+        """Find the API server as a pod does.
+
+        Args:
+            environment: with KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
+            folder: where the service account's `ca.crt` and `token` are mounted.
+
+        Raises:
+            NoAPIServer: this is no pod.
+        """
+        host = environment.get("KUBERNETES_SERVICE_HOST", "")
+        if not host:
+            raise NoAPIServer(
+                "KUBERNETES_SERVICE_HOST is not set, so this is no pod of a cluster; run"
+                " `kubectl proxy` and name its address with --api-server"
+            )
+        port = environment.get("KUBERNETES_SERVICE_PORT", "443")
+        bracketed = f"[{host}]" if ":" in host else host
+        token = Token(folder / "token")
+        return cls(f"https://{bracketed}:{port}", ca=folder / "ca.crt", token=token)
+
+    @classmethod
+    def at(cls, url: str) -> Self:
+        """Speak to this address as nobody; `kubectl proxy` adds who we are.
+
+        Raises:
+            NoAPIServer: this is no address.
+        """
+        return cls(url)
+
+    def connection(self) -> HTTPConnection:
+        """Make a connection, not yet connected; one to https trusts only the CA."""
+        host = cast("str", self._url.host).strip("[]")
+        options = [*HTTPConnection.default_socket_options, *_KEEPALIVE]
+        if self._url.scheme == "http":
+            return HTTPConnection(
+                host, self._url.port, timeout=self.connect_s, socket_options=options
+            )
+        return HTTPSConnection(
+            host,
+            self._url.port,
+            timeout=self.connect_s,
+            socket_options=options,
+            ca_certs=None if self._ca is None else str(self._ca),
+        )
+
+    def target(self, path: str, parameters: Mapping[str, str]) -> str:
+        """Give the request target for a path that begins with `/api`."""
+        query = f"?{urlencode(parameters)}" if parameters else ""
+        return f"{(self._url.path or '').rstrip('/')}{path}{query}"
+
+    def headers(self) -> dict[str, str]:
+        """Give the headers of a request.
+
+        Raises:
+            NoAPIServer: there should be a token, and there is none.
+        """
+        headers = {
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+            "User-Agent": f"cpupool/{VERSION}",
+        }
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token.text()}"
+        return headers
+
+    def unauthorized(self) -> None:
+        """Hear that the server does not know the token: the next request reads it again."""
+        if self._token is not None:
+            self._token.forget()
+
+
+def _address(url: str) -> Url:
+    try:
+        parsed = parse_url(url)
+    except LocationParseError:
+        parsed = Url()
+    usable = parsed.scheme in {"http", "https"} and parsed.host
+    if not usable or parsed.auth or parsed.query or parsed.fragment:
+        raise NoAPIServer(
+            f"{url[:_SHOWN]!r} is no address of an API server; give one as http://127.0.0.1:8001"
+        )
+    return parsed

@@ -1,0 +1,215 @@
+"""Talking to the API server: lists, watches and creations, with bodies as dicts.
+
+Requests are rare (a watch lives for minutes), so each has a connection of its own: nothing goes
+stale, and a renewed token or CA is in use from the next request on.
+
+Source: https://kubernetes.io/docs/reference/using-api/api-concepts/.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, Final
+
+from urllib3.exceptions import HTTPError
+
+from cpupool.kube.client import APIError, NoAPIServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from urllib3 import HTTPResponse
+
+    from cpupool.kube.client import APIServer
+
+LONGEST_PAUSE_S: Final = 30.0
+LONGEST_LINE_BYTES: Final = 16 << 20
+
+_FIRST_PAUSE_S: Final = 0.1
+_READ_BYTES: Final = 1 << 16
+
+
+class Conversation:
+    """The requests of one thread, one after the other; any other thread may interrupt them.
+
+    A loop calls `resume`, then looks whether it shall stop, then asks. An interruption that comes
+    later than `resume` ends whatever it meets: the request, the next one, or the pause.
+
+    Args:
+        server: whom to speak to.
+    """
+
+    def __init__(self, server: APIServer) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._interrupted = threading.Event()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an interruption has ended what was going on since `resume`."""
+        return self._interrupted.is_set()
+
+    def interrupt(self) -> None:
+        """End the request or the pause that is going on, at once; for other threads."""
+        with self._lock:
+            self._interrupted.set()
+            if self._socket is not None:
+                # Not SSLSocket.shutdown: it would let the reader take ciphertext for an answer.
+                with suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def resume(self) -> None:
+        """Go on after an interruption."""
+        self._interrupted.clear()
+
+    def pause(self, failures: int, at_least_s: float = 0.0) -> None:
+        """Wait before the next try: a random time whose limit doubles with each failure in a row.
+
+        Args:
+            failures: how many tries have failed in a row.
+            at_least_s: what the server asked for.
+        """
+        limit_s = min(_FIRST_PAUSE_S * 2 ** min(failures, 20), LONGEST_PAUSE_S)
+        chosen_s = random.uniform(0, limit_s)  # noqa: S311 - it parts the agents of many nodes
+        self._interrupted.wait(min(max(chosen_s, at_least_s), LONGEST_PAUSE_S))
+
+    def page(self, resource: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """List one page of a resource of the core group, over all namespaces.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal.
+        """
+        with self._answer("list", resource, f"/api/v1/{resource}", parameters) as response:
+            return _decoded("list", resource, response.read())
+
+    @contextmanager
+    def watch(
+        self, resource: str, parameters: Mapping[str, str], silence_s: float
+    ) -> Iterator[Iterator[dict[str, Any]]]:
+        """Open a watch; what is entered gives its events until the server ends it.
+
+        Args:
+            resource: of the core group, over all namespaces.
+            parameters: `watch` is added.
+            silence_s: how long the server may be silent between two events.
+
+        Raises:
+            APIError: there is no answer, it is a refusal, or the watch broke off.
+        """
+        asked = {**parameters, "watch": "1"}
+        path = f"/api/v1/{resource}"
+        with self._answer("watch", resource, path, asked, silence_s=silence_s) as response:
+            yield (_decoded("watch", resource, line) for line in _lines(resource, response))
+
+    def create(
+        self, namespace: str, resource: str, body: Mapping[str, Any], timeout_s: float | None = None
+    ) -> None:
+        """Create an object.
+
+        Args:
+            namespace: where.
+            resource: what, of the core group.
+            body: as in k8s.io/api/core/v1/types.go.
+            timeout_s: shorter than the server's usual times, where this is urgent.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal.
+        """
+        path = f"/api/v1/namespaces/{namespace}/{resource}"
+        with self._answer("create", resource, path, {}, body=body, timeout_s=timeout_s) as response:
+            response.read()
+
+    @contextmanager
+    def _answer(
+        self,
+        verb: str,
+        resource: str,
+        path: str,
+        parameters: Mapping[str, str],
+        *,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        silence_s: float | None = None,
+    ) -> Iterator[HTTPResponse]:
+        server = self._server
+        connection = server.connection()
+        connection.timeout = min(server.connect_s, timeout_s or server.connect_s)
+        try:
+            headers = server.headers()
+            connection.connect()
+            begun = self._begin(connection.sock)
+            connection.timeout = timeout_s or server.answer_s
+            connection.request(
+                "GET" if body is None else "POST",
+                server.target(path, parameters),
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                preload_content=False,
+            )
+            with connection.getresponse() as response:
+                if response.status == 401:
+                    server.unauthorized()
+                if response.status >= 300:
+                    raise _refusal(verb, resource, response)
+                begun.settimeout(silence_s or connection.timeout)
+                yield response
+        except (OSError, HTTPException, HTTPError) as error:
+            kind = "broken" if self._socket else "unreachable"
+            raise APIError(verb, resource, kind, str(error) or type(error).__name__) from error
+        except NoAPIServer as error:
+            raise APIError(verb, resource, "unreachable", str(error)) from error
+        finally:
+            with self._lock:
+                self._socket = None
+            connection.close()
+
+    def _begin(self, connected: socket.socket) -> socket.socket:
+        with self._lock:
+            if self._interrupted.is_set():
+                raise ConnectionAbortedError("interrupted")
+            self._socket = connected
+        return connected
+
+
+def _refusal(verb: str, resource: str, response: HTTPResponse) -> APIError:
+    after = response.headers.get("Retry-After", "")
+    after_s = float(after) if after.isdecimal() else 0.0
+    text = response.read(_READ_BYTES)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        # A proxy's own page, or nothing.
+        body = {"reason": response.reason, "message": text.decode(errors="replace")}
+    return APIError.refused(verb, resource, body, code=response.status, after_s=after_s)
+
+
+def _lines(resource: str, response: HTTPResponse) -> Iterator[bytes]:
+    """Cut what comes into lines; a last one that was cut off is none."""
+    line = bytearray()
+    while piece := response.read1(_READ_BYTES):
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            yield bytes(line + end)
+            line.clear()
+        line += rest
+        if len(line) > LONGEST_LINE_BYTES:
+            what = f"an event is longer than {LONGEST_LINE_BYTES} bytes"
+            raise APIError("watch", resource, "malformed", what)
+
+
+def _decoded(verb: str, resource: str, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise APIError(verb, resource, "malformed", f"this is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise APIError(verb, resource, "malformed", "this is not a JSON object")
+    return value

@@ -1,0 +1,220 @@
+"""A picture of some objects of the API server that keeps itself current: list once, then watch.
+
+Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+and what client-go's reflector does (client-go: tools/cache/reflector.go).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from cpupool.core.errors import ManifestError
+from cpupool.kube.client import APIError
+from cpupool.kube.conversation import Conversation
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cpupool.kube.client import APIServer
+    from cpupool.kube.views import Body
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+WATCH_S: Final = 290.0
+_PAGE: Final = 500
+_LIVED_S: Final = 1.0
+
+T = TypeVar("T")
+
+
+class Reflector(Generic[T]):
+    """Follows the objects that a field selector matches, over all namespaces.
+
+    What is known stays known while the API server is away. Only what `convert` gives is kept.
+
+    Args:
+        server: whom to ask.
+        resource: of the core group, as `pods`.
+        selector: the field selector.
+        convert: from a body to what is kept; raises ManifestError for one that it cannot read, and
+            then the value of before stays.
+        changed: called when something has become different; must not block.
+        metrics: where restarts are counted.
+        watch_s: for how long to ask for one watch.
+
+    Attributes:
+        synced: set once a first complete list is known.
+    """
+
+    def __init__(
+        self,
+        server: APIServer,
+        resource: str,
+        selector: str,
+        convert: Callable[[Body], T],
+        *,
+        changed: Callable[[], None],
+        metrics: Metrics,
+        watch_s: float = WATCH_S,
+    ) -> None:
+        self.synced = threading.Event()
+        self._talk = Conversation(server)
+        self._resource = resource
+        self._selector = selector
+        self._convert = convert
+        self._changed = changed
+        self._metrics = metrics
+        self._watch_s = watch_s
+        # The server must be the one that ends a watch, unless it hangs.
+        self._spare_s = server.answer_s
+        self._lock = threading.Lock()
+        self._items: dict[str, T] = {}
+        self._odd: dict[str, str] = {}
+        self._version = ""
+        self._cache_will_do = True
+        self._failures = 0
+        self._told = ""
+
+    def items(self) -> tuple[T, ...] | None:
+        """Give what is known, or None until a first complete list is."""
+        if not self.synced.is_set():
+            return None
+        with self._lock:
+            return tuple(self._items.values())
+
+    def wake(self) -> None:
+        """End any wait: `run` ends if it shall, or goes on where it was."""
+        self._talk.interrupt()
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow until `stop` is set and `wake` called."""
+        while True:
+            self._talk.resume()
+            if stop.is_set():
+                return
+            try:
+                if not self._version:
+                    self._list()
+                self._watch()
+                ended_by = None
+            except APIError as error:
+                ended_by = error
+            if not self._talk.interrupted:
+                self._failed(ended_by)
+
+    def _list(self) -> None:
+        selected = {"fieldSelector": self._selector, "limit": str(_PAGE)}
+        # The first list may come from the server's cache; one after a lost version must not.
+        asked = {**selected, "resourceVersion": "0"} if self._cache_will_do else selected
+        found: dict[str, T] = {}
+        listed: set[str] = set()
+        while True:
+            page = self._talk.page(self._resource, asked)
+            metadata, bodies = page.get("metadata"), page.get("items") or []
+            if not isinstance(metadata, dict) or not isinstance(bodies, list):
+                raise self._malformed("list", "this is no list of objects")
+            for body in bodies:
+                uid, version = self._identity("list", body)
+                self._keep(found, uid, version, body)
+                listed.add(uid)
+            more = metadata.get("continue")
+            if not more:
+                break
+            asked = {**selected, "continue": str(more)}
+        _, self._version = self._identity("list", page, named=False)
+        with self._lock:
+            same = self._items == found
+            self._items = found
+        self._odd = {uid: version for uid, version in self._odd.items() if uid in listed}
+        if not same or not self.synced.is_set():
+            self.synced.set()
+            self._changed()
+
+    def _watch(self) -> None:
+        seconds = self._watch_s * random.uniform(1.0, 1.1)  # noqa: S311 - spreads the agents' load
+        parameters = {
+            "fieldSelector": self._selector,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(round(seconds)),
+        }
+        silence_s = seconds + self._spare_s
+        with self._talk.watch(self._resource, parameters, silence_s) as events:
+            opened_s = time.monotonic()
+            if self._told:
+                log.info("API server answers again", resource=self._resource)
+                self._told = ""
+            try:
+                for event in events:
+                    self._take(event)
+            finally:
+                if time.monotonic() - opened_s >= _LIVED_S:
+                    self._failures = 0
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind: object = event.get("type")
+        body: Any = event.get("object")
+        if kind == "ERROR" and isinstance(body, dict):
+            raise APIError.refused("watch", self._resource, body)
+        uid, version = self._identity("watch", body, named=kind != "BOOKMARK")
+        before = self._items.get(uid)
+        if kind in {"ADDED", "MODIFIED"}:
+            with self._lock:
+                self._keep(self._items, uid, version, body)
+        elif kind == "DELETED":
+            with self._lock:
+                self._items.pop(uid, None)
+            self._odd.pop(uid, None)
+        elif kind != "BOOKMARK":
+            raise self._malformed("watch", f"there is no event of the type {str(kind)[:40]!r}")
+        self._version = version
+        if self._items.get(uid) != before:
+            self._changed()
+
+    def _keep(self, items: dict[str, T], uid: str, version: str, body: Body) -> None:
+        try:
+            items[uid] = self._convert(body)
+            self._odd.pop(uid, None)
+        except ManifestError as error:
+            # One odd object must hide no other, and what runs keeps running as it was.
+            if uid in self._items:
+                items[uid] = self._items[uid]
+            if self._odd.get(uid) != version:
+                log.warning("object cannot be read", resource=self._resource, error=error)
+            self._odd[uid] = version
+
+    def _identity(self, verb: str, body: object, *, named: bool = True) -> tuple[str, str]:
+        """Give UID and resource version; a list and a bookmark have no UID."""
+        metadata = body.get("metadata") if isinstance(body, dict) else None
+        if isinstance(metadata, dict):
+            uid, version = metadata.get("uid", ""), metadata.get("resourceVersion")
+            if isinstance(uid, str) and isinstance(version, str) and version and (uid or not named):
+                return uid, version
+        raise self._malformed(verb, "an object has no UID or no resource version")
+
+    def _malformed(self, verb: str, what: str) -> APIError:
+        return APIError(verb, self._resource, "malformed", what)
+
+    def _failed(self, error: APIError | None) -> None:
+        """Count, tell and wait after a watch that has ended, by itself where there is no error."""
+        self._failures += 1
+        reason = "ended" if error is None else str(error.status or error.reason)
+        self._metrics.watch_restarted(self._resource, reason)
+        log.debug("watch ended", resource=self._resource, reason=reason, error=error or "")
+        if error is None:
+            self._talk.pause(self._failures - 1)
+            return
+        if error.version_lost or error.reason == "malformed":
+            # What was missed is not known, so only a list can tell how things stand.
+            self._version = ""
+            self._cache_will_do = False
+        # A single failure is nothing: every load balancer drops a connection now and then.
+        if self._failures > 1 and self._told != reason:
+            log.warning("API server cannot be followed", resource=self._resource, error=error)
+            self._told = reason
+        self._talk.pause(self._failures - 1, error.retry_after_s)

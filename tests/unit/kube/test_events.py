@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.kube import events
+from cpupool.kube.client import APIServer
+from cpupool.kube.events import BURST, MOST_WAITING, REFILL_S, SAME_AGAIN_S, EventRecorder
+from cpupool.telemetry.metrics import Metrics
+from tests import builders
+from tests.apiserver import FakeAPIServer
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cpupool.core.workloads import Pod
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Told:
+    """A recorder on the fake API server; its loop runs between `start` and `end`."""
+
+    def __init__(self, server: FakeAPIServer) -> None:
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.recorder = EventRecorder(
+            APIServer(server.url, answer_s=10 * DEADLINE_S),
+            "node-a",
+            self.metrics,
+            clock=self.clock,
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self.recorder.run, args=(self._stop,))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self.recorder.wake()
+            self._thread.join(DEADLINE_S)
+            assert not self._thread.is_alive()
+
+    def dropped(self, number: int) -> bool:
+        return f"cpupool_events_dropped_total {number}.0" in self.metrics.render()[1].decode()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeAPIServer]:
+    with FakeAPIServer() as fake:
+        yield fake
+
+
+@pytest.fixture
+def told(server: FakeAPIServer) -> Told:
+    return Told(server)
+
+
+@pytest.fixture
+def pod() -> Pod:
+    return builders.pod("web")
+
+
+def messages(server: FakeAPIServer) -> list[str]:
+    return [event["message"] for event in list(server.events)]
+
+
+def test_an_event_is_shown_with_its_pod(server: FakeAPIServer, told: Told, pod: Pod) -> None:
+    with told.running():
+        told.recorder.pod(pod, "CPUPoolMissing", "no such pool; ask for another")
+        eventually(lambda: server.events, "the Event")
+    (event,) = server.events
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "default",
+        "name": "web",
+        "uid": "web-uid",
+    }
+    assert (event["type"], event["reason"]) == ("Warning", "CPUPoolMissing")
+    assert event["message"] == "no such pool; ask for another"
+    assert event["source"] == {"component": "cpupool", "host": "node-a"}
+    assert event["metadata"]["name"].startswith("web.")
+    assert server.verbs() == {("create", "events")}
+
+
+def test_an_event_is_shown_with_the_node(server: FakeAPIServer, told: Told) -> None:
+    with told.running():
+        told.recorder.node("CPUPoolConfigApplied", "pools added", warning=False)
+        eventually(lambda: server.events, "the Event")
+    (event,) = server.events
+    about = event["involvedObject"]
+    assert about == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}
+    assert (event["metadata"]["namespace"], event["type"]) == ("default", "Normal")
+
+
+def test_names_and_messages_stay_within_the_apis_limits(server: FakeAPIServer, told: Told) -> None:
+    with told.running():
+        told.recorder.pod(builders.pod("a" * 235 + "-" * 10 + "b"), "Long", "é" * 600)
+        eventually(lambda: server.events, "the Event")
+    assert messages(server) == ["é" * 512]
+
+
+def test_the_same_is_said_once_in_ten_minutes(server: FakeAPIServer, told: Told, pod: Pod) -> None:
+    with told.running():
+        told.recorder.pod(pod, "Odd", "one")
+        told.clock.now_s += SAME_AGAIN_S - 1
+        told.recorder.pod(pod, "Odd", "one")
+        told.recorder.pod(pod, "Odd", "two")
+        told.recorder.pod(pod, "Strange", "one")
+        told.recorder.pod(builders.pod("other"), "Odd", "one")
+        told.clock.now_s += 1
+        told.recorder.pod(pod, "Odd", "one")
+        eventually(lambda: len(server.events) == 5, lambda: str(messages(server)))
+    assert messages(server) == ["one", "two", "one", "one", "one"]
+    assert told.dropped(0)
+
+
+def test_of_one_object_only_so_much_is_said(server: FakeAPIServer, told: Told, pod: Pod) -> None:
+    with told.running():
+        for number in range(BURST + 3):
+            told.recorder.pod(pod, "Odd", str(number))
+        told.recorder.node("Odd", "another object")
+        told.clock.now_s += REFILL_S
+        told.recorder.pod(pod, "Odd", "a minute later")
+        told.recorder.pod(pod, "Odd", "no more")
+        eventually(lambda: len(server.events) == BURST + 2, lambda: str(messages(server)))
+    expected = [*(str(number) for number in range(BURST)), "another object", "a minute later"]
+    assert messages(server) == expected
+    assert told.dropped(4)
+
+
+def test_what_was_said_is_forgotten_in_time(told: Told) -> None:
+    for number in range(50):
+        told.recorder.pod(builders.pod(f"pod-{number}"), "Odd", "one")
+    told.clock.now_s += SAME_AGAIN_S
+    told.recorder.node("Odd", "one")
+    assert len(told.recorder._said) == 1
+
+
+def test_while_the_server_is_away_only_so_many_wait(told: Told) -> None:
+    for number in range(MOST_WAITING + 7):
+        told.recorder.pod(builders.pod(f"pod-{number}"), "Odd", "one")
+    assert told.dropped(7)
+
+
+def test_an_event_survives_a_server_that_fails_for_a_moment(
+    server: FakeAPIServer, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_PATIENCE", 0)
+    server.refuse(500, "InternalError")
+    server.refuse(401, "Unauthorized")
+    server.refuse(429, "TooManyRequests", headers={"Retry-After": "0"})
+    with told.running():
+        told.recorder.node("Odd", "one")
+        eventually(lambda: server.events, "the Event")
+    assert messages(server) == ["one"]
+    assert told.dropped(0)
+
+
+def test_an_event_that_cannot_be_sent_is_given_up(
+    server: FakeAPIServer,
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(events, "_PATIENCE", 0)
+    server.refuse(500, "InternalError", times=events.TRIES)
+    server.refuse(403, "Forbidden")
+    with told.running():
+        told.recorder.node("Odd", "never answered")
+        told.recorder.node("Odd", "not allowed")
+        told.recorder.node("Odd", "sent")
+        eventually(lambda: server.events, "the Event")
+    assert messages(server) == ["sent"]
+    assert told.dropped(2)
+    assert "must grant create on events" in caplog.text
+
+
+def test_at_the_end_what_waits_is_sent(server: FakeAPIServer, told: Told) -> None:
+    server.slow()
+    with told.running():
+        told.recorder.node("Odd", "one")
+        told.recorder.node("Odd", "two")
+        eventually(lambda: server.requests, "the first is under way")
+        server.up()
+    assert sorted(messages(server)) == ["one", "two"]
+    assert told.dropped(0)
+
+
+def test_at_the_end_a_silent_server_is_left_alone(server: FakeAPIServer, told: Told) -> None:
+    server.slow()
+    with told.running():
+        for number in range(BURST):
+            told.recorder.node("Odd", str(number))
+        eventually(lambda: server.requests, "the first is under way")
