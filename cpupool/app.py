@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
-from cpupool.config import poolconfig
-from cpupool.config.poolconfig import Source
-from cpupool.core.errors import (
-    ConfigError,
-    CPUPoolError,
-    HostError,
-    HostFileError,
-    ManifestError,
-    Problem,
-    refuse_errors,
-)
+from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.core.names import Names
-from cpupool.core.pools import NodePools
-from cpupool.host import cgroup_names, files
+from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS
-from cpupool.host.files import DirectoryWatch
-from cpupool.kube import views
+from cpupool.host.files import DirectoryWatch, FileLock
+from cpupool.host.status import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
-from cpupool.manager import report
 from cpupool.manager.manager import Manager
+from cpupool.manager.ports import NodeLabels, PodSource
+from cpupool.manager.usage import usage
+from cpupool.roles import configurator, device_manager
+from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
+from cpupool.telemetry import log as logs
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
+from cpupool.telemetry.server import TelemetryServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from cpupool.config.poolconfig import PoolFile
-    from cpupool.core.workloads import Pod
     from cpupool.host.root import HostRoot
-    from cpupool.manager.ports import FoundContainer, PodSource, TopologySource
-    from cpupool.manager.resolve import Resolution
+    from cpupool.manager.ports import EventSink, TopologySource
+    from cpupool.manager.resolve import NodeFacts
     from cpupool.roles.cpusetter import SweepReport
 
-log = logging.getLogger(__name__)
+    Loop = Callable[[threading.Event], None]
 
-SWEEP_INTERVAL_S: Final = 2.0
-_SIGNAL_S: Final = 0.2
+log = logs.get(__name__)
+
+SWEEP_INTERVAL_S: Final = 10.0
+_CPUSETTER: Final = "cpusetter"
+_SILENT_S: Final = 300.0
+"""A loop that says nothing for so long, beside the time between two sweeps, hangs."""
+_SIGNAL_S: Final = 2.0
 _END_S: Final = 30.0
 
 
@@ -61,90 +58,36 @@ class Settings:
 
     Attributes:
         config: the folder with `poolconfig-<name>.yaml` files.
-        node_labels: this node's labels; they choose the pool file.
         names: the public strings, with the resource domain.
         cgroup_root: the kubelet's `--cgroup-root`; empty to look in the usual places.
         interval_s: a sweep happens at least this often, whether or not an event calls for one.
+        moves_pinned: as for `Manager`.
+        telemetry: address, empty for every one, and port of probes and metrics; None for neither.
     """
 
     config: Path
-    node_labels: Mapping[str, str] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     cgroup_root: str = ""
     interval_s: float = SWEEP_INTERVAL_S
+    moves_pinned: bool = True
+    telemetry: tuple[str, int] | None = None
 
 
-def read_pool_files(folder: Path, names: Names) -> tuple[PoolFile, ...]:
-    """Read every pool file of a folder, as a mounted ConfigMap shows them.
+class Cluster(PodSource, NodeLabels, Protocol):
+    """What the agent learns of its cluster, and where it tells something."""
 
-    Raises:
-        ConfigError: with the problems of all files.
-        HostFileError: the folder or a file in it cannot be read.
-    """
-    problems: list[Problem] = []
-    try:
-        paths = sorted(path for path in folder.iterdir() if poolconfig.is_pool_file(path.name))
-        sources = [Source.of(path.name, path.read_bytes()) for path in paths]
-    except OSError as error:
-        raise HostFileError(
-            str(error.filename or folder),
-            str(error.strerror),
-            "name the folder where the pool ConfigMap is mounted with --config",
-        ) from error
-    parsed = poolconfig.parse_all(sources, names, problems)
-    refuse_errors(problems)
-    return parsed
+    @property
+    def events(self) -> EventSink:
+        """Takes what pods' authors and the node's admin shall hear."""
+        ...
 
+    def loops(self) -> Mapping[str, Loop]:
+        """Give what must run, by name, to hear from the cluster."""
+        ...
 
-class PodFile:
-    """Pods from a file that holds a PodList, as `kubectl get pods -o json` prints it.
-
-    Args:
-        path: the file; read again whenever it changes.
-        names: for the resources that are ours.
-    """
-
-    def __init__(self, path: Path, names: Names) -> None:
-        self._path = path
-        self._names = names
-        self._seen: tuple[int, int, int] | None = None
-        self._pods: dict[str, Pod] = {}
-
-    def pods(self) -> tuple[Pod, ...] | None:
-        """Give the pods in the file, without those that cannot be read.
-
-        Raises:
-            CPUPoolError: the file cannot be read, or holds something else.
-        """
-        try:
-            stat = self._path.stat()
-            seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            if seen != self._seen:
-                self._pods = self._read()
-                self._seen = seen
-        except (OSError, UnicodeDecodeError) as error:
-            raise HostFileError(
-                str(self._path), str(error), "write the node's pods there: kubectl get pods -o json"
-            ) from error
-        return tuple(self._pods.values())
-
-    def _read(self) -> dict[str, Pod]:
-        if not self._path.is_file():
-            raise HostFileError(str(self._path), "this is no regular file", "name one with --pods")
-        text = self._path.read_text("utf-8")
-        if not text.strip():
-            # A shell empties the file before kubectl has an answer; a node without pods says so.
-            raise HostFileError(str(self._path), "this file is empty", "wait for its writer")
-        pods: dict[str, Pod] = {}
-        for body in views.pods_from_text(str(self._path), text):
-            try:
-                pod = views.pod(body, self._names)
-            except ManifestError as error:
-                # One odd pod must not hide all others.
-                log.warning("pod cannot be read error=%s", error)
-                continue
-            pods[pod.uid] = pod
-        return pods
+    def wake(self) -> None:
+        """Let the loops notice that they shall stop."""
+        ...
 
 
 class Agent:
@@ -154,11 +97,16 @@ class Agent:
         settings: what the agent is told.
         root: where the machine's trees are.
         topology: the machine's CPUs.
-        pods: where the pods come from; None to advertise pools without placing containers.
+        join: makes the cluster, from where it counts and what it calls when it knows something new.
         observe: called after each sweep.
 
     Attributes:
         manager: the node's state.
+        health: what the probes answer.
+        server: answers probes and scrapes; None where the settings want none.
+
+    Raises:
+        HostFileError: the port of the telemetry cannot be had.
     """
 
     def __init__(
@@ -166,135 +114,174 @@ class Agent:
         settings: Settings,
         root: HostRoot,
         topology: TopologySource,
-        pods: PodSource | None,
+        join: Callable[[Metrics, Callable[[], None]], Cluster],
         observe: Callable[[SweepReport], None] = lambda _report: None,
     ) -> None:
-        self.manager = Manager(settings.names)
-        self._settings = settings
-        self._root = root
-        self._topology = topology
+        self.manager = Manager(settings.names, moves_pinned=settings.moves_pinned)
+        self.health = Health()
+        self._silent_s = _SILENT_S + settings.interval_s
+        self._metrics = Metrics()
         self._observe = observe
-        self._published: tuple[Resolution, tuple[FoundContainer, ...], str] | None = None
-        self._complaint = ""
+        self._lock = FileLock(root.lock)
+        self._entering = threading.Lock()
+        self._entered = False
+        self._status = StatusFile(root.status)
+        self._measured: NodeFacts | None = None
         self._owners_known = False
-        self._cpusetter: CPUSetter | None = None
-        self._watches: list[DirectoryWatch] = []
-        if pods is not None:
-            tree = CgroupFS(root.cgroup, settings.cgroup_root)
-            self._watches = [
-                DirectoryWatch(place, self._cgroup_changed, recursive=True, writes=True)
-                for place in tree.places()
-            ]
-            self._cpusetter = CPUSetter(
-                manager=self.manager,
-                tree=tree,
-                pods=pods,
-                devices=PodResources(root.podresources_socket),
-                checkpoint=CheckpointFile(root.checkpoint),
-                interval_s=settings.interval_s,
-                swept=self._swept,
-            )
+        self._cluster = join(self._metrics, self.wake)
+        tree = CgroupFS(root.cgroup, settings.cgroup_root)
+        self._watches = [
+            DirectoryWatch(place, self._cgroup_changed, recursive=True, writes=True)
+            for place in tree.places()
+        ]
+        self._cpusetter = CPUSetter(
+            manager=self.manager,
+            tree=tree,
+            pods=self._cluster,
+            devices=PodResources(root.podresources_socket),
+            checkpoint=CheckpointFile(root.checkpoint),
+            events=self._cluster.events,
+            metrics=self._metrics,
+            health=self.health,
+            interval_s=settings.interval_s,
+            swept=self._swept,
+        )
+        self._configurator = Configurator(
+            self.manager,
+            settings.config,
+            last_good=root.last_good_pools,
+            labels=self._cluster,
+            topology=topology,
+            events=self._cluster.events,
+            metrics=self._metrics,
+            health=self.health,
+            changed=self._pools_changed,
+        )
         self._device_manager = DeviceManager(
             self.manager,
             root,
             topology,
-            topology_changed=self._sweep_soon,
-            ready=self._knows_owners,
+            metrics=self._metrics,
+            health=self.health,
+            topology_changed=self._topology_changed,
+            kubelet_changed=self._cpusetter.kubelet_changed,
+            ready=lambda: self._cpusetter.ready,
+        )
+        self.server = settings.telemetry and TelemetryServer(
+            *settings.telemetry, self._metrics, self.health
         )
 
     def configure(self) -> None:
-        """Read this node's pools and put them in force.
+        """Put this node's pools in force; without it, `run` does, and waits where they are refused.
 
         Raises:
             ConfigError: the pool files are refused, or they are unsafe on this machine.
-            HostFileError: something cannot be read.
+            CPUPoolError: something cannot be read.
         """
-        found = read_pool_files(self._settings.config, self._settings.names)
-        chosen = poolconfig.select(found, self._settings.node_labels)
-        topology = self._topology.topology()
-        if chosen is None:
-            log.warning(
-                "no pool file matches this node, so it has no pools folder=%s labels=%s",
-                self._settings.config,
-                dict(self._settings.node_labels),
-            )
-            self.manager.reconfigure(NodePools(), topology)
-            return
-        try:
-            problems = self.manager.reconfigure(chosen.pools, topology)
-        except ConfigError as error:
-            raise ConfigError(chosen.located(error.problems)) from error
-        for problem in (*chosen.warnings, *chosen.located(problems)):
-            log.warning("pool file problem=%s", problem)
+        self._configurator.load()
 
     def wake(self) -> None:
-        """Look at everything now; also how a loop notices that it shall stop."""
-        self._device_manager.wake()
-        self._sweep_soon()
+        """Look at pods and pools now: something of the cluster has changed."""
+        self._cpusetter.wake()
+        self._configurator.wake()
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop` is set.
+        """Run until `stop` is set; while another agent runs on this node, wait.
 
         Raises:
             AgentFailed: a loop ended with an error.
         """
-        loops: dict[str, Callable[[threading.Event], None]] = {
-            "device manager": self._device_manager.run
+        work = {
+            device_manager.NAME: self._device_manager.run,
+            _CPUSETTER: self._cpusetter.run,
+            configurator.NAME: self._configurator.run,
         }
-        if self._cpusetter is None:
-            log.warning("no source of pods, so no container is placed: give one with --pods")
-        else:
-            loops["cpusetter"] = self._cpusetter.run
+        loops: dict[str, Loop] = {
+            name: partial(self._once_alone, name, work[name]) for name in work
+        }
+        loops.update(self._cluster.loops())
+        if self.server:
+            loops["telemetry"] = self.server.run
         try:
-            supervise(loops, stop, self.wake)
+            supervise(loops, stop, self._wake_all)
         finally:
             for watch in self._watches:
                 watch.stop()
+            self._lock.release()
+
+    def _once_alone(self, name: str, loop: Loop, stop: threading.Event) -> None:
+        if self._alone(stop):
+            self.health.expect(name, self._silent_s)
+            loop(stop)
+
+    def _alone(self, stop: threading.Event) -> bool:
+        """Wait until no other agent runs on this node; tell whether it came to that."""
+        # The first loop that comes here asks for all.
+        with self._entering:
+            if not self._entered:
+                try:
+                    self._entered = self._lock.acquire(stop, self._tell_waiting)
+                except HostFileError as error:
+                    log.warning("another agent on this node would not be noticed", reason=error)
+                    self._entered = True
+                if self._entered:
+                    self.health.set("node", ok=True)
+            return self._entered
+
+    def _tell_waiting(self) -> None:
+        self.health.set("node", ok=False, message="another agent runs here; end one of the two")
+        log.warning("another agent runs on this node, waiting for its end")
+
+    def _wake_all(self) -> None:
+        self.wake()
+        self._device_manager.wake()
+        self._cluster.wake()
 
     def _cgroup_changed(self, path: Path) -> None:
         # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.
         if path.name == "cpuset.cpus" or cgroup_names.is_cgroup(path.name):
-            self._sweep_soon()
-
-    def _knows_owners(self) -> bool:
-        # Without pods to place nobody here will ever know; then the kubelet's books must do.
-        return self._cpusetter is None or self._cpusetter.ready
-
-    def _sweep_soon(self) -> None:
-        if self._cpusetter:
             self._cpusetter.wake()
 
+    def _topology_changed(self) -> None:
+        self._cpusetter.wake()
+        # A file that was refused may fit the machine now.
+        self._configurator.wake()
+
+    def _pools_changed(self) -> None:
+        self._device_manager.wake()
+        self._cpusetter.wake()
+
     def _swept(self, swept: SweepReport) -> None:
+        self.health.beat(_CPUSETTER)
         for watch in self._watches:
             watch.ensure()
-        if not self._owners_known and self._knows_owners():
+        if self._cpusetter.ready and not self._owners_known:
             self._owners_known = True
             self._device_manager.wake()
-        self._publish(swept)
+        facts, resolution = self.manager.state()
+        self._measure(facts)
+        self._status.publish(facts, resolution, swept.found, swept.waiting_for)
         self._observe(swept)
 
-    def _publish(self, swept: SweepReport) -> None:
-        facts, resolution = self.manager.state()
-        path = self._root.status
-        try:
-            news = (resolution, swept.found, swept.waiting_for)
-            if self._published != news:
-                status = report.describe(facts, *news)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                files.write_atomically(path, json.dumps(report.to_json(status)).encode())
-                self._published = news
-            os.utime(path)
-            self._complaint = ""
-        except (OSError, HostError) as error:
-            # A full disk must not keep a container from its CPUs.
-            if self._complaint != str(error):
-                log.warning("status file cannot be written path=%s error=%s", path, error)
-            self._complaint = str(error)
-            self._published = None
+    def _measure(self, facts: NodeFacts) -> None:
+        if facts is self._measured:
+            return
+        self._measured = facts
+        counted = usage(facts)
+        self._metrics.keep_pools([pool.name for pool in counted])
+        for pool in counted:
+            self._metrics.pool(
+                pool.name,
+                pool.kind.value,
+                capacity=pool.capacity,
+                allocated=pool.allocated,
+                offline=pool.offline,
+                draining=pool.draining,
+            )
 
 
 def supervise(
-    loops: Mapping[str, Callable[[threading.Event], None]],
+    loops: Mapping[str, Loop],
     stop: threading.Event,
     wake: Callable[[], None],
 ) -> None:
@@ -305,11 +292,11 @@ def supervise(
     """
     failures: list[tuple[str, Exception]] = []
 
-    def guarded(name: str, loop: Callable[[threading.Event], None]) -> None:
+    def guarded(name: str, loop: Loop) -> None:
         try:
             loop(stop)
         except Exception as error:  # whatever ends a loop must end the process
-            log.exception("loop failed name=%s", name)
+            log.exception("loop failed", name=name)
             failures.append((name, error))
         finally:
             stop.set()

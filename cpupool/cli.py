@@ -25,6 +25,9 @@ COMMANDS: Final = {
     "validate": "check pool files or the ConfigMap before a node sees them",
     "topology": "draw this machine, or a recorded one: sockets, NUMA nodes, cores, threads",
     "status": "draw which container of the node runs where, as the agent last saw it",
+    "doctor": "check a node, or a support bundle, for everything that keeps pools from working",
+    "kubelet-config": "print or check the kubelet settings that a pool file needs",
+    "support-bundle": "collect what a diagnosis without the node needs, without secrets",
 }
 _RESIDENT: Final = "agent"
 """The command that stays in every node's memory."""
@@ -111,7 +114,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             # Only the command at hand is imported: `topology` needs no gRPC, the agent no drawing.
             if name == _RESIDENT:
                 _import_grpc_without_asyncio()
-            module = importlib.import_module(f"cpupool.commands.{name}")
+            module = importlib.import_module(f"cpupool.commands.{name.replace('-', '_')}")
             module.add_parser(commands, summary)
         else:
             commands.add_parser(name, help=summary)

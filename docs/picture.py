@@ -43,10 +43,10 @@ def draw(folder: Path) -> None:
     config.mkdir()
     for source in poolconfig.sources(str(CONFIGMAP), CONFIGMAP.read_text(), []):
         (config / source.name).write_text(str(source.text))
-    settings = Settings(config=config, node_labels=node_labels(LABELS))
+    settings = Settings(config)
     with (
         EmulatedCgroups(folder, machine.topology().online, "for a picture") as place,
-        LiveNode(folder, place, settings, machine.sys) as live,
+        LiveNode(folder, place, settings, node_labels(LABELS), machine.sys) as live,
     ):
         list(live.await_pools())
         for name, pools in REQUESTS.items():

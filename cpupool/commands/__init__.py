@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Commands = _SubParsersAction[argparse.ArgumentParser]
 
-_LARGEST_BYTES: Final = 16 * 2**20
+LARGEST_BYTES: Final = 16 * 2**20
 _SUBDOMAIN: Final = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 )
@@ -164,9 +164,9 @@ def read_file(path: Path) -> bytes:
         if not path.is_dir() and path.exists() and not path.is_file():
             raise UsageError(f"{path} is a device or a pipe; name a regular file")
         with path.open("rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
+            content = file.read(LARGEST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a file that can be read") from error
-    if len(content) > _LARGEST_BYTES:
-        raise UsageError(f"{path} has more than {_LARGEST_BYTES} bytes; name another file")
+    if len(content) > LARGEST_BYTES:
+        raise UsageError(f"{path} has more than {LARGEST_BYTES} bytes; name another file")
     return content

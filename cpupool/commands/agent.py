@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
+import os
 import signal
 import threading
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.app import SWEEP_INTERVAL_S, Agent, PodFile, Settings
-from cpupool.commands import add_command, add_node_labels, add_resource_domain, seconds
+from cpupool.app import SWEEP_INTERVAL_S, Agent, Settings
+from cpupool.commands import UsageError, add_command, add_resource_domain, seconds
 from cpupool.core.names import Names
-from cpupool.host.files import DirectoryWatch
+from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
+from cpupool.kube.client import APIServer, NoAPIServer
+from cpupool.kube.cluster import Cluster
 from cpupool.telemetry import log
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
 
     from cpupool.commands import Commands
+    from cpupool.telemetry.metrics import Metrics
 
+METRICS_PORT: Final = 9404
+_NODE_NAME: Final = "NODE_NAME"
 _EXAMPLES = """\
 examples:
-  cpupool agent --node-labels nodeType=dpdk
-  kubectl get pods -A -o json --field-selector spec.nodeName=$NODE > pods.new
-  mv pods.new pods.json
-  cpupool agent --node-labels nodeType=dpdk --pods pods.json
+  cpupool agent                          in a pod of the DaemonSet
+  kubectl proxy & cpupool agent --api-server http://127.0.0.1:8001 --node-name $NODE
+
+Exit code 0: it was asked to end; 1: a part of it failed; 2: the command line is wrong.
 """
 
 
@@ -37,8 +43,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "agent",
         summary,
-        "Advertises the pools of this node to the kubelet and, where it knows the pods, keeps every"
-        " container on its CPUs.",
+        "Advertises the pools of this node to the kubelet and keeps every container on its CPUs.",
         _EXAMPLES,
     )
     parser.add_argument(
@@ -46,17 +51,21 @@ def add_parser(commands: Commands, summary: str) -> None:
         metavar="DIR",
         type=Path,
         default=Path("/etc/cpu-pooler"),
-        help="folder with poolconfig-<name>.yaml files (default: %(default)s)",
+        help="folder with poolconfig-<name>.yaml files; edits are followed (default: %(default)s)",
     )
-    add_node_labels(parser)
-    add_resource_domain(parser)
     parser.add_argument(
-        "--pods",
-        metavar="FILE",
-        type=Path,
-        help="this node's pods as `kubectl get pods -o json` prints them; read again when it"
-        " changes. Without it the pools are advertised and no container is placed",
+        "--node-name",
+        metavar="NAME",
+        default=os.environ.get(_NODE_NAME),
+        help=f"this node's name in the cluster (default: the variable {_NODE_NAME})",
     )
+    parser.add_argument(
+        "--api-server",
+        metavar="URL",
+        help="address of the API server, as `kubectl proxy` gives it (default: that of the cluster"
+        " in which this is a pod)",
+    )
+    add_resource_domain(parser)
     parser.add_argument(
         "--cgroup-root",
         metavar="PATH",
@@ -71,37 +80,79 @@ def add_parser(commands: Commands, summary: str) -> None:
         help="look at every container at least this often (default: %(default)s)",
     )
     parser.add_argument(
+        "--move-pinned",
+        choices=("auto", "always"),
+        default="auto",
+        help="when the shared pool of a container changes that has CPUs of its own, too: always"
+        " move it; or (auto) before Linux 6.2, where its pinned threads would roam, leave it until"
+        " it restarts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        metavar="PORT",
+        type=_port,
+        default=METRICS_PORT,
+        help="port of /healthz, /readyz and /metrics; 0 for none (default: %(default)s)",
+    )
+    parser.add_argument(
         "--host-root",
         metavar="DIR",
         type=Path,
         default=Path("/"),
         help="where the node's file system is mounted (default: %(default)s)",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="how log lines are written (default: %(default)s)",
+    )
     parser.add_argument("--verbose", action="store_true", help="log the reasons too")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, _out: TextIO) -> int:
-    """Run the agent until SIGTERM or SIGINT."""
+    """Run the agent until SIGTERM or SIGINT.
+
+    Raises:
+        UsageError: the node or the API server is not named.
+        CPUPoolError: a part of it failed.
+    """
+    if not arguments.node_name:
+        raise UsageError(f"the node has no name; give --node-name, or set {_NODE_NAME}")
+    server = _api_server(arguments.api_server)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
-    log.set_up(logging.DEBUG if arguments.verbose else logging.INFO)
+    level = logging.DEBUG if arguments.verbose else logging.INFO
+    log.set_up(level, json=arguments.log_format == "json")
     settings = Settings(
         config=arguments.config,
-        node_labels=arguments.node_labels or {},
         names=Names(arguments.resource_domain),
         cgroup_root=arguments.cgroup_root,
         interval_s=arguments.sweep_interval,
+        moves_pinned=arguments.move_pinned == "always"
+        or kernel.remembers_affinity(os.uname().release),
+        telemetry=("", arguments.metrics_port) if arguments.metrics_port else None,
     )
     root = HostRoot.under(arguments.host_root)
-    pods = PodFile(arguments.pods, settings.names) if arguments.pods else None
-    agent = Agent(settings, root, Sysfs.at(root.sysfs), pods)
-    agent.configure()
-    with ExitStack() as watching:
-        if arguments.pods:
-            watch = DirectoryWatch(arguments.pods.absolute().parent, lambda _path: agent.wake())
-            watch.ensure()
-            watching.callback(watch.stop)
-        agent.run(stop)
+
+    def join(metrics: Metrics, changed: Callable[[], None]) -> Cluster:
+        return Cluster(server, arguments.node_name, settings.names, metrics, changed)
+
+    Agent(settings, root, Sysfs.at(root.sysfs), join).run(stop)
     return 0
+
+
+def _api_server(url: str | None) -> APIServer:
+    try:
+        return APIServer.at(url) if url else APIServer.in_cluster(os.environ)
+    except NoAPIServer as error:
+        raise UsageError(str(error)) from error
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number up to 65535, or 0")
+    return port

@@ -112,10 +112,12 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-")))
         config = _mounted(folder / "etc", source)
-        settings = Settings(config, pool_file.node_selector, names)
+        settings = Settings(config, names)
         place = stack.enter_context(cgroups.opened(folder, "demo", machine.online))
         tell(f"Containers run in {place.described}.")
-        live = stack.enter_context(LiveNode(folder, place, settings, check=check))
+        live = stack.enter_context(
+            LiveNode(folder, place, settings, pool_file.node_selector, check=check)
+        )
         for resource, devices in live.await_pools():
             tell(f"The kubelet knows {resource} with {devices} healthy devices.")
         for body in bodies:

@@ -20,11 +20,12 @@ from cpupool.core.errors import CPUPoolError
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
+from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager import report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from cpupool.app import Settings
     from cpupool.core.workloads import Pod
@@ -88,6 +89,7 @@ class LiveNode:
         folder: plays `/` for the kubelet and the agent.
         place: where containers run.
         settings: the agent's.
+        labels: the node's.
         sysfs: the machine.
         check: called while waiting; may raise to end it.
 
@@ -102,6 +104,7 @@ class LiveNode:
         folder: Path,
         place: Cgroups,
         settings: Settings,
+        labels: Mapping[str, str],
         sysfs: Path = Path("/sys"),
         *,
         check: Callable[[], None] = lambda: None,
@@ -113,7 +116,7 @@ class LiveNode:
             replace(settings, cgroup_root=place.cgroup_root),
             self.node.root,
             Sysfs.at(sysfs),
-            self.node,
+            lambda _metrics, _changed: EmbeddedCluster(self.node, labels),
             self._swept,
         )
         self.astray: set[str] = set()
@@ -142,7 +145,7 @@ class LiveNode:
         """
         manager = self.agent.manager
         for pool in manager.pools().advertised:
-            healthy = sum(device.healthy for device in manager.devices(pool.name))
+            healthy = sum(device.healthy for device in manager.devices(pool.name).offer)
             resource = manager.names.resource(pool.name)
             self.node.kubelet.wait_for(resource, partial(_offers, healthy), PATIENCE_S)
             yield resource, healthy

@@ -73,7 +73,7 @@ def _read(path: Path) -> tuple[dict[str, object], float]:
         document = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{path} is not there: start `cpupool agent --pods FILE` on this node, or name its"
+            f"{path} is not there: start `cpupool agent` on this node, or name its"
             " status file with --file"
         ) from error
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ class HostRoot:
         cgroup: The cgroup file system: the unified (v2) tree, or the folder of the v1 controllers.
         kubelet: The kubelet's data folder (`--root-dir`).
         run: The product's own run-time folder, emptied by a reboot.
+        state: The product's own folder that a reboot leaves as it is.
     """
 
     sysfs: Path = Path("/sys")
@@ -23,6 +24,7 @@ class HostRoot:
     cgroup: Path = Path("/sys/fs/cgroup")
     kubelet: Path = Path("/var/lib/kubelet")
     run: Path = Path("/run/cpupool")
+    state: Path = Path("/var/lib/cpupool")
 
     @classmethod
     def under(cls, folder: Path) -> HostRoot:
@@ -33,6 +35,7 @@ class HostRoot:
             cgroup=folder / "sys/fs/cgroup",
             kubelet=folder / "var/lib/kubelet",
             run=folder / "run/cpupool",
+            state=folder / "var/lib/cpupool",
         )
 
     @property
@@ -59,3 +62,13 @@ class HostRoot:
     def status(self) -> Path:
         """The file in which the agent tells what it sees."""
         return self.run / "status.json"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the node's one agent holds locked."""
+        return self.run / "agent.lock"
+
+    @property
+    def last_good_pools(self) -> Path:
+        """The text of the pool file that was put in force last."""
+        return self.state / "last-good-pools.yaml"

@@ -195,6 +195,17 @@ class Sysfs:
             raise HostFileError(self._tree.name, f"no CPU in {_CPU}", _OTHER_SOURCE)
         return online
 
+    def tickless(self) -> CPUSet:
+        """Give the CPUs whose timer tick stops while one task runs there (`nohz_full=`).
+
+        Raises:
+            HostFileError: the list is damaged.
+        """
+        # drivers/base/cpu.c: "(null)" where the kernel could and is not told to.
+        if self._tree.read(f"{_CPU}/nohz_full") == "(null)":
+            return CPUSet()
+        return self._cpus(_CPU, ("nohz_full",)) or CPUSet()
+
     def topology(self) -> CPUTopology:
         """Read the whole topology.
 

@@ -239,7 +239,7 @@ class EmulatedCgroups:
             if not directory.exists():
                 directory.mkdir()
                 (directory / "cgroup.procs").touch()
-                _fill(directory)
+                self._fill(directory)
 
     def enter(self, path: str, pid: int) -> None:
         """Move a process into a cgroup."""
@@ -248,7 +248,7 @@ class EmulatedCgroups:
             file.write(f"{pid}\n")
         with self._lock:
             self._members.setdefault(directory, []).append(pid)
-            _apply(_cpus_of(directory), [pid])
+            _apply(CPUSet.parse(_cpus_of(directory)), [pid])
 
     def remove(self, path: str) -> None:
         """Remove a cgroup with those below it."""
@@ -265,9 +265,27 @@ class EmulatedCgroups:
             with self._lock:
                 for directory, pids in self._members.items():
                     text = _cpus_of(directory)
-                    if applied.get(directory) != text:
-                        _apply(text, pids)
+                    if applied.get(directory) == text:
+                        continue
+                    try:
+                        _apply(CPUSet.parse(text), pids)
+                    except CPUSetParseError:
+                        # Two wrote at once into what is a plain file here; the kernel takes one
+                        # after the other.
+                        self._put(directory, "cpuset.cpus", applied.get(directory, str(self._cpus)))
+                    else:
                         applied[directory] = text
+
+    def _fill(self, directory: Path) -> None:
+        for name in _FILLED:
+            self._put(directory, name, (directory.parent / name).read_text())
+
+    def _put(self, directory: Path, name: str, text: str) -> None:
+        """Let a file appear whole, as the kernel's do: somebody may write into it at once."""
+        fresh = self._base / f".{threading.get_ident()}"
+        fresh.write_text(text)
+        with suppress(FileNotFoundError):
+            fresh.replace(directory / name)
 
 
 def _candidates(base: Path, version: CgroupVersion, memberships: Path) -> Iterator[str]:
@@ -314,11 +332,9 @@ def _cpus_of(directory: Path) -> str:
         return ""
 
 
-def _apply(text: str, pids: list[int]) -> None:
-    """Do as the kernel does when a cpuset changes; a half-written or empty list changes nothing."""
-    with suppress(CPUSetParseError):
-        cpus = set(CPUSet.parse(text))
-        for pid in pids:
-            # ESRCH: it has ended. EINVAL: no such CPU here, or none at all.
-            with suppress(OSError):
-                os.sched_setaffinity(pid, cpus)
+def _apply(cpus: CPUSet, pids: list[int]) -> None:
+    """Do as the kernel does when a cpuset changes; an empty list changes nothing."""
+    for pid in pids:
+        # ESRCH: it has ended. EINVAL: no such CPU here, or none at all.
+        with suppress(OSError):
+            os.sched_setaffinity(pid, set(cpus))

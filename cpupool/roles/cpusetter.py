@@ -7,45 +7,47 @@ writes cgroups.
 
 from __future__ import annotations
 
-import logging
+import math
 import threading
 import time
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Placement
-from cpupool.core.errors import CgroupNotFound, CPUPoolError, HostError
+from cpupool.core.errors import CgroupNotFound, HostError
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import apply, resolve
+from cpupool.manager import apply, drift, learner, notices
+from cpupool.manager.drift import Backoff, Reason
+from cpupool.manager.learner import Learner, Sources
+from cpupool.manager.notices import Notices
+from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from cpupool.core.cpuset import CPUSet
-    from cpupool.core.workloads import ContainerRef
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import (
         CgroupTree,
         CheckpointSource,
         DeviceSource,
+        EventSink,
         FoundContainer,
         PodSource,
     )
     from cpupool.manager.resolve import ContainerKey, Resolution
+    from cpupool.telemetry.health import Health
+    from cpupool.telemetry.metrics import Metrics
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
 
-_Answer = TypeVar("_Answer")
-
-_SETTLE_S = 0.02
+_SETTLE_S: Final = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
-_STORM_S = 0.2
-_PASSES = 3
+_STORM_S: Final = 0.2
+_PASSES: Final = 3
 """A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
 that repaired something looks again; more often only if somebody else keeps writing."""
-_ASK_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""How long to wait before the kubelet is asked again for devices that it has not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,33 @@ class SweepReport:
     waiting_for: str = ""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What is remembered of one container directory while it is there.
+
+    Attributes:
+        key: the ids in its path.
+        since_s: when it was seen first.
+        created: the CPUs that it ran on then.
+        measured: whether the time until it ran on its final CPUs has been counted.
+        right: the CPUs on which it was right last; empty if never.
+        tried: the CPUs that the repairs in `backoff` were to bring it to.
+        backoff: how patient to be with it.
+        writer: who overwrote it; None if nobody did.
+        stuck: why it could not be put right.
+    """
+
+    key: ContainerKey
+    since_s: float
+    created: str
+    measured: bool
+    right: str = ""
+    tried: str = ""
+    backoff: Backoff = field(default_factory=Backoff)
+    writer: Reason | None = None
+    stuck: str = ""
+
+
 class CPUSetter:
     """Sweeps the container cgroups.
 
@@ -88,7 +117,10 @@ class CPUSetter:
         tree: the cgroups.
         pods: where the pods come from.
         devices: podresources.
-        checkpoint: the kubelet's checkpoint file, for what podresources leaves out.
+        checkpoint: the kubelet's checkpoint file.
+        events: where pods' owners are told.
+        metrics: where repairs, states and durations are counted.
+        health: where the condition `cpusetter` is kept.
         interval_s: a sweep happens at least this often.
         swept: called after each sweep, on the sweeping thread.
         now_s: a monotonic clock.
@@ -102,37 +134,50 @@ class CPUSetter:
         pods: PodSource,
         devices: DeviceSource,
         checkpoint: CheckpointSource,
+        events: EventSink,
+        metrics: Metrics,
+        health: Health,
         interval_s: float,
         swept: Callable[[SweepReport], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
         self._tree = tree
-        self._pods = pods
-        self._devices = devices
-        self._checkpoint = checkpoint
+        self._events = events
+        self._metrics = metrics
+        self._health = health
         self._interval_s = interval_s
         self._swept = swept
-        self._look = threading.Event()
         self._now_s = now_s
-        self._failing: dict[str, str] = {}
-        self._stuck: dict[str, str] = {}
-        self._confined: Mapping[ContainerKey, str] = {}
-        self._settle_s = _SETTLE_S
+        self._sources = Sources()
+        self._learner = Learner(
+            manager, self._sources, pods=pods, devices=devices, checkpoint=checkpoint
+        )
+        self._notices = Notices(events)
+        self._seen: dict[str, _Seen] = {}
         self._resolution: Resolution | None = None
         self._texts: dict[ContainerKey, str] = {}
-        self._asked: _Asked | None = None
-        self._informed = False
+        self._calm: tuple[FoundContainer, ...] | None = None
+        self._due_s = math.inf
+        self._started = False
+        self._rival = False
+        self._settle_s = _SETTLE_S
         self._ready = threading.Event()
+        self._look = threading.Event()
 
     @property
     def ready(self) -> bool:
-        """Whether it is known who owns which CPU: the first sweep has been done."""
+        """Whether it is known who owns which CPU, and nobody else places containers."""
         return self._ready.is_set()
 
     def wake(self) -> None:
         """Ask for a sweep now."""
         self._look.set()
+
+    def kubelet_changed(self) -> None:
+        """Say that another kubelet runs now, and ask for a sweep."""
+        self._learner.kubelet_changed()
+        self.wake()
 
     def run(self, stop: threading.Event) -> None:
         """Sweep until `stop` is set; `wake` once more after setting it returns at once."""
@@ -143,30 +188,61 @@ class CPUSetter:
             if stop.wait(self._settle_s):
                 return
             # Events that come on and on without moving anybody are answered ever more slowly.
-            idle = not self._look.wait(self._interval_s)
+            idle = not self._look.wait(self._pause_s())
             calm = idle or report.repairs
             self._settle_s = _SETTLE_S if calm else min(2 * self._settle_s, _STORM_S)
 
     def sweep(self) -> SweepReport:
         """Compare every container with where it belongs, and repair what differs."""
-        found = self._ask("cgroups", self._walk)
+        started_s = self._now_s()
+        with logs.operation("sweep"):
+            report = self._sweep(started_s)
+        # A node without pools has nothing to be kept on its CPUs: that is healthy.
+        able = report.waiting_for in {"", learner.POOL_FILE}
+        self._health.set("cpusetter", ok=able, message=f"waiting for {report.waiting_for}")
+        self._metrics.swept(self._now_s() - started_s)
+        return report
+
+    def _sweep(self, now_s: float) -> SweepReport:
+        self._due_s = math.inf
+        found = self._sources.ask("cgroups", self._walk)
         if found is None:
             return SweepReport(waiting_for="the cgroups")
-        self._learn({container.pod for container in found})
+        self._learner.learn({container.pod for container in found}, now_s)
+        self._due_s = self._learner.due_s
+        self._tell_conflict()
+        waiting_for = self._learner.waiting_for(now_s)
+        if waiting_for:
+            return SweepReport(waiting_for=waiting_for)
+        if not self._started:
+            self._manager.adopt(found)
         facts, resolution = self._manager.state()
-        # Until the pods, and the kubelet's word on their devices, have been heard once, an
-        # exclusive container cannot be told from any other: touching it might be the outage.
-        if facts.pods is None:
-            return SweepReport(waiting_for="the list of this node's pods")
-        if not facts.pools.pools:
-            return SweepReport(waiting_for="a pool file for this node")
-        if resolution.missing and not self._informed:
-            return SweepReport(waiting_for="the kubelet's word on its devices")
-        self._ready.set()
         if facts.pods and not found:
-            self._complain(
+            self._sources.complain(
                 "kubepods", "no pod has a cgroup here; set --cgroup-root as the kubelet has it"
             )
+        repairs: tuple[Repair, ...] = ()
+        changed = found != self._calm or resolution is not self._resolution
+        if changed:
+            found, repairs = self._put_right(found, resolution)
+        if changed or now_s >= self._notices.due_s:
+            self._tell_pods(resolution, now_s)
+        self._started, self._rival = True, False
+        self._ready.set()
+        return SweepReport(repairs, found)
+
+    def _pause_s(self) -> float:
+        return min(self._interval_s, max(0.0, self._due_s - self._now_s()))
+
+    def _walk(self) -> tuple[FoundContainer, ...]:
+        return tuple(self._tree.containers())
+
+    def _put_right(
+        self, found: tuple[FoundContainer, ...], resolution: Resolution
+    ) -> tuple[tuple[FoundContainer, ...], tuple[Repair, ...]]:
+        """Repair what differs, and give what is found then."""
+        if self._resolution is not resolution:
+            self._resolution, self._texts = resolution, {}
         repairs: list[Repair] = []
         for _ in range(_PASSES):
             looked_at = (self._look_at(container, resolution) for container in found)
@@ -174,142 +250,134 @@ class CPUSetter:
             repairs += made
             if all(repair.error for repair in made):
                 break
-            found = self._ask("cgroups", self._walk) or found
-        paths = {container.path for container in found}
-        self._stuck = {path: why for path, why in self._stuck.items() if path in paths}
-        self._tell_confined(resolution)
-        return SweepReport(tuple(repairs), found)
-
-    def _walk(self) -> tuple[FoundContainer, ...]:
-        return tuple(self._tree.containers())
+            found = self._sources.ask("cgroups", self._walk) or found
+        for gone in self._seen.keys() - {container.path for container in found}:
+            del self._seen[gone]
+        repaired = {repair.path for repair in repairs if not repair.error}
+        failed = self._count(found, resolution, repaired)
+        self._calm = None if repairs or failed else found
+        return found, tuple(repairs)
 
     def _look_at(self, container: FoundContainer, resolution: Resolution) -> Repair | None:
         key = (container.pod, ContainerID(container.id))
-        if container.cpus == self._wanted_text(key, resolution):
+        now_s = self._now_s()
+        seen = self._seen.get(container.path)
+        if seen is None:
+            # What ran before the agent did has waited for no one.
+            seen = _Seen(key, now_s, container.cpus, measured=not self._started)
+            self._seen[container.path] = seen
+        text = self._wanted_text(key, resolution)
+        if container.cpus == text:
+            self._arrived(seen, text, resolution)
             return None
         wanted = resolution.assignment(key).cpus
         if not wanted:
-            self._tell_stuck(container, "no CPU of its pool is online and free")
+            self._tell_stuck(container, seen, "no CPU of its pool is online and free")
             return None
-        return self._repair(container, wanted)
+        if seen.tried != text:
+            seen.tried, seen.backoff, seen.writer = text, Backoff(), None
+        if now_s < seen.backoff.due_s:
+            self._due_s = min(self._due_s, seen.backoff.due_s)
+            return None
+        return self._repair(container, seen, wanted, resolution)
 
-    def _repair(self, container: FoundContainer, wanted: CPUSet) -> Repair | None:
-        started_s = time.monotonic()
+    def _repair(
+        self, container: FoundContainer, seen: _Seen, wanted: CPUSet, resolution: Resolution
+    ) -> Repair | None:
+        started_s = self._now_s()
         try:
+            reason = self._reason(container.path, seen)
             apply.repair(self._tree, container.path, wanted)
         except CgroupNotFound:
             return None
         except HostError as error:
-            self._tell_stuck(container, str(error))
+            seen.backoff = seen.backoff.after(started_s)
+            self._tell_stuck(container, seen, str(error))
             return Repair(container.path, container.cpus, wanted, str(error))
-        self._stuck.pop(container.path, None)
+        if reason.foreign:
+            # Who began a fight is named while it lasts.
+            seen.writer = seen.writer if seen.backoff.delay_s else reason
+            seen.backoff = seen.backoff.after(started_s)
+        self._metrics.repaired(reason.value)
         log.info(
-            "cpuset repaired cgroup=%s found=%s cpus=%s ms=%.1f",
-            container.path,
-            container.cpus or "none",
-            wanted,
-            (time.monotonic() - started_s) * 1000,
+            "cpuset repaired",
+            cgroup=container.path,
+            found=container.cpus or "none",
+            cpus=wanted,
+            by=reason.value,
+            ms=f"{(self._now_s() - started_s) * 1000:.1f}",
         )
+        self._arrived(seen, seen.tried, resolution)
         return Repair(container.path, container.cpus, wanted)
 
+    def _reason(self, path: str, seen: _Seen) -> Reason:
+        if not seen.right:
+            return Reason.NEW
+        if seen.right != seen.tried:
+            return Reason.MOVED
+        _, node = self._tree.read(path)
+        return drift.foreign_writer(
+            path,
+            node.cpus,
+            created=seen.created,
+            online=self._manager.state()[0].topology.online,
+            static_kubelet=self._rival,
+        )
+
+    def _arrived(self, seen: _Seen, text: str, resolution: Resolution) -> None:
+        seen.right, seen.stuck = text, ""
+        placed = resolution.containers.get(seen.key)
+        confined = placed is None or placed.assignment.placement is Placement.CONFINED
+        if not seen.measured and not confined:
+            seen.measured = True
+            self._metrics.placed(self._now_s() - seen.since_s)
+
     def _wanted_text(self, key: ContainerKey, resolution: Resolution) -> str:
-        # Rendered once per resolution: an idle sweep compares texts and parses nothing.
-        if self._resolution is not resolution:
-            self._resolution, self._texts = resolution, {}
+        # Rendered once per resolution: a sweep compares texts and parses nothing.
         text = self._texts.get(key)
         if text is None:
             text = self._texts[key] = str(resolution.assignment(key).cpus)
         return text
 
-    def _tell_confined(self, resolution: Resolution) -> None:
-        """Say of each container once, and again with another reason, that it is confined."""
-        confined = {
-            key: placed.assignment.reason
-            for key, placed in resolution.containers.items()
-            if placed.assignment.placement is Placement.CONFINED
-        }
-        for key, reason in confined.items():
-            if self._confined.get(key) != reason:
-                placed = resolution.containers[key]
-                log.warning(
-                    "container confined to the default pool pod=%s/%s container=%s reason=%s",
-                    placed.pod.namespace,
-                    placed.pod.name,
-                    placed.container.name,
-                    reason,
-                )
-        self._confined = confined
+    def _count(
+        self, found: tuple[FoundContainer, ...], resolution: Resolution, repaired: set[str]
+    ) -> int:
+        """Count the containers by state and by cause, and give how many are on wrong CPUs."""
+        states: Counter[str] = Counter()
+        causes: Counter[str] = Counter()
+        for container in found:
+            key = (container.pod, ContainerID(container.id))
+            cause = resolution.assignment(key).cause
+            if cause is not None:
+                causes[cause.value] += 1
+            if container.cpus != self._wanted_text(key, resolution):
+                states["failed"] += 1
+            elif container.path in repaired:
+                states["repaired"] += 1
+            else:
+                states["unknown" if cause else "right"] += 1
+        self._metrics.containers(states)
+        self._metrics.confined(causes)
+        return states["failed"]
 
-    def _learn(self, alive: set[str]) -> None:
-        """Bring the pods and the kubelet's assignments to the manager, as far as they changed.
+    def _tell_pods(self, resolution: Resolution, now_s: float) -> None:
+        told = dict(notices.about_placement(resolution))
+        for seen in self._seen.values():
+            if seen.writer is not None and seen.backoff.delay_s:
+                told.update(notices.about_fight(resolution, seen.key, seen.writer))
+        self._notices.tell(told, now_s)
 
-        A pod that owns CPUs and is listed no longer keeps them while its cgroup is there: it may be
-        ending, or the list may be wrong.
-        """
-        listed = self._ask("pods", self._pods.pods)
-        if listed is None:
-            return
-        facts, before = self._manager.state()
-        uids = {pod.uid for pod in listed}
-        ending = (
-            pod
-            for pod in facts.pods or ()
-            if pod.uid not in uids and pod.uid in before.owned and pod.cgroup_uid in alive
-        )
-        pods = (*listed, *ending)
-        if pods != facts.pods:
-            self._manager.set_pods(pods)
-            self._asked = None
-        _, resolution = self._manager.state()
-        if not resolution.missing or not self._may_ask(resolution.missing):
-            return
-        join = partial(resolve.join_devices, pods, self._manager.names)
-        live = self._ask("podresources", self._devices.by_pod_name)
-        self._manager.record_devices(join(live or {}, {}))
-        saved = None
-        if self._manager.state()[1].missing:
-            saved = self._ask("checkpoint", self._checkpoint.by_pod_uid)
-            self._manager.record_devices(join({}, saved or {}))
-        # A kubelet that has just started names nobody for a moment.
-        self._informed |= bool(live) or saved is not None
+    def _tell_conflict(self) -> None:
+        conflict = self._learner.conflict
+        self._metrics.cpu_manager_conflict(found=bool(conflict))
+        if conflict and not self._rival:
+            self._rival = True
+            self._ready.clear()
+            log.error("kubelet places containers itself", waiting_for=conflict)
+            self._events.node("KubeletCPUManagerStatic", f"nothing is placed before {conflict}")
 
-    def _may_ask(self, missing: tuple[ContainerRef, ...]) -> bool:
-        """Ask at once about something new, and ever more seldom about the same."""
-        now_s = self._now_s()
-        if self._asked is None or self._asked.missing != missing:
-            self._asked = _Asked(missing, 0, now_s)
-        if now_s < self._asked.next_s:
-            return False
-        wait_s = _ASK_AGAIN_S[min(self._asked.times, len(_ASK_AGAIN_S) - 1)]
-        self._asked = _Asked(missing, self._asked.times + 1, now_s + wait_s)
-        return True
-
-    def _ask(self, source: str, ask: Callable[[], _Answer]) -> _Answer | None:
-        try:
-            answer = ask()
-        except CPUPoolError as error:
-            self._complain(source, str(error))
-            return None
-        self._failing.pop(source, None)
-        return answer
-
-    def _complain(self, source: str, why: str) -> None:
-        """Say once that a source cannot be read; what is known of it goes on counting."""
-        if self._failing.get(source) != why:
-            self._failing[source] = why
-            log.warning("source cannot be read source=%s error=%s", source, why)
-
-    def _tell_stuck(self, container: FoundContainer, why: str) -> None:
+    def _tell_stuck(self, container: FoundContainer, seen: _Seen, why: str) -> None:
         """Say once that a container is not where it belongs."""
-        if self._stuck.get(container.path) != why:
-            self._stuck[container.path] = why
-            log.warning("container stays on wrong CPUs cgroup=%s error=%s", container.path, why)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """How often the kubelet was asked about the same missing devices, and when it may be next."""
-
-    missing: tuple[ContainerRef, ...]
-    times: int
-    next_s: float
+        if seen.stuck != why:
+            seen.stuck = why
+            log.warning("container stays on wrong CPUs", cgroup=container.path, error=why)

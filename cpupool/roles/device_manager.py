@@ -9,7 +9,6 @@ kubelet that is not ready are all the same case.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -20,6 +19,7 @@ from cpupool.core.errors import CPUPoolError
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.registration import register
+from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from cpupool.host.root import HostRoot
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import TopologySource
+    from cpupool.telemetry.health import Health
+    from cpupool.telemetry.metrics import Metrics
 
-log = logging.getLogger(__name__)
+log = logs.get(__name__)
+
+NAME: Final = "device manager"
 
 _FIRST_RETRY_S: Final = 0.05
 _LAST_RETRY_S: Final = 10.0
+_CONDITION: Final = "kubelet"
 _DIAL_S: Final = 10.0
 """How long the kubelet may take to dial a plugin that it has accepted: its own timeout
 (kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go)."""
@@ -50,6 +55,7 @@ class _Plugin:
         resource: the name it is registered under.
         kubelet: the kubelet that accepted it.
         failures: attempts that failed since it last worked.
+        why: the last of them.
         due_s: no attempt before this time of the monotonic clock.
     """
 
@@ -57,6 +63,7 @@ class _Plugin:
     resource: str
     kubelet: _KubeletIdentity | None = None
     failures: int = 0
+    why: str = ""
     due_s: float = 0.0
 
     def serves(self, kubelet: _KubeletIdentity) -> bool:
@@ -71,7 +78,10 @@ class DeviceManager:
         manager: the node's state; its advertised pools are served.
         root: where the kubelet's folder is.
         topology: where online CPUs are read from.
+        metrics: counts the registrations.
+        health: hears that the loop turns, and whether the kubelet knows every pool.
         topology_changed: called when CPUs went offline or returned.
+        kubelet_changed: called when another kubelet listens than before, or none.
         ready: whether it is known who owns which CPU; nothing is offered before.
         look_s: how often to look without an event.
     """
@@ -82,15 +92,21 @@ class DeviceManager:
         root: HostRoot,
         topology: TopologySource,
         *,
+        metrics: Metrics,
+        health: Health,
         topology_changed: Callable[[], None] = lambda: None,
+        kubelet_changed: Callable[[], None] = lambda: None,
         ready: Callable[[], bool] = lambda: True,
-        look_s: float = 1.0,
+        look_s: float = 2.0,
     ) -> None:
         self._manager = manager
         self._folder = root.device_plugins
         self._kubelet_socket = root.kubelet_socket
         self._topology = topology
+        self._metrics = metrics
+        self._health = health
         self._topology_changed = topology_changed
+        self._kubelet_changed = kubelet_changed
         self._ready = ready
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
@@ -103,10 +119,12 @@ class DeviceManager:
         watch = DirectoryWatch(self._folder, self._changed)
         try:
             while not stop.is_set():
-                self._wake.clear()
                 watch.ensure()
                 self._look(stop)
+                why = self._missing()
+                self._health.set(_CONDITION, ok=not why, message=why)
                 self._wake.wait(self._pause_s())
+                self._wake.clear()
         finally:
             watch.stop()
             for plugin in self._plugins.values():
@@ -123,15 +141,16 @@ class DeviceManager:
             self.wake()
 
     def _look(self, stop: threading.Event) -> None:
+        self._health.beat(NAME)
         self._follow_topology()
         self._follow_pools()
         self._follow_kubelet()
         for plugin in self._plugins.values():
             # A kubelet that hangs costs a timeout for each; neither a stop nor CPUs that come and
             # go wait for them all.
-            if self._ready() and not stop.is_set():
-                self._attend(plugin)
+            if self._ready() and not stop.is_set() and self._attend(plugin):
                 self._follow_topology()
+                self._health.beat(NAME)
 
     def _pause_s(self) -> float:
         now = time.monotonic()
@@ -147,44 +166,47 @@ class DeviceManager:
             problems = self._manager.update_topology(self._topology.topology())
         except CPUPoolError as error:
             if str(error) != self._complaint:
-                log.warning("topology not read reason=%s", error)
+                log.warning("topology not read", reason=error)
             self._complaint = str(error)
             return
         self._complaint = ""
-        log.info("online cpus=%s before=%s", online, before)
+        log.info("online CPUs changed", cpus=online, before=before)
         self._topology_changed()
         for problem in problems:
-            log.warning("pools on this machine problem=%s", problem)
+            log.warning("pools on this machine", problem=problem)
 
     def _follow_pools(self) -> None:
-        advertised = {pool.name: pool for pool in self._manager.pools().advertised}
+        advertised = {pool.name: pool for pool in self._manager.advertised()}
         for name in self._plugins.keys() - advertised.keys():
             self._plugins.pop(name).server.stop()
-            log.info("pool no longer advertised pool=%s", name)
-        for name in advertised.keys() - self._plugins.keys():
-            self._plugins[name] = _Plugin(
-                DevicePluginServer(self._manager, advertised[name], self._folder),
-                self._manager.names.resource(name),
-            )
+            log.info("pool no longer advertised", pool=name)
+        for name, pool in advertised.items():
+            if name not in self._plugins:
+                self._plugins[name] = _Plugin(
+                    DevicePluginServer(self._manager, pool, self._folder),
+                    self._manager.names.resource(name),
+                )
 
     def _follow_kubelet(self) -> None:
         kubelet = _identity(self._kubelet_socket)
         if kubelet == self._kubelet:
             return
-        log.info("kubelet socket changed present=%s", kubelet is not None)
+        log.info("kubelet socket changed", present=kubelet is not None)
         self._kubelet = kubelet
+        self._kubelet_changed()
         for plugin in self._plugins.values():
             if plugin.kubelet != kubelet:
                 plugin.failures, plugin.due_s = 0, 0.0
 
-    def _attend(self, plugin: _Plugin) -> None:
+    def _attend(self, plugin: _Plugin) -> bool:
+        """Mend what is wrong with a plugin, and tell whether there was something to do."""
         settled = self._kubelet is None or plugin.serves(self._kubelet)
         if settled and plugin.server.listening:
-            plugin.failures, plugin.due_s = 0, 0.0
-            return
+            plugin.failures, plugin.why, plugin.due_s = 0, "", 0.0
+            return False
         vanished = not plugin.server.listening and not plugin.failures
         if time.monotonic() < plugin.due_s and not vanished:
-            return
+            return False
         try:
             if not plugin.server.listening:
                 plugin.server.stop()
@@ -193,30 +215,47 @@ class DeviceManager:
             if self._kubelet is not None:
                 self._register(plugin)
         except CPUPoolError as error:
-            delay_s = _retry_s(plugin.failures)
-            plugin.failures += 1
-            plugin.due_s = time.monotonic() + delay_s
-            log.warning(
-                "device plugin not registered resource=%s retry_s=%.2f reason=%s",
-                plugin.resource,
-                delay_s,
-                error,
+            why, delay_s = str(error), _retry_s(plugin.failures)
+            # Attempts go on for as long as it takes; each new reason is told once.
+            tell = log.debug if why == plugin.why else log.warning
+            tell(
+                "device plugin not registered",
+                resource=plugin.resource,
+                retry_s=f"{delay_s:.2f}",
+                reason=why,
             )
+            plugin.failures += 1
+            plugin.why = why
+            plugin.due_s = time.monotonic() + delay_s
+        return True
 
     def _register(self, plugin: _Plugin) -> None:
         # Asked once more: another kubelet may have come since this look began.
         kubelet = _identity(self._kubelet_socket)
         if kubelet is not None and kubelet == plugin.kubelet:
-            log.warning("kubelet stopped listening resource=%s", plugin.resource)
+            log.warning("kubelet stopped listening", resource=plugin.resource)
         register(
             self._kubelet_socket,
             endpoint=plugin.server.endpoint,
             resource=plugin.resource,
             options=plugin.server.options,
         )
-        plugin.kubelet = kubelet
+        plugin.kubelet, plugin.why = kubelet, ""
         plugin.due_s = time.monotonic() + _DIAL_S
-        log.info("device plugin registered resource=%s", plugin.resource)
+        self._metrics.registered(plugin.resource)
+        log.info("device plugin registered", resource=plugin.resource)
+
+    def _missing(self) -> str:
+        """Say what keeps the kubelet from knowing and watching every pool; empty where nothing."""
+        if self._kubelet is None:
+            return f"{self._kubelet_socket} is not there; start the kubelet"
+        if not self._ready():
+            return "no pool is offered before it is known who owns which CPU; wait"
+        for plugin in self._plugins.values():
+            if not plugin.serves(self._kubelet):
+                why = plugin.why or "it has not asked for its devices yet"
+                return f"the kubelet does not know {plugin.resource}: {why}"
+        return ""
 
 
 def _retry_s(failures: int) -> float:

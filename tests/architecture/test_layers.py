@@ -18,6 +18,8 @@ VIOLATIONS = [
     ("api", "roles/device_manager", "cpupool.api.deviceplugin_pb2"),
     ("grpc", "roles/device_manager", "grpc"),
     ("grpc", "host/files", "google.protobuf"),
+    ("clients", "roles/configurator", "watchdog.events"),
+    ("clients", "commands/doctor", "urllib3"),
     ("rich", "commands/status", "rich.console"),
     ("rich", "app", "rich"),
     ("deciding", "core/cpuset", "os"),

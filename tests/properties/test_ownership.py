@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cpupool.core import devices
+from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerID, ContainerKind
 from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.local.cluster import EventLog
 from cpupool.manager.manager import Manager
 from cpupool.roles.cpusetter import CPUSetter
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.cgroups import KernelModel
 from tests.machines import MACHINES
@@ -69,6 +73,7 @@ class Life:
     pod: Pod
     pool: Pool
     ids: tuple[str, ...]
+    seen: bool
 
 
 @dataclass
@@ -80,19 +85,22 @@ class Kubelet:
     answers: bool = True
 
     def pods(self) -> tuple[Pod, ...]:
-        return tuple(life.pod for life in self.lives) + tuple(self.plain)
+        return tuple(life.pod for life in self.lives if life.seen) + tuple(self.plain)
 
-    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, frozenset[str]]]]:
+    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, Grant]]]:
         return {
             (life.pod.namespace, life.pod.name): {
-                "main": {NAMES.resource(life.pool.name): frozenset(life.ids)}
+                "main": {NAMES.resource(life.pool.name): Grant(frozenset(life.ids))}
             }
             for life in self.lives
-            if self.answers
+            if self.answers and life.seen
         }
 
-    def by_pod_uid(self) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
+    def by_pod_uid(self) -> dict[str, dict[str, dict[str, Grant]]]:
         return {}
+
+    def allocatable_cpus(self) -> CPUSet:
+        return CPUSet()
 
     def in_use(self, pool: str) -> set[str]:
         return {
@@ -121,18 +129,24 @@ class Node(RuleBasedStateMachine):
             pods=self.kubelet,
             devices=self.kubelet,
             checkpoint=self.kubelet,
+            events=EventLog(),
+            metrics=Metrics(),
+            health=Health(),
             interval_s=1.0,
             swept=lambda _report: None,
         )
         self.count = 0
 
-    @rule(data=st.data())
-    def allocate(self, data: st.DataObject) -> None:
-        """The kubelet admits a pod: it asks for preferred devices, then allocates them."""
+    @rule(data=st.data(), seen=st.booleans())
+    def allocate(self, data: st.DataObject, seen: bool) -> None:
+        """The kubelet admits a pod: it asks for preferred devices, then allocates them.
+
+        Who lists the pods may see it later.
+        """
         advertised = self.manager.pools().advertised
         pool = data.draw(st.sampled_from(advertised))
         used = self.kubelet.in_use(pool.name)
-        free = [one.id for one in self.manager.devices(pool.name) if one.healthy]
+        free = [one.id for one in self.manager.devices(pool.name).offer if one.healthy]
         free = [identifier for identifier in free if identifier not in used]
         if not free:
             return
@@ -143,7 +157,15 @@ class Node(RuleBasedStateMachine):
             ids = tuple(free[:100])
         self.manager.allocate(pool.name, ids)
         amount = {pool.name: len(ids)}
-        self.kubelet.lives.append(Life(self.start(**amount), pool, ids))
+        self.kubelet.lives.append(Life(self.start(**amount), pool, ids, seen))
+        self.kubelet.answers = True
+        if seen:
+            self.sweep()
+
+    @rule()
+    def all_are_seen(self) -> None:
+        for life in self.kubelet.lives:
+            life.seen = True
         self.kubelet.answers = True
         self.sweep()
 
@@ -164,6 +186,7 @@ class Node(RuleBasedStateMachine):
     @precondition(lambda self: self.kubelet.lives)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
+        self.all_are_seen()
         life = data.draw(st.sampled_from(self.kubelet.lives))
         self.kubelet.lives.remove(life)
         self.kernel.remove(f"kubepods/pod{life.pod.uid}")
@@ -237,6 +260,17 @@ class Node(RuleBasedStateMachine):
             if life.pool.kind is PoolKind.EXCLUSIVE
         ]
         assert all(one.isdisjoint(other) for one, other in combinations(held, 2))
+
+    @invariant()
+    def what_a_pod_holds_stays_listed_and_healthy(self) -> None:
+        """Or the kubelet would not admit the pod again after a restart."""
+        online = self.topology().online
+        for life in self.kubelet.lives:
+            listed = {one.id: one.healthy for one in self.manager.devices(life.pool.name).offer}
+            assert set(life.ids) <= listed.keys()
+            for one in life.ids:
+                if life.pool.kind is PoolKind.EXCLUSIVE and int(one) in online:
+                    assert listed[one], (life, one)
 
     @invariant()
     def nobody_else_is_placed_on_an_owned_cpu(self) -> None:

@@ -1,30 +1,32 @@
-"""The agent as the process that a node runs, and the command that looks at it."""
+"""The agent as a node runs it, a process with an API server, and the command that looks at it."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool import cli
 from cpupool.core.cpuset import CPUSet
-from cpupool.host import files
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
+from tests.apiserver import FakeAPIServer
 from tests.machines import MACHINES
+from tests.mounts import Mount
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+NODE = "worker-1"
 POOLS = """
 pools:
   exclusive_a: {cpus: "2-5"}
@@ -35,36 +37,61 @@ nodeSelector: {role: worker}
 
 
 @dataclass
+class AgentProcess:
+    """A running agent; what it writes is collected."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def collect(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def await_line(self, text: str) -> None:
+        eventually(lambda: any(text in line for line in self.lines), lambda: f"{text}{self.lines}")
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+
+@dataclass
 class World:
     """A node whose agent is a process of its own."""
 
     folder: Path
     node: EmbeddedNode
-
-    @property
-    def pods_file(self) -> Path:
-        return self.folder / "pods.json"
-
-    def publish(self) -> None:
-        files.write_atomically(self.pods_file, json.dumps(self.node.bodies()).encode())
+    api: FakeAPIServer
+    mount: Mount
 
     @contextmanager
-    def agent(self, labels: str = "role=worker", end: int = signal.SIGTERM) -> Iterator[Any]:
+    def agent(self, *options: str, end: int = signal.SIGTERM) -> Iterator[AgentProcess]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-W", "error", "-m", "cpupool", "agent"),
-                *("--host-root", self.folder, "--config", self.folder / "etc"),
-                *("--node-labels", labels, "--pods", self.pods_file),
+                *("--host-root", self.folder, "--config", self.mount.folder),
+                *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
+                # Nothing is found by looking again: every step must be an event.
+                *("--sweep-interval", "3600"),
+                *options,
             ],
             stderr=subprocess.PIPE,
             text=True,
         )
+        agent = AgentProcess(process)
+        collector = threading.Thread(target=agent.collect)
+        collector.start()
         try:
-            yield process
+            yield agent
         finally:
             process.send_signal(end)
-            process.wait(DEADLINE_S)
-            if process.stderr:
+            try:
+                process.wait(DEADLINE_S)
+            finally:
+                process.kill()
+                collector.join(DEADLINE_S)
+                assert process.stderr
                 process.stderr.close()
 
     def run(self, name: str, **pools: int) -> None:
@@ -76,7 +103,6 @@ class World:
                 "spec": {"containers": [{"name": "main", "resources": {"limits": amounts}}]},
             }
         )
-        self.publish()
 
     def cpus(self) -> dict[str, str]:
         return {
@@ -93,6 +119,15 @@ class World:
             f"nokia.k8s.io/{pool}", lambda listing: listing.allocatable == healthy, DEADLINE_S
         )
 
+    def event(self, reason: str) -> dict[str, str] | None:
+        """Give the last Event on the node with this reason."""
+        found = [
+            event
+            for event in list(self.api.events)
+            if (event["involvedObject"]["name"], event["reason"]) == (NODE, reason)
+        ]
+        return found[-1] if found else None
+
     @property
     def tree(self) -> CgroupFS:
         return CgroupFS(self.node.root.cgroup, self.node.cgroup_root)
@@ -101,15 +136,16 @@ class World:
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
     machine = MACHINES["arm_no_smt"].write(folder)
-    (folder / "etc").mkdir()
-    (folder / "etc/poolconfig-worker.yaml").write_text(POOLS)
+    mount = Mount(folder / "etc")
+    mount.show(worker=POOLS)
     with (
+        FakeAPIServer(NODE, {"role": "worker"}) as api,
         EmulatedCgroups(folder, machine.topology().online, "a test") as place,
-        EmbeddedNode(folder, place, sysfs=machine.sys) as node,
+        EmbeddedNode(
+            folder, place, sysfs=machine.sys, changed=lambda: api.set_pods(node.bodies()["items"])
+        ) as node,
     ):
-        world = World(folder, node)
-        world.publish()
-        yield world
+        yield World(folder, node, api, mount)
 
 
 def test_pods_are_placed_kept_and_shown(world: World) -> None:
@@ -128,6 +164,83 @@ def test_pods_are_placed_kept_and_shown(world: World) -> None:
         status = ["status", "--file", str(world.folder / "run/cpupool/status.json")]
         machine = ["--topology", str(world.folder)]
         eventually(lambda: cli.main([*status, *machine]) == 0, "status sees all where they belong")
+    assert world.api.verbs() >= {
+        ("list", "pods"),
+        ("watch", "pods"),
+        ("list", "nodes"),
+        ("watch", "nodes"),
+    }
+
+
+def test_pools_are_edited_while_pods_run(world: World) -> None:
+    with world.agent():
+        world.await_pool("exclusive_a", 4)
+        world.run("owner", exclusive_a=1)
+        world.run("sharer", shared_b=10)
+        world.await_cpus(owner="2", sharer="6-7")
+
+        # The owner's CPU leaves its pool, which is renamed, and the shared pool grows.
+        world.mount.show(
+            worker=POOLS.replace('exclusive_a: {cpus: "2-5"}', 'exclusive_new: {cpus: "3-4"}')
+            .replace('"6-7"', '"5-8"')
+            .replace('"0-1"', '"0-1,9"')
+        )
+        world.await_pool("exclusive_new", 2)
+        world.await_pool("exclusive_a", 1)
+        world.await_cpus(owner="2", sharer="5-8")
+        eventually(lambda: world.event("CPUPoolConfigApplied"), "an Event")
+        applied = world.event("CPUPoolConfigApplied")
+        assert applied
+        assert applied["type"] == "Normal"
+        assert "added exclusive_new; removed exclusive_a; resized" in applied["message"]
+
+        # What drains keeps its pod through a restart of the kubelet, and goes with the pod.
+        world.node.kubelet.restart()
+        world.await_pool("exclusive_a", 1)
+        world.await_pool("shared_b", 4000)
+        assert world.node.admit_again() == {}
+        world.node.delete_pod(next(iter(world.node.pods())).uid)
+        world.await_pool("exclusive_a", 0)
+
+
+def test_a_bad_edit_keeps_the_pools_through_a_restart_of_the_agent(world: World) -> None:
+    with world.agent():
+        world.await_pool("exclusive_a", 4)
+        world.run("owner", exclusive_a=1)
+        world.await_cpus(owner="2")
+        world.mount.show(worker=POOLS.replace("6-7", "5-99"))
+        eventually(lambda: world.event("CPUPoolConfigInvalid"), "an Event")
+        invalid = world.event("CPUPoolConfigInvalid")
+        assert invalid
+        assert invalid["type"] == "Warning"
+        problem = "poolconfig-worker.yaml:3:23: pools.exclusive_a.cpus: CPUs 5 are also in shared_b"
+        assert problem in invalid["message"]
+    with world.agent() as agent:
+        agent.await_line("last good pools in force")
+        world.await_pool("shared_b", 2000)
+        world.run("late", shared_b=10)
+        world.await_cpus(owner="2", late="6-7")
+        assert problem in agent.log
+    assert "Traceback" not in agent.log
+
+
+def test_a_label_that_changes_chooses_another_file(world: World) -> None:
+    other = POOLS.replace("exclusive_a", "exclusive_b").replace("worker", "other")
+    world.mount.show(worker=POOLS, other=other)
+    with world.agent():
+        world.await_pool("exclusive_a", 4)
+        world.api.set_labels({"role": "other"})
+        world.await_pool("exclusive_b", 4)
+        world.await_pool("exclusive_a", 0)
+
+
+def test_a_node_without_a_pool_file_begins_when_one_appears(world: World) -> None:
+    world.mount.show()
+    with world.agent() as agent:
+        agent.await_line("no pool file matches this node")
+        world.mount.show(worker=POOLS)
+        world.await_pool("exclusive_a", 4)
+    assert agent.process.returncode == 0
 
 
 def test_a_killed_agent_that_starts_again_disturbs_nobody(world: World) -> None:
@@ -147,50 +260,71 @@ def test_a_killed_agent_that_starts_again_disturbs_nobody(world: World) -> None:
     assert file.stat().st_mtime_ns == written_ns
 
 
-def test_a_node_without_a_pool_file_runs_and_places_nobody(world: World) -> None:
-    with world.agent(labels="role=other") as process:
-        lines = iter(process.stderr.readline, "")
-        assert any("no pool file matches this node" in line for line in lines)
-    assert process.returncode == 0
-
-
-def test_a_pool_file_that_does_not_fit_ends_the_agent_with_its_problems(world: World) -> None:
-    bad = world.folder / "etc/poolconfig-worker.yaml"
-    bad.write_text(POOLS.replace("6-7", "5-99"))
-
-    with world.agent() as process:
-        assert process.wait(DEADLINE_S) == 1
-        said = process.stderr.read()
-
-    assert (
-        "poolconfig-worker.yaml:3:23: pools.exclusive_a.cpus: CPUs 5 are also in shared_b" in said
-    )
-    assert "Traceback" not in said
-
-
-def test_the_agent_stops_at_once_and_leaves_no_socket(world: World) -> None:
-    with world.agent() as process:
-        world.await_pool("exclusive_a", 4)
-        assert list(world.node.root.device_plugins.glob("cpupool-*"))
-    assert process.returncode == 0
-    assert not list(world.node.root.device_plugins.glob("cpupool-*"))
-
-
-def test_no_cpu_is_offered_before_its_owner_is_known(world: World) -> None:
-    """The pool was renamed while no agent ran, and the pods cannot be read at first."""
+def test_without_an_api_server_nothing_is_touched_until_it_answers(world: World) -> None:
+    """The pool was renamed while no agent ran: without the pods its CPUs look free."""
     with world.agent():
         world.await_pool("exclusive_a", 4)
         world.run("owner", exclusive_a=1)
         world.await_cpus(owner="2")
-    pool_file = world.folder / "etc/poolconfig-worker.yaml"
-    pool_file.write_text(POOLS.replace("exclusive_a", "exclusive_new"))
-    world.pods_file.write_text("")
+    world.mount.show(worker=POOLS.replace("exclusive_a", "exclusive_new"))
+    world.api.down()
 
-    with world.agent() as process:
-        lines = iter(process.stderr.readline, "")
-        assert any("this file is empty" in line for line in lines)
+    with world.agent() as agent:
+        agent.await_line("API server")
         assert world.node.kubelet.listing("nokia.k8s.io/exclusive_new").capacity == 0
-        world.publish()
+        world.api.up()
         world.await_pool("exclusive_new", 3)
+        assert world.cpus() == {"owner": "2"}
 
-    assert world.cpus() == {"owner": "2"}
+        # Once known, everything is kept without it.
+        world.api.down()
+        owner = next(one for one in world.node.processes() if one.container)
+        world.tree.write(world.node.path_of(owner), CPUSet.parse("0-15"))
+        world.await_cpus(owner="2")
+        world.api.up()
+    assert agent.process.returncode == 0
+
+
+def test_a_second_agent_waits_and_takes_over(world: World) -> None:
+    with world.agent(end=signal.SIGKILL) as first:
+        world.await_pool("exclusive_a", 4)
+        with world.agent() as second:
+            second.await_line("another agent runs on this node")
+            first.process.kill()
+            second.await_line("device plugin registered")
+            world.await_pool("exclusive_a", 4)
+            world.run("owner", exclusive_a=1)
+            world.await_cpus(owner="2")
+        assert second.log.count("another agent runs") == 1
+        assert second.process.returncode == 0
+
+
+def test_the_agent_stops_at_once_and_leaves_no_socket(world: World) -> None:
+    with world.agent() as agent:
+        world.await_pool("exclusive_a", 4)
+        assert list(world.node.root.device_plugins.glob("cpupool-*"))
+    assert agent.process.returncode == 0
+    assert not list(world.node.root.device_plugins.glob("cpupool-*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param([], "the node has no name; give --node-name", id="no name"),
+        pytest.param(["--node-name", "a"], "KUBERNETES_SERVICE_HOST is not set", id="no cluster"),
+        pytest.param(["--api-server", "worker:80", "--node-name", "a"], "worker:80", id="no URL"),
+        pytest.param(["--metrics-port", "99999"], "'99999' is no port", id="no port"),
+    ],
+)
+def test_what_the_agent_cannot_begin_with_is_one_line(options: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cpupool", "agent", *options],
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

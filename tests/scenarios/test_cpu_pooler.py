@@ -18,6 +18,7 @@ from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import RecordedTree, Sysfs
 from cpupool.kube import views
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
+    from cpupool.host.root import HostRoot
     from cpupool.local.devices import Listing
     from cpupool.manager.ports import PodSource
 
@@ -56,6 +58,12 @@ def offers(count: int, listing: Listing) -> bool:
 def machine() -> Sysfs:
     recorded = testdata.folder() / "topologies" / f"{MACHINE}.tar.gz"
     return Sysfs(RecordedTree.from_archive(recorded))
+
+
+def agent_of(settings: Settings, root: HostRoot, sysfs: Sysfs, pods: PodSource) -> Agent:
+    return Agent(
+        settings, root, sysfs, lambda _metrics, _changed: EmbeddedCluster(pods, CONTROLLER)
+    )
 
 
 @contextmanager
@@ -94,12 +102,12 @@ def test_a_sample_pod_runs_unedited(
     folder: Path, manifest: str, expected: dict[str, tuple[str, dict[str, str]]]
 ) -> None:
     sysfs = machine()
-    settings = Settings(config=folder / "etc", node_labels=CONTROLLER)
+    settings = Settings(folder / "etc")
     with (
         EmulatedCgroups(folder, sysfs.online(), "a test") as place,
         # The agent is made after the node whose changes wake it.
         EmbeddedNode(folder, place, changed=lambda: agent.wake()) as node,  # noqa: PLW0108
-        running(Agent(settings, node.root, sysfs, node)) as agent,
+        running(agent_of(settings, node.root, sysfs, node)) as agent,
     ):
         for pool, count in {"exclusive-pool": 2, "shared-pool": 1000}.items():
             node.kubelet.wait_for(f"nokia.k8s.io/{pool}", partial(offers, count), DEADLINE_S)
@@ -172,7 +180,7 @@ def test_a_node_is_taken_over_with_its_pods_running(folder: Path, generation: Ge
         # CPU-Pooler never repaired a drift to another pool's CPUs.
         tree.write(f"{pod}/{cid}", CPUSet.parse("2-5"))
         pods: PodSource = Listed(views.pod(body, names))
-        settings = Settings(config=folder / "etc", node_labels=CONTROLLER)
+        settings = Settings(folder / "etc")
 
-        with running(Agent(settings, root, sysfs, pods)):
+        with running(agent_of(settings, root, sysfs, pods)):
             eventually(lambda: str(tree.effective(f"{pod}/{cid}")) == "4-5", "back on its CPUs")

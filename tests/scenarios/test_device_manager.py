@@ -15,6 +15,9 @@ from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.manager.manager import Manager
 from cpupool.roles.device_manager import DeviceManager
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
+from tests.builders import container, given, pod
 from tests.kubelets import RegisteringKubelet, dial
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -44,7 +47,18 @@ class Node:
         self.manager = Manager()
         self.manager.reconfigure(POOLS, machine.topology())
         self.kubelet = RegisteringKubelet(self.root.device_plugins)
-        self.role = DeviceManager(self.manager, self.root, Sysfs.at(self.root.sysfs), look_s=look_s)
+        self.metrics = Metrics()
+        self.health = Health()
+        self.role = DeviceManager(
+            self.manager,
+            self.root,
+            Sysfs.at(self.root.sysfs),
+            metrics=self.metrics,
+            health=self.health,
+            kubelet_changed=self._kubelet_changed,
+            look_s=look_s,
+        )
+        self.kubelets = 0
 
     @contextmanager
     def running(self) -> Iterator[threading.Event]:
@@ -58,6 +72,9 @@ class Node:
             self.role.wake()
             thread.join(DEADLINE_S)
             assert not thread.is_alive()
+
+    def _kubelet_changed(self) -> None:
+        self.kubelets += 1
 
     def sockets(self) -> set[str]:
         return {path.name for path in self.root.device_plugins.iterdir()}
@@ -118,24 +135,49 @@ def test_every_pool_but_the_default_one_is_registered_and_listed(node: Node) -> 
     } == {EXCLUSIVE: True, SHARED: False}
 
 
-def test_a_kubelet_that_restarts_is_registered_with_every_time(node: Node) -> None:
+def test_a_kubelet_that_restarts_is_registered_with_every_time(waiting_node: Node) -> None:
+    """The new socket is an event: the role looks once an hour without one."""
+    node = waiting_node
     node.kubelet.start()
     with node.running():
-        for starts in (1, 2, 3, 4):
+        for starts in range(1, 101):
             node.wait_for_lists(starts)
-            assert node.kubelet.names() == [EXCLUSIVE] * starts + [SHARED] * starts
             node.kubelet.stop()
-            if starts < 4:
+            if starts < 100:
                 node.kubelet.start()
+    assert node.kubelet.names() == [EXCLUSIVE] * 100 + [SHARED] * 100
+    counted = node.metrics.render()[1].decode()
+    assert f'cpupool_registrations_total{{resource="{EXCLUSIVE}"}} 100.0' in counted
 
 
-def test_a_new_kubelet_socket_is_an_event(waiting_node: Node) -> None:
-    waiting_node.kubelet.start()
-    with waiting_node.running():
-        for starts in (1, 2, 3):
-            waiting_node.wait_for_lists(starts)
-            waiting_node.kubelet.stop()
-            waiting_node.kubelet.start()
+def test_another_kubelet_is_told_to_whom_it_concerns(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        node.kubelet.stop()
+        node.kubelet.start()
+        node.wait_for_lists(2)
+    # It came, it went, it came; whoever looks in between may miss that it went.
+    assert 2 <= node.kubelets <= 3
+
+
+def test_readiness_says_what_the_kubelet_does_not_know(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> str:
+        return node.health.ready().lines[0]
+
+    with node.running():
+        eventually(lambda: "kubelet.sock is not there; start the kubelet" in told(), told)
+        node.kubelet.refusals = 1_000_000
+        node.kubelet.start()
+        eventually(lambda: f"the kubelet does not know {EXCLUSIVE}: " in told(), told)
+        eventually(lambda: "not ready" in told(), told)
+        eventually(lambda: node.kubelet.refusals < 999_994, "refusals")
+        node.kubelet.refusals = 0
+        eventually(lambda: told() == "kubelet: ok", told)
+    refused = [one.getMessage() for one in caplog.records if "UNAVAILABLE" in one.getMessage()]
+    assert len(refused) == 2
 
 
 def test_a_kubelet_that_takes_over_a_living_socket_is_registered_with(node: Node) -> None:
@@ -317,6 +359,34 @@ def test_new_pools_are_advertised_and_old_ones_withdrawn(node: Node) -> None:
         node.wait_for_lists(1, "nokia.k8s.io/exclusive_b")
         assert "cpupool-shared_s.sock" not in node.sockets()
     assert len(node.kubelet.lists[EXCLUSIVE]) == 1
+
+
+def test_a_pool_that_is_gone_is_served_until_no_pod_holds_anything_of_it(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        owner = pod("owner", container(exclusive_a=1))
+        node.manager.set_pods([owner])
+        node.manager.record_devices(given(owner, exclusive_a="2"))
+        node.manager.reconfigure(NodePools(), node.machine.topology())
+        eventually(
+            lambda: node.sockets() == {"kubelet.sock", "cpupool-exclusive_a.sock"}, "sockets"
+        )
+        eventually(lambda: devices(node) == {"2": "Healthy"}, "only what is held is listed")
+
+        # After its restart the kubelet admits the pod again only with its device there.
+        node.kubelet.stop()
+        node.kubelet.start()
+        node.wait_for_lists(3, EXCLUSIVE)
+        assert devices(node) == {"2": "Healthy"}
+
+        node.manager.set_pods([])
+        eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
+    assert node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED]
+
+
+def devices(node: Node) -> dict[str, str]:
+    return {one.ID: one.health for one in node.kubelet.lists[EXCLUSIVE][-1].devices}
 
 
 def test_stopping_leaves_no_socket_and_no_thread(node: Node) -> None:

@@ -20,6 +20,7 @@ from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
+from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import SANDBOX, EmbeddedNode
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -109,14 +110,15 @@ def living(folder: Path, home: Cgroups, pools: str, sysfs: Path) -> Iterator[Wor
     config = folder / "config"
     config.mkdir()
     (config / "poolconfig-node.yaml").write_text(pools + "nodeSelector: {node: this}\n")
-    settings = Settings(config, {"node": "this"}, cgroup_root=home.cgroup_root, interval_s=0.2)
+    settings = Settings(config, cgroup_root=home.cgroup_root, interval_s=0.2)
     stop = threading.Event()
 
     def changed() -> None:
         agent.wake()
 
     with EmbeddedNode(folder, home, sysfs=sysfs, changed=changed) as node:
-        agent = Agent(settings, node.root, Sysfs.at(sysfs), node)
+        cluster = EmbeddedCluster(node, {"node": "this"})
+        agent = Agent(settings, node.root, Sysfs.at(sysfs), lambda _metrics, _changed: cluster)
         agent.configure()
         thread = threading.Thread(target=agent.run, args=(stop,), name="agent")
         thread.start()

@@ -1,22 +1,23 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool import app
-from cpupool.app import Agent, AgentFailed, PodFile, Settings
+from cpupool.app import Agent, AgentFailed, Settings
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError, CPUPoolError, HostFileError
-from cpupool.core.names import Names
-from cpupool.host import files
+from cpupool.core.errors import HostFileError
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.cluster import EmbeddedCluster
+from cpupool.telemetry.health import Health
+from tests.events import Heard
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.manager.ports import PodSource
+    from cpupool.core.workloads import Pod
     from cpupool.roles.cpusetter import SweepReport
     from tests.machines import WrittenMachine
 
@@ -53,7 +54,7 @@ class TestSupervise:
             app.supervise({"other": other, "failing one": failing}, threading.Event(), woken.set)
 
         assert ended.is_set()
-        assert "loop failed name=failing one" in caplog.text
+        assert 'loop failed name="failing one"' in caplog.text
 
     def test_loops_that_are_stopped_end_without_an_error(self) -> None:
         stop = threading.Event()
@@ -76,87 +77,6 @@ class TestSupervise:
         assert stop.is_set()
 
 
-class TestPodFile:
-    @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        path = tmp_path / "pods.json"
-        publish(path, "first")
-        return path
-
-    def test_a_file_that_changes_is_read_again(self, path: Path) -> None:
-        source = PodFile(path, Names())
-        assert names_in(source) == ["first"]
-
-        publish(path, "first", "second")
-
-        assert names_in(source) == ["first", "second"]
-
-    def test_an_odd_pod_hides_no_other_and_is_told_once_per_change(
-        self, path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        publish(path, "", "second")
-        source = PodFile(path, Names())
-
-        assert [names_in(source), names_in(source)] == [["second"], ["second"]]
-
-        assert caplog.text.count("pod cannot be read") == 1
-
-    @pytest.mark.parametrize(
-        "content",
-        [
-            pytest.param(None, id="it is gone"),
-            pytest.param(b"\xff\xfe", id="it is no UTF-8"),
-            pytest.param(b'{"kind": "PodList", "items": [', id="it is cut off"),
-            pytest.param(b'{"kind": "Node", "metadata": {}}', id="it holds something else"),
-            pytest.param(b" \n", id="it is empty"),
-        ],
-    )
-    def test_a_file_that_cannot_be_read_is_an_error_until_it_can_again(
-        self, path: Path, content: bytes | None
-    ) -> None:
-        source = PodFile(path, Names())
-        source.pods()
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-
-        for _ in range(2):
-            with pytest.raises(CPUPoolError):
-                source.pods()
-
-        publish(path, "second")
-        assert names_in(source) == ["second"]
-
-
-class TestPoolFiles:
-    def test_the_problems_of_all_files_are_told_together(self, tmp_path: Path) -> None:
-        for name, cpus in {"a": "5-2", "b": "0-1", "c": "x"}.items():
-            (tmp_path / f"poolconfig-{name}.yaml").write_text(
-                f"pools: {{default: {{cpus: '{cpus}'}}}}\nnodeSelector: {{n: {name}}}\n"
-            )
-
-        with pytest.raises(ConfigError) as raised:
-            app.read_pool_files(tmp_path, Names())
-
-        told = [str(problem).split(":")[0] for problem in raised.value.problems]
-        assert told == ["poolconfig-a.yaml", "poolconfig-c.yaml"]
-
-    def test_only_pool_files_are_read_in_the_order_of_their_names(self, tmp_path: Path) -> None:
-        for name in ("poolconfig-b.yaml", "poolconfig-a.yaml"):
-            (tmp_path / name).write_text(POOLS + "nodeSelector: {n: a}\n")
-        (tmp_path / "other.yaml").write_text("]")
-
-        found = app.read_pool_files(tmp_path, Names())
-
-        assert [file.name for file in found] == ["poolconfig-a.yaml", "poolconfig-b.yaml"]
-
-    def test_a_folder_that_is_missing_is_told_with_the_option_that_names_it(
-        self, tmp_path: Path
-    ) -> None:
-        with pytest.raises(HostFileError, match=r"missing.*--config"):
-            app.read_pool_files(tmp_path / "missing", Names())
-
-
 class World:
     """An agent that sweeps once an hour, on a machine in a folder; no pod runs there."""
 
@@ -167,26 +87,29 @@ class World:
         self._config = folder / "etc"
         self._config.mkdir()
         (self._config / "poolconfig-a.yaml").write_text(POOLS + "nodeSelector: {node: a}\n")
+        self.heard = Heard()
         self._swept = threading.Semaphore(0)
+
+    def agent(self) -> Agent:
+        settings = Settings(self._config, interval_s=3600.0, telemetry=("127.0.0.1", 0))
+        cluster = EmbeddedCluster(self, {"node": "a"}, self.heard)
+        return Agent(
+            settings,
+            self.root,
+            Sysfs.at(self.root.sysfs),
+            lambda _metrics, _changed: cluster,
+            self._observe,
+        )
 
     @contextmanager
     def running(self) -> Iterator[Agent]:
-        """Run the agent; it has swept once."""
-        settings = Settings(self._config, {"node": "a"}, interval_s=3600.0)
-        pods: PodSource = PodFile(self.root.kubelet / "pods.json", settings.names)
-        publish(self.root.kubelet / "pods.json")
-        agent = Agent(settings, self.root, Sysfs.at(self.root.sysfs), pods, self._observe)
-        agent.configure()
-        stop = threading.Event()
-        thread = threading.Thread(target=agent.run, args=(stop,), daemon=True)
-        thread.start()
-        try:
+        """Run an agent; it has swept once."""
+        with started(self.agent()) as agent:
             self.await_sweep()
             yield agent
-        finally:
-            stop.set()
-            agent.wake()
-            thread.join(DEADLINE_S)
+
+    def pods(self) -> tuple[Pod, ...]:
+        return ()
 
     def await_sweep(self) -> None:
         assert self._swept.acquire(timeout=DEADLINE_S), "no sweep"
@@ -202,6 +125,30 @@ class World:
 
     def _observe(self, _report: SweepReport) -> None:
         self._swept.release()
+
+
+@contextmanager
+def started(agent: Agent) -> Iterator[Agent]:
+    stop = threading.Event()
+    thread = threading.Thread(target=agent.run, args=(stop,), name="agent")
+    thread.start()
+    try:
+        yield agent
+    finally:
+        stop.set()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def get(agent: Agent, path: str) -> tuple[int, str]:
+    assert agent.server
+    connection = HTTPConnection("127.0.0.1", agent.server.port, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
 
 
 @pytest.fixture
@@ -242,18 +189,30 @@ class TestAgent:
             world.machine.switch_off(CPUSet.of(1))
             world.await_cpus("0")
 
+    def test_every_loop_says_that_it_turns(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        turning: set[str] = set()
+        monkeypatch.setattr(Health, "beat", lambda _self, loop: turning.add(loop))
+        with world.running():
+            eventually(
+                lambda: turning == {"configurator", "cpusetter", "device manager"},
+                lambda: str(turning),
+            )
+
     def test_a_status_file_that_cannot_be_written_is_told_once_and_costs_nothing(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.place.make(CONTAINER)
         world.root.run.parent.mkdir()
         world.root.run.touch()
-        with caplog.at_level(logging.WARNING), world.running() as agent:
+        with world.running() as agent:
             world.await_cpus("0-1")
             for _ in range(2):
                 agent.wake()
                 world.await_sweep()
             assert caplog.text.count("status file cannot be written") == 1
+            assert caplog.text.count("another agent on this node would not be noticed") == 1
 
             world.root.run.unlink()
             agent.wake()
@@ -261,22 +220,46 @@ class TestAgent:
         (shown,) = json.loads(world.root.status.read_text())["containers"]
         assert shown["found"] == "0-1"
 
+    def test_what_goes_on_is_told_over_http(self, world: World) -> None:
+        world.place.make(CONTAINER)
+        with world.running() as agent:
+            world.await_cpus("0-1")
+            eventually(lambda: "cpupool_config_valid 1.0" in get(agent, "/metrics")[1], "pools")
+            status, live = get(agent, "/healthz")
+            assert status == 200
+            assert live.splitlines() == [
+                f"{loop}: ok" for loop in ("configurator", "cpusetter", "device manager")
+            ]
+            status, ready = get(agent, "/readyz")
+            assert status == 503
+            assert f"kubelet: failing: {world.root.kubelet_socket} is not there" in ready
+            pool = '{kind="exclusive",pool="exclusive_a"} 1.0'
+            eventually(
+                lambda: f"cpupool_pool_capacity{pool}" in get(agent, "/metrics")[1], "the pool"
+            )
 
-def publish(path: Path, *pods: str) -> None:
-    bodies = [
-        {
-            "kind": "Pod",
-            "metadata": {"namespace": "default", "name": name, "uid": f"{name}-uid"},
-            "spec": {"containers": [{"name": "main"}]},
-        }
-        for name in pods
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(path, json.dumps({"kind": "PodList", "items": bodies}).encode())
+    def test_a_node_has_one_agent_at_a_time(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.place.make(CONTAINER)
+        with ExitStack() as first:
+            first.enter_context(world.running())
+            world.await_cpus("0-1")
+            with started(world.agent()) as second:
+                eventually(lambda: "another agent runs on this node" in caplog.text, "a warning")
+                status, ready = get(second, "/readyz")
+                assert (status, ready) == (
+                    503,
+                    "node: failing: another agent runs here; end one of the two\n",
+                )
+                assert get(second, "/healthz") == (200, "ok\n")
+                first.close()
+                world.await_sweep()
+        assert caplog.text.count("another agent runs on this node") == 1
 
-
-def names_in(source: PodFile) -> list[str]:
-    return [pod.name for pod in source.pods() or ()]
+    def test_an_agent_that_waits_for_another_can_be_stopped(self, world: World) -> None:
+        with world.running(), started(world.agent()) as second:
+            eventually(lambda: get(second, "/readyz")[0] == 503, "an answer")
 
 
 def test_a_loop_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def living(
     settings = Settings(folder / "etc")
     with (
         kernel(folder, written.topology().online, "a test") as place,
-        LiveNode(folder, place, settings, written.sys) as live,
+        LiveNode(folder, place, settings, {}, written.sys) as live,
     ):
         assert dict(live.await_pools())
         yield live

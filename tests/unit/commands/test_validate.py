@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool import app, cli
+from cpupool import cli
 from cpupool.commands import UsageError, validate
+from cpupool.config import poolconfig
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
+from cpupool.roles.configurator import read_pool_files
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
@@ -83,8 +85,9 @@ def test_a_manifest_in_a_folder_is_no_pool_file_as_for_the_agent(tmp_path: Path)
     code, lines = run(tmp_path)
     assert code == 1
     assert lines[0].startswith(f"{path}:1:1: kind: unknown key")
+    ((name, text),) = read_pool_files(tmp_path).items()
     with pytest.raises(ConfigError, match="kind: unknown key"):
-        app.read_pool_files(tmp_path, Names())
+        poolconfig.parse(name, text, Names())
 
 
 def test_a_manifest_stands_for_its_pool_files(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cpupool.core.errors import HostFileError
 from cpupool.host import files
-from cpupool.host.files import DirectoryWatch
+from cpupool.host.files import DirectoryWatch, FileLock
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -143,6 +143,17 @@ def test_a_directory_that_is_made_again_is_watched_again(
         seen.until(watched / "file")
 
 
+def test_a_directory_in_the_place_of_another_is_watched(
+    watch: DirectoryWatch, watched: Path, seen: Seen
+) -> None:
+    watch.ensure()
+    watched.rename(watched.with_name("old"))
+    watched.mkdir()
+    watch.ensure()
+    (watched / "file").touch()
+    seen.until(watched / "file")
+
+
 def test_a_callback_that_fails_is_logged_and_called_again(
     watched: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,7 +197,7 @@ def test_a_watch_that_the_kernel_refuses_is_one_warning_and_no_thread(
         watch.ensure()
     (record,) = caplog.records
     assert "changes are found by looking" in record.message
-    assert record.message.endswith(f"path={tmp_path} reason=inotify watch limit reached")
+    assert record.message.endswith(f'path={tmp_path} reason="inotify watch limit reached"')
     assert set(threading.enumerate()) <= before
     watch.ensure()
     assert set(threading.enumerate()) > before
@@ -247,3 +258,57 @@ except HostFileError as error:
     assert "cannot be written (File too large)" in done.stdout
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"old"
+
+
+class TestFileLock:
+    def test_one_has_it_until_it_ends(self, tmp_path: Path) -> None:
+        path = tmp_path / "run" / "lock"
+        first, second = FileLock(path), FileLock(path)
+        waiting = threading.Event()
+        assert first.acquire(threading.Event(), pytest.fail)
+
+        got: list[bool] = []
+        waiter = threading.Thread(
+            target=lambda: got.append(second.acquire(threading.Event(), waiting.set))
+        )
+        waiter.start()
+        assert waiting.wait(DEADLINE_S)
+        first.release()
+        waiter.join(DEADLINE_S)
+        assert got == [True]
+        second.release()
+        assert first.acquire(threading.Event(), pytest.fail)
+        first.release()
+
+    def test_a_process_that_is_killed_leaves_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        program = """
+import pathlib, sys, threading
+from cpupool.host.files import FileLock
+lock = FileLock(pathlib.Path(sys.argv[1]))
+print(lock.acquire(threading.Event(), lambda: None), flush=True)
+sys.stdin.read()
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as other:
+            assert other.stdout
+            assert other.stdout.readline() == "True\n"
+            lock = FileLock(path)
+            assert lock.acquire(threading.Event(), other.kill)
+            lock.release()
+
+    def test_who_waits_for_it_can_be_stopped(self, tmp_path: Path) -> None:
+        first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+        first.acquire(threading.Event(), pytest.fail)
+        stop = threading.Event()
+        assert not second.acquire(stop, stop.set)
+        first.release()
+
+    def test_a_folder_that_cannot_be_made_is_one_clear_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(HostFileError, match=r"file/lock: cannot be locked \(.*\); check"):
+            FileLock(tmp_path / "file" / "lock").acquire(threading.Event(), pytest.fail)

@@ -393,3 +393,12 @@ def test_the_trees_of_a_machine_can_be_moved_below_a_folder() -> None:
     assert root.kubelet_socket == Path("/host/var/lib/kubelet/device-plugins/kubelet.sock")
     assert root.podresources_socket == Path("/host/var/lib/kubelet/pod-resources/kubelet.sock")
     assert root.checkpoint.parent == root.device_plugins
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [(None, ""), ("", ""), ("(null)\n", ""), ("2-3,6\n", "2-3,6")]
+)
+def test_tickless_cpus_are_those_that_the_kernel_names(text: str | None, cpus: str) -> None:
+    files = {} if text is None else {"devices/system/cpu/nohz_full": text.strip()}
+
+    assert Sysfs(RecordedTree("recorded", files)).tickless() == CPUSet.parse(cpus)

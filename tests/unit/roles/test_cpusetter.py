@@ -1,26 +1,34 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from dataclasses import dataclass, field
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
 from cpupool.roles.cpusetter import CPUSetter, SweepReport
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.cgroups import KernelModel
+from tests.events import Heard
 from tests.machines import MACHINES
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cpupool.core.workloads import Container, Pod
     from cpupool.manager.ports import FoundContainer
@@ -34,23 +42,32 @@ EVERYTHING = "0-7"
 
 @dataclass
 class Source:
-    """Pods, podresources and checkpoint in one; each can fail and counts how often it is asked."""
+    """Pods, podresources and checkpoint in one; each can fail and counts how often it is asked.
+
+    `live` and `saved` hold pod name → pool → ids, `told` pool → the CPUs that containers were told.
+    """
 
     listed: list[Pod] | None = field(default_factory=list)
     live: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     saved: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     failing: dict[str, CPUPoolError] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    static_cpus: CPUSet = field(default_factory=CPUSet)
+    told: dict[str, CPUSet] = field(default_factory=dict)
 
     def pods(self) -> tuple[Pod, ...] | None:
         self._ask("pods")
         return None if self.listed is None else tuple(self.listed)
 
-    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, frozenset[str]]]]:
+    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, Grant]]]:
         self._ask("podresources")
         return {("default", pod): self._resources(ids) for pod, ids in self.live.items()}
 
-    def by_pod_uid(self) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
+    def allocatable_cpus(self) -> CPUSet:
+        self._ask("cpu manager")
+        return self.static_cpus
+
+    def by_pod_uid(self) -> dict[str, dict[str, dict[str, Grant]]]:
         self._ask("checkpoint")
         return {f"{pod}-uid": self._resources(ids) for pod, ids in self.saved.items()}
 
@@ -59,10 +76,13 @@ class Source:
         if source in self.failing:
             raise self.failing[source]
 
-    @staticmethod
-    def _resources(ids: dict[str, frozenset[str]]) -> dict[str, dict[str, frozenset[str]]]:
-        names = Names()
-        return {"main": {names.resource(pool): held for pool, held in ids.items()}}
+    def _resources(self, ids: dict[str, frozenset[str]]) -> dict[str, dict[str, Grant]]:
+        return {
+            "main": {
+                Names().resource(pool): Grant(held, self.told.get(pool, CPUSet()))
+                for pool, held in ids.items()
+            }
+        }
 
 
 @dataclass
@@ -74,6 +94,10 @@ class Node:
         default_factory=lambda: KernelModel(CgroupVersion.V1, {"kubepods": EVERYTHING}, EVERYTHING)
     )
     manager: Manager = field(default_factory=lambda: Manager(Names()))
+    events: Heard = field(default_factory=Heard)
+    metrics: Metrics = field(default_factory=Metrics)
+    health: Health = field(default_factory=Health)
+    clock: Callable[[], float] | None = None
     now_s: float = 0.0
     swept: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -85,9 +109,12 @@ class Node:
             pods=self.source,
             devices=self.source,
             checkpoint=self.source,
+            events=self.events,
+            metrics=self.metrics,
+            health=self.health,
             interval_s=60.0,
             swept=lambda _report: self.swept.release(),
-            now_s=lambda: self.now_s,
+            now_s=self.clock or (lambda: self.now_s),
         )
 
     def run(self, name: str, *containers: Container, listed: bool = True) -> None:
@@ -97,6 +124,13 @@ class Node:
             self.kernel.make(self.path(name, container.name), EVERYTHING)
         if listed and self.source.listed is not None:
             self.source.listed.append(pod)
+
+    def measured(self, series: str) -> float:
+        """Read one series as Prometheus would: `name{label="value"}`."""
+        _, body = self.metrics.render()
+        found = re.search(rf"^{re.escape(series)} (\S+)$", body.decode(), re.MULTILINE)
+        assert found, series
+        return float(found[1])
 
     def path(self, pod: str, container: str = "main") -> str:
         return f"kubepods/pod{pod}-uid/{container}-id"
@@ -169,7 +203,7 @@ def test_an_init_container_is_known_from_the_checkpoint() -> None:
     node.setter.sweep()
 
     assert node.cpus("owner") == "4"
-    assert node.source.asked == ["pods", "podresources", "checkpoint"]
+    assert "podresources" not in node.source.asked, "the checkpoint said it all"
 
 
 def test_the_checkpoint_serves_while_the_kubelet_is_away() -> None:
@@ -296,6 +330,27 @@ def test_a_cgroup_that_cannot_be_written_is_reported_and_the_others_are_served(
     stuck = [record for record in caplog.records if "wrong CPUs" in record.message]
     assert len(stuck) == 1, "the same trouble is told once"
 
+    for again in (False, True):
+        node.kernel.refusing = {node.path("stuck")} if again else set()
+        if again:
+            node.kernel.sets[node.path("stuck")] = CPUSet.of(5)
+        with caplog.at_level(logging.WARNING):
+            node.setter.sweep()
+    stuck = [record for record in caplog.records if "wrong CPUs" in record.message]
+    assert len(stuck) == 2, "and again when it comes back"
+
+
+def test_a_cgroup_that_refuses_again_and_again_is_left_in_peace_for_a_while() -> None:
+    node = Node()
+    node.run("stuck")
+    node.kernel.refusing.add(node.path("stuck"))
+    tries = [len(node.setter.sweep().repairs) for _ in range(12)]
+    assert tries == [1] * 11 + [0]
+    node.now_s += 0.2
+    node.kernel.refusing.clear()
+    assert len(node.setter.sweep().repairs) == 1
+    assert node.events.pods == [], "nobody overwrites it"
+
 
 def test_with_the_default_pool_offline_its_containers_go_where_no_pool_is() -> None:
     node = Node()
@@ -410,3 +465,439 @@ def test_pods_without_any_cgroup_are_wondered_about_once(caplog: pytest.LogCaptu
         node.setter.sweep()
 
     assert caplog.text.count("--cgroup-root") == 1
+
+
+def owner_on_2() -> Node:
+    """A node where `owner` has been put on CPU 2 and `plain` on CPU 1."""
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.run("plain")
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.setter.sweep()
+    assert (node.cpus("owner"), node.cpus("plain")) == ("2", "1")
+    return node
+
+
+def test_normal_starts_and_ends_are_no_event(caplog: pytest.LogCaptureFixture) -> None:
+    node = owner_on_2()
+    with caplog.at_level(logging.WARNING):
+        node.run("second", builders.container(exclusive_a=1))
+        node.source.saved["second"] = {"exclusive_a": ids("4")}
+        node.setter.sweep()
+        node.source.listed = []
+        node.kernel.remove("kubepods/podowner-uid")
+        node.kernel.remove("kubepods/podsecond-uid")
+        node.now_s += 100
+        node.setter.sweep()
+
+    assert (node.events.pods, node.events.nodes, caplog.records) == ([], [], [])
+
+
+def test_a_container_that_starts_again_is_put_right_at_once() -> None:
+    node = owner_on_2()
+    node.kernel.remove(node.path("owner"))
+    again = "kubepods/podowner-uid/main-2-id"
+    node.kernel.make(again, EVERYTHING)
+    node.setter.sweep()
+    assert str(node.kernel.effective(again)) == "1", "not reported yet: on no exclusive CPU"
+
+    assert node.source.listed
+    pod = node.source.listed[0]
+    container = replace(pod.containers[0], id=ContainerID("main-2-id"))
+    node.source.listed[0] = replace(pod, containers=(container,))
+    node.source.asked.clear()
+    node.setter.sweep()
+
+    assert str(node.kernel.effective(again)) == "2"
+    assert node.source.asked == ["pods"], "its devices are those that it had"
+
+
+def test_a_finished_pod_owns_nothing_though_its_cgroup_is_there() -> None:
+    node = owner_on_2()
+    assert node.source.listed
+    node.source.listed[0] = replace(node.source.listed[0], finished=True)
+    node.setter.sweep()
+    assert node.manager.state()[1].owned == {}
+    assert node.events.pods == []
+
+
+@pytest.mark.parametrize(
+    ("written", "by"),
+    [
+        pytest.param(EVERYTHING, "runtime", id="as it was created"),
+        pytest.param("4-5", "unknown", id="any other set"),
+    ],
+)
+def test_a_repair_names_who_probably_wrote(
+    written: str, by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = owner_on_2()
+    assert node.measured('cpupool_repairs_total{reason="new"}') == 2
+
+    node.kernel.write(node.path("owner"), CPUSet.parse(written))
+    with caplog.at_level(logging.INFO):
+        node.setter.sweep()
+
+    assert node.measured(f'cpupool_repairs_total{{reason="{by}"}}') == 1
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"found={written} cpus=2 by={by}" in line
+    assert " op=sweep-" in line
+
+
+def test_a_scope_that_is_emptied_was_reset_by_systemd() -> None:
+    node = Node(kernel=KernelModel(CgroupVersion.V2, {"kubepods": EVERYTHING}, EVERYTHING))
+    scope = f"kubepods/podstranger/cri-containerd-{'0' * 64}.scope"
+    node.kernel.make("kubepods/podstranger", "")
+    node.kernel.make(scope, "")
+    node.setter.sweep()
+
+    node.kernel.sets[scope] = CPUSet()
+    node.setter.sweep()
+
+    assert str(node.kernel.effective(scope)) == "1"
+    assert node.measured('cpupool_repairs_total{reason="systemd"}') == 1
+
+
+def test_a_move_of_our_own_blames_nobody() -> None:
+    node = owner_on_2()
+    node.manager.reconfigure(
+        NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0")),
+        MACHINE.topology(),
+    )
+    node.setter.sweep()
+
+    assert node.cpus("plain") == "0"
+    assert node.measured('cpupool_repairs_total{reason="moved"}') == 1
+
+
+def test_a_fight_is_slowed_told_once_and_holds_up_nobody_else() -> None:
+    node = owner_on_2()
+
+    def disturb(pod: str) -> str:
+        node.kernel.write(node.path(pod), CPUSet.parse("5"))
+        node.setter.sweep()
+        return node.cpus(pod)
+
+    assert [disturb("owner") for _ in range(11)] == ["2"] * 11
+    assert disturb("owner") == "5", "the twelfth time in no time, it is not hurried"
+    assert disturb("plain") == "1"
+    assert node.measured('cpupool_containers{state="failed"}') == 1
+
+    node.now_s += 0.2
+    node.setter.sweep()
+    assert node.cpus("owner") == "2"
+    disturb("owner")
+    node.now_s += 0.3
+    assert disturb("owner") == "5", "it waits longer and longer"
+    node.now_s += 0.2
+    node.setter.sweep()
+    assert node.cpus("owner") == "2"
+
+    ((pod, reason, message),) = node.events.pods
+    assert (pod, reason) == ("owner", "CPUSetContested")
+    assert "overwritten again and again, probably by an unknown program; find" in message
+
+    node.now_s += 60
+    assert [disturb("owner") for _ in range(10)] == ["2"] * 10, "a minute of quiet forgives"
+
+
+def test_who_began_a_fight_is_named_while_it_lasts() -> None:
+    node = owner_on_2()
+    for number in range(30):
+        node.kernel.write(node.path("owner"), CPUSet.parse(EVERYTHING if number < 11 else "5"))
+        node.setter.sweep()
+        node.now_s += 0.4
+
+    ((_, _, message),) = node.events.pods
+    assert "probably by the container runtime" in message
+
+
+def test_a_container_that_is_gone_is_forgotten() -> None:
+    node = owner_on_2()
+    node.kernel.remove(node.path("plain"))
+    node.setter.sweep()
+    node.kernel.make(node.path("plain"), EVERYTHING)
+    node.setter.sweep()
+
+    assert node.measured('cpupool_repairs_total{reason="new"}') == 3
+
+
+def test_the_loop_ends_a_pause_in_a_fight_by_itself() -> None:
+    node = Node(clock=time.monotonic)
+    node.run("plain")
+    node.setter.sweep()
+    for _ in range(12):
+        node.kernel.write(node.path("plain"), CPUSet.of(5))
+        node.setter.sweep()
+    with running(node):
+        eventually(lambda: node.cpus("plain") == "1", "it is put right without an event")
+
+
+def test_a_fought_container_that_belongs_elsewhere_now_moves_at_once() -> None:
+    node = owner_on_2()
+    for _ in range(12):
+        node.kernel.write(node.path("plain"), CPUSet.parse("5"))
+        node.setter.sweep()
+    assert node.cpus("plain") == "5"
+
+    node.manager.reconfigure(NodePools.of(Pool.named("default", "0")), MACHINE.topology())
+    node.setter.sweep()
+    assert node.cpus("plain") == "0"
+
+
+def test_a_pool_that_is_missing_is_told_to_the_pod_at_once() -> None:
+    node = Node()
+    node.run("lost", builders.container(exclusive_z=1))
+    node.setter.sweep()
+    node.source.saved = {"lost": {}}
+    node.now_s += 1
+    node.setter.sweep()
+
+    ((pod, reason, message),) = node.events.pods
+    assert (pod, reason) == ("lost", "CPUPoolMissing")
+    assert message.startswith("container main: there is no pool exclusive_z; ask for a pool of")
+    assert node.measured('cpupool_containers_confined{cause="no_pool"}') == 1
+    assert node.measured('cpupool_containers{state="unknown"}') == 1
+
+
+def test_devices_that_nobody_names_are_told_when_that_lasts() -> None:
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.setter.sweep()
+    node.now_s += 1.9
+    node.setter.sweep()
+    assert node.events.pods == []
+
+    node.now_s += 0.1
+    node.setter.sweep()
+    node.now_s += 100
+    node.setter.sweep()
+    assert [(pod, reason) for pod, reason, _ in node.events.pods] == [
+        ("owner", "CPUDevicesUnknown")
+    ]
+
+
+def test_a_pod_that_loses_a_cpu_is_told_once_for_each_set() -> None:
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=2))
+    node.source.saved = {"owner": {"exclusive_a": ids("2", "4")}}
+    node.setter.sweep()
+
+    def switch_off(cpus: str) -> None:
+        node.kernel.online = CPUSet.parse(EVERYTHING) - CPUSet.parse(cpus)
+        node.manager.update_topology(MACHINE.without(cpus).topology())
+        node.setter.sweep()
+        node.setter.sweep()
+
+    switch_off("4")
+    assert node.cpus("owner") == "2"
+    switch_off("")
+    switch_off("2,4")
+
+    assert [(reason, message.split(";")[0]) for _, reason, message in node.events.pods] == [
+        ("CPUOffline", "container main: its CPUs 4 are offline"),
+        ("CPUOffline", "container main: every CPU of its pools is offline"),
+    ]
+
+
+def test_two_pods_with_one_cpu_are_told() -> None:
+    node = owner_on_2()
+    node.run("thief", builders.container(exclusive_a=1))
+    node.source.saved["thief"] = {"exclusive_a": ids("2")}
+    node.setter.sweep()
+
+    assert (node.cpus("owner"), node.cpus("thief")) == ("2", "1")
+    assert [(pod, reason) for pod, reason, _ in node.events.pods] == [("thief", "CPUContested")]
+
+
+def test_a_container_that_keeps_its_old_shared_cpus_is_told() -> None:
+    node = Node(manager=Manager(Names(), moves_pinned=False))
+    node.run("both", builders.container(exclusive_a=1, shared_a=100))
+    node.source.saved = {"both": {"exclusive_a": ids("2"), "shared_a": ids("7")}}
+    node.setter.sweep()
+    wider = NodePools.of(
+        Pool.named("exclusive_a", "2,4"), Pool.named("shared_a", "0,7"), Pool.named("default", "1")
+    )
+    node.manager.reconfigure(wider, MACHINE.topology())
+    node.setter.sweep()
+
+    assert node.cpus("both") == "0,2"
+    ((_, reason, message),) = node.events.pods
+    assert reason == "StaleSharedCPUs"
+    assert "it stays on the shared CPUs 0 that its pools had before" in message
+
+    node.source.told = {"exclusive_a": CPUSet.of(2), "shared_a": CPUSet.of(0)}
+    restarted = Node(
+        source=node.source, kernel=node.kernel, manager=Manager(Names(), moves_pinned=False)
+    )
+    restarted.manager.reconfigure(wider, MACHINE.topology())
+    restarted.setter.sweep()
+    assert restarted.cpus("both") == "0,2", "the next agent recognises it"
+
+
+def test_devices_of_pods_that_are_not_listed_are_kept_for_a_minute() -> None:
+    node = Node()
+    node.source.saved = {"coming": {"exclusive_a": ids("2")}}
+    node.setter.sweep()
+    assert node.manager.state()[1].promised == {"exclusive_a": CPUSet.of(2)}
+
+    node.manager.allocate("exclusive_a", ["4"])
+    node.now_s += 59
+    node.setter.sweep()
+    assert node.manager.state()[0].held_ids() == {"exclusive_a": {"2", "4"}}
+    node.now_s += 1
+    node.setter.sweep()
+    assert node.manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
+    node.now_s += 59
+    node.setter.sweep()
+    assert node.manager.state()[0].held_ids() == {}
+
+
+def test_a_static_cpu_manager_is_refused_until_it_is_gone() -> None:
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.source.static_cpus = CPUSet.parse("2-5")
+
+    report = node.setter.sweep()
+    node.setter.sweep()
+
+    was_ready = node.setter.ready
+    assert node.cpus("owner") == EVERYTHING
+    assert (
+        "static CPU manager, which gives out CPUs 2-5: set cpuManagerPolicy" in report.waiting_for
+    )
+    assert node.health.ready().lines == (f"cpusetter: failing: waiting for {report.waiting_for}",)
+    assert node.measured("cpupool_cpu_manager_conflict") == 1
+    assert [reason for reason, _ in node.events.nodes] == ["KubeletCPUManagerStatic"]
+
+    node.source.static_cpus = CPUSet()
+    node.setter.kubelet_changed()
+    node.setter.sweep()
+
+    assert node.cpus("owner") == "2"
+    assert (was_ready, node.setter.ready) == (False, True)
+    assert node.health.ready().ok
+    assert node.measured("cpupool_cpu_manager_conflict") == 0
+
+
+def test_a_kubelet_that_turns_static_ends_the_writing_and_is_blamed_for_what_it_wrote() -> None:
+    node = owner_on_2()
+    node.source.failing["cpu manager"] = RemoteProtocolError("the kubelet starts")
+    node.setter.kubelet_changed()
+    node.kernel.write(node.path("owner"), CPUSet.parse("5"))
+    node.setter.sweep()
+    assert node.cpus("owner") == "2", "an unanswered question stops nobody"
+
+    del node.source.failing["cpu manager"]
+    node.source.static_cpus = CPUSet.parse("2-5")
+    node.now_s += 0.1
+    node.kernel.write(node.path("owner"), CPUSet.parse("5"))
+    node.setter.sweep()
+    assert node.cpus("owner") == "5"
+    assert not node.setter.ready
+
+    node.source.static_cpus = CPUSet()
+    node.setter.kubelet_changed()
+    node.setter.sweep()
+    assert node.cpus("owner") == "2"
+    assert node.measured('cpupool_repairs_total{reason="kubelet-static"}') == 1
+    assert len(node.events.nodes) == 1
+
+    node.kernel.write(node.path("owner"), CPUSet.parse("5"))
+    node.setter.sweep()
+    assert node.measured('cpupool_repairs_total{reason="kubelet-static"}') == 1, "it is gone"
+    node.source.static_cpus = CPUSet.parse("2-5")
+    node.setter.kubelet_changed()
+    node.setter.sweep()
+    assert len(node.events.nodes) == 2
+
+
+def test_a_kubelet_that_never_tells_of_its_cpu_manager_is_not_waited_for_for_ever() -> None:
+    node = Node()
+    node.run("plain")
+    node.source.failing["cpu manager"] = RemoteProtocolError("unknown method")
+
+    assert node.setter.sweep().waiting_for == "the kubelet's word on its CPU manager"
+    assert node.cpus("plain") == EVERYTHING
+    node.now_s += 3
+    assert node.setter.sweep().waiting_for == ""
+    assert node.cpus("plain") == "1"
+
+
+def test_a_node_without_pools_is_healthy_whatever_its_kubelet_does() -> None:
+    node = Node()
+    node.manager.reconfigure(NodePools(), MACHINE.topology())
+    node.source.static_cpus = CPUSet.parse("2-5")
+    node.setter.sweep()
+
+    assert node.health.ready().ok
+    assert node.events.nodes == []
+
+
+def test_states_are_counted_as_they_are_now() -> None:
+    node = owner_on_2()
+
+    def states() -> dict[str, float]:
+        return {
+            state: node.measured(f'cpupool_containers{{state="{state}"}}')
+            for state in ("right", "repaired", "unknown", "failed")
+        }
+
+    assert states() == {"right": 0, "repaired": 2, "unknown": 0, "failed": 0}
+    node.setter.sweep()
+    assert states() == {"right": 2, "repaired": 0, "unknown": 0, "failed": 0}
+    node.run("stranger", listed=False)
+    node.run("stuck")
+    node.kernel.refusing.add(node.path("stuck"))
+    node.setter.sweep()
+    node.setter.sweep()
+    assert states() == {"right": 2, "repaired": 0, "unknown": 1, "failed": 1}
+    assert node.measured('cpupool_containers_confined{cause="unknown_pod"}') == 1
+    node.kernel.refusing.clear()
+    node.kernel.write(node.path("stuck"), CPUSet.of(1))
+    node.setter.sweep()
+    assert states() == {"right": 3, "repaired": 0, "unknown": 1, "failed": 0}
+
+
+def test_the_time_from_the_first_sight_of_a_container_to_its_own_cpus_is_measured_once() -> None:
+    node = owner_on_2()
+    assert node.measured("cpupool_container_placement_seconds_count") == 0, "they were there before"
+
+    node.run("late", builders.container(exclusive_a=1))
+    node.setter.sweep()
+    assert node.cpus("late") == "1"
+    node.now_s += 7
+    node.source.saved["late"] = {"exclusive_a": ids("4")}
+    node.setter.sweep()
+    node.now_s += 7
+    node.kernel.write(node.path("late"), CPUSet.of(5))
+    node.setter.sweep()
+
+    assert node.measured("cpupool_container_placement_seconds_count") == 1
+    assert node.measured("cpupool_container_placement_seconds_sum") == 7
+
+
+def test_the_loop_asks_again_by_itself() -> None:
+    node = Node(clock=time.monotonic)
+    node.run("plain")
+    node.source.static_cpus = CPUSet.parse("2-5")
+    with running(node):
+        eventually(lambda: node.events.nodes, "the static CPU manager is found")
+        node.source.static_cpus = CPUSet()
+        eventually(lambda: node.cpus("plain") == "1", "that it is gone is found without an event")
+
+
+@contextmanager
+def running(node: Node) -> Iterator[None]:
+    """Let the loop run with nobody to wake it."""
+    stop = threading.Event()
+    thread = threading.Thread(target=node.setter.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        node.setter.wake()
+        thread.join(30)
+    assert not thread.is_alive()

@@ -1,0 +1,262 @@
+"""A node's facts in an archive: what it takes to examine a node without being on it.
+
+The archive's tree is the machine's, so `HostRoot.under` finds its way in it. What is taken is named
+one by one here: sets of CPUs, names, pool files, what the agent says. Environments, arguments,
+tokens and whatever else lies beside them stay on the node.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import tarfile
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from cpupool.config import kubelet_config, poolconfig
+from cpupool.core.errors import CPUPoolError, HostError, HostFileError
+from cpupool.host import cgroup_names, interrupts, processes
+from cpupool.host.cgroupfs import CgroupVersion, hierarchy
+from cpupool.host.root import HostRoot
+from cpupool.version import VERSION
+from cpupool.wire import kubelet_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cpupool.core.names import Names
+
+CONTENTS: Final = "bundle.json"
+POOL_FILES: Final = Path("etc/cpu-pooler")
+KUBELET_CONFIG: Final = Path("var/lib/kubelet/config.yaml")
+CPU_MANAGER_STATE: Final = "cpu_manager_state"
+AGENT: Final = Path("agent")
+"""Where in the archive these are; everything else is where `HostRoot` has it, and the state of the
+kubelet's CPU manager in the kubelet's folder."""
+
+_SCHEMA: Final = "cpupool-bundle/1"
+_CPU: Final = "devices/system/cpu"
+_NODE: Final = "devices/system/node/node[0-9]*"
+_SYSFS: Final = (
+    *(
+        f"{_CPU}/{name}"
+        for name in ("online", "offline", "present", "possible", "isolated", "nohz_full")
+    ),
+    f"{_CPU}/cpu[0-9]*/online",
+    f"{_CPU}/cpu[0-9]*/topology/*",
+    f"{_CPU}/cpu[0-9]*/cache/index*/level",
+    f"{_CPU}/cpu[0-9]*/cache/index*/shared_cpu_*",
+    f"{_NODE}/cpu[lm]*",
+    f"{_NODE}/distance",
+    "devices/cpu_*/cpus",
+)
+_BOOT_PARAMETERS: Final = (
+    *("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity", "kthread_cpus", "maxcpus", "nosmt"),
+    *("cgroup_disable", "cgroup_no_v1", "systemd.unified_cgroup_hierarchy"),
+)
+"""The kernel's command line can hold passwords."""
+_CPUSET: Final = ("cpuset.cpus", "cpuset.cpus.effective")
+_LARGEST_FILE_BYTES: Final = 4 * 2**20
+_MOST_FILES: Final = 200_000
+_MOST_BYTES: Final = 256 * 2**20
+"""A machine with 1024 CPUs and 500 containers stays below a tenth of both."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """Files on their way into an archive.
+
+    Attributes:
+        files: path in the archive → content; that of a folder ends with a slash.
+        changed_s: path → when the file was changed last, in seconds since 1970.
+        left_out: what could not be taken, and why.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    changed_s: dict[str, float] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def take(
+        self, source: Path, name: Path, edit: Callable[[bytes], bytes] = lambda content: content
+    ) -> None:
+        """Take one file, as `edit` leaves it; what is not there is not missed."""
+        try:
+            with source.open("rb") as file:
+                content = file.read(_LARGEST_FILE_BYTES + 1)
+                changed_s = os.fstat(file.fileno()).st_mtime
+            if len(content) > _LARGEST_FILE_BYTES:
+                self.left_out.append(f"{name}: it has more than {_LARGEST_FILE_BYTES} bytes")
+                return
+            self.files[str(name)] = edit(content)
+            self.changed_s[str(name)] = changed_s
+        except CPUPoolError as error:
+            self.left_out.append(f"{name}: {error}")
+        except OSError as error:
+            # Files of a CPU that goes offline meanwhile answer ENODEV.
+            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):
+                self.left_out.append(f"{name}: {error.strerror}")
+
+    def write(self, out: BinaryIO) -> None:
+        """Write the archive, with a list of its contents."""
+        now = datetime.now(UTC)
+        contents = {
+            "schema": _SCHEMA,
+            "cpupool": VERSION,
+            "recorded": now.isoformat(timespec="seconds"),
+            "files": sorted(self.files),
+            "left_out": self.left_out,
+        }
+        files = {CONTENTS: json.dumps(contents, indent=2).encode(), **self.files}
+        with tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for name in sorted(files):
+                member = tarfile.TarInfo(name.rstrip("/"))
+                member.mtime = int(self.changed_s.get(name, now.timestamp()))
+                member.size = len(files[name])
+                member.mode = 0o600
+                if name.endswith("/"):
+                    member.type, member.mode = tarfile.DIRTYPE, 0o700
+                archive.addfile(member, io.BytesIO(files[name]))
+
+
+def record(
+    root: HostRoot, names: Names, *, cgroup_root: str, config: Path, kubelet_config_file: Path
+) -> Recording:
+    """Collect what is known of a node; what cannot be read is left out, and said to be.
+
+    Args:
+        root: where the machine's trees are.
+        names: for the resources that are ours.
+        cgroup_root: the kubelet's `--cgroup-root`; empty to look in the usual places.
+        config: the pool file, or the folder of pool files.
+        kubelet_config_file: the kubelet's configuration.
+    """
+    kept, there = Recording(), HostRoot.under(Path())
+    for pattern in _SYSFS:
+        for path in sorted(root.sysfs.glob(pattern)):
+            kept.take(path, there.sysfs / path.relative_to(root.sysfs))
+    kept.take(root.proc / "version", there.proc / "version")
+    kept.take(root.proc / "cmdline", there.proc / "cmdline", _boot_parameters)
+    _take_interrupts(kept, root, there)
+    _take_daemons(kept, root, there)
+    _take_cgroups(kept, root, there, cgroup_root)
+    kept.take(root.checkpoint, there.checkpoint, lambda content: _checkpoint(content, names))
+    state = CPU_MANAGER_STATE
+    kept.take(root.kubelet / state, there.kubelet / state, _cpu_manager_state)
+    kept.take(kubelet_config_file, KUBELET_CONFIG, _kubelet_config)
+    kept.take(root.status, there.status)
+    kept.take(root.last_good_pools, there.last_good_pools)
+    for path in sorted(config.glob("*")) if config.is_dir() else [config]:
+        if poolconfig.is_pool_file(path.name) or path == config:
+            kept.take(path, POOL_FILES / path.name)
+    return kept
+
+
+def extract(archive: Path, folder: Path) -> datetime:
+    """Unpack an archive that `Recording.write` wrote, whoever sent it.
+
+    Returns:
+        When it was recorded.
+
+    Raises:
+        HostFileError: it is something else, or too large.
+    """
+    try:
+        with tarfile.open(archive, "r:gz") as members:
+            _unpack(members, folder)
+        return _recorded(json.loads((folder / CONTENTS).read_bytes()))
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, LookupError) as error:
+        raise HostFileError(
+            str(archive), f"no support bundle, or a damaged one ({error})", "name another file"
+        ) from error
+
+
+def _recorded(contents: object) -> datetime:
+    if not isinstance(contents, dict) or contents.get("schema") != _SCHEMA:
+        raise ValueError(f"{CONTENTS} is not of the schema {_SCHEMA}")
+    return datetime.fromisoformat(str(contents["recorded"]))
+
+
+def _unpack(members: tarfile.TarFile, folder: Path) -> None:
+    count = size = 0
+    for member in members:
+        count, size = count + 1, size + member.size
+        if count > _MOST_FILES or size > _MOST_BYTES:
+            raise ValueError(f"it holds more than {_MOST_FILES} files or {_MOST_BYTES} bytes")
+        if not (member.isreg() or member.isdir()):
+            raise ValueError(f"{member.name[:60]!r} is neither a file nor a folder")
+        # Refuses names that lead out of the folder.
+        members.extract(member, folder, filter="data")
+
+
+def _take_interrupts(kept: Recording, root: HostRoot, there: HostRoot) -> None:
+    for one in interrupts.interrupts(root.proc):
+        folder = there.proc / interrupts.FOLDER / str(one.number)
+        kept.files[str(folder / interrupts.ALLOWED)] = f"{one.allowed}\n".encode()
+        kept.files[str(folder / interrupts.EFFECTIVE)] = f"{one.effective}\n".encode()
+        for handler in one.handlers:
+            kept.files[f"{folder / handler}/"] = b""
+
+
+def _take_daemons(kept: Recording, root: HostRoot, there: HostRoot) -> None:
+    for one in processes.daemons(root.proc):
+        folder = there.proc / str(one.pid)
+        cgroup = f"0::/{processes.SYSTEM_SLICE}/{one.unit}\n"
+        status = f"{processes.NAME}:\t{one.name}\n{processes.ALLOWED}:\t{one.cpus}\n"
+        kept.files[str(folder / "cgroup")] = cgroup.encode()
+        kept.files[str(folder / "status")] = status.encode()
+
+
+def _take_cgroups(kept: Recording, root: HostRoot, there: HostRoot, cgroup_root: str) -> None:
+    try:
+        base, version = hierarchy(root.cgroup)
+    except HostError as error:
+        kept.left_out.append(str(error))
+        return
+    copied = there.cgroup / base.relative_to(root.cgroup)
+    v2 = version is CgroupVersion.V2
+    for name in ("cgroup.controllers", *_CPUSET) if v2 else _CPUSET:
+        kept.take(base / name, copied / name)
+
+    def unreadable(error: OSError) -> None:
+        if error.errno != errno.ENOENT:
+            kept.left_out.append(f"{error.filename}: {error.strerror}")
+
+    for place in (*cgroup_names.kubepods(cgroup_root), processes.SYSTEM_SLICE):
+        for above, _folders, files in os.walk(base / place, onerror=unreadable):
+            folder = copied / Path(above).relative_to(base)
+            kept.files[f"{folder}/"] = b""
+            for name in set(_CPUSET).intersection(files):
+                kept.take(Path(above, name), folder / name)
+
+
+def _boot_parameters(content: bytes) -> bytes:
+    words = content.decode("utf-8", "replace").split()
+    return " ".join(word for word in words if word.partition("=")[0] in _BOOT_PARAMETERS).encode()
+
+
+def _checkpoint(content: bytes, names: Names) -> bytes:
+    """Keep our own entries: other plugins' answers may hold secrets for their containers."""
+    found = kubelet_checkpoint.parse(content)
+    ours = tuple(entry for entry in found.entries if names.pool_of(entry.resource))
+    registered = {name: ids for name, ids in found.registered.items() if names.pool_of(name)}
+    return kubelet_checkpoint.encode(replace(found, entries=ours, registered=registered))
+
+
+def _cpu_manager_state(content: bytes) -> bytes:
+    state: object = None
+    with suppress(ValueError):
+        state = json.loads(content)
+    told = state if isinstance(state, dict) else {}
+    kept = {key: told[key] for key in ("policyName", "defaultCpuSet") if key in told}
+    return json.dumps(kept).encode()
+
+
+def _kubelet_config(content: bytes) -> bytes:
+    config = kubelet_config.parse(KUBELET_CONFIG.name, content)
+    return json.dumps(config.excerpt(), indent=2).encode()

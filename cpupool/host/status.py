@@ -1,0 +1,57 @@
+"""The file in which the agent tells what it sees, for `cpupool status`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from cpupool.core.errors import HostError
+from cpupool.host import files
+from cpupool.manager import report
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.resolve import NodeFacts, Resolution
+
+log = logs.get(__name__)
+
+
+class StatusFile:
+    """Keeps the file true; one thread only publishes.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._published: object = None
+        self._complaint = ""
+
+    def publish(
+        self,
+        facts: NodeFacts,
+        resolution: Resolution,
+        found: tuple[FoundContainer, ...],
+        waiting_for: str,
+    ) -> None:
+        """Write what is new; else only the file's time, which tells that the agent lives."""
+        news = (resolution, found, waiting_for)
+        try:
+            if self._published != news:
+                status = report.describe(facts, *news)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                files.write_atomically(self._path, json.dumps(report.to_json(status)).encode())
+                self._published = news
+            os.utime(self._path)
+            self._complaint = ""
+        except (OSError, HostError) as error:
+            # A full disk must not keep a container from its CPUs.
+            if self._complaint != str(error):
+                log.warning("status file cannot be written", path=self._path, error=error)
+            self._complaint = str(error)
+            self._published = None

@@ -1,0 +1,68 @@
+"""What the embedded node has instead of an API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.ports import EventSink, PodSource
+
+log = logs.get(__name__)
+
+
+class EventLog:
+    """Takes Events and writes them into the log."""
+
+    def pod(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
+        """Write what is told of a pod."""
+        _write(warning, reason, message, f"{pod.namespace}/{pod.name}")
+
+    def node(self, reason: str, message: str, *, warning: bool = True) -> None:
+        """Write what is told of the node."""
+        _write(warning, reason, message, "node")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedCluster:
+    """A cluster of one node, whose labels stay as they are.
+
+    Attributes:
+        source: where the pods come from; it wakes the agent by itself.
+        node_labels: the node's labels.
+        events: takes what an API server would.
+    """
+
+    source: PodSource
+    node_labels: Mapping[str, str]
+    events: EventSink = field(default_factory=EventLog)
+
+    def pods(self) -> tuple[Pod, ...] | None:
+        """Give the source's pods.
+
+        Raises:
+            CPUPoolError: the source cannot be read now.
+        """
+        return self.source.pods()
+
+    def labels(self) -> Mapping[str, str]:
+        """Give the labels."""
+        return self.node_labels
+
+    def loops(self) -> Mapping[str, Callable[[threading.Event], None]]:
+        """Give none: nothing is heard from anywhere."""
+        return {}
+
+    def wake(self) -> None:
+        """Do nothing: there is no loop."""
+
+
+def _write(warning: bool, reason: str, message: str, about: str) -> None:  # noqa: FBT001
+    write = log.warning if warning else log.info
+    write("event", about=about, reason=reason, message=message)

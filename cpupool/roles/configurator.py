@@ -1,0 +1,296 @@
+"""Puts the node's pool file in force, and each edit of it while pods run.
+
+Level-triggered: what the folder and the node's labels say now is compared with what was looked at
+last; events only say *look now*. An edit that is refused changes nothing: the last good pools stay,
+also over a restart of the agent, for which their text is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.config import poolconfig
+from cpupool.config.poolconfig import PoolFile, Source
+from cpupool.core.errors import (
+    ConfigError,
+    CPUPoolError,
+    HostError,
+    HostFileError,
+    Location,
+    Problem,
+    errors_in,
+    refuse_errors,
+)
+from cpupool.core.pools import NodePools
+from cpupool.host import files
+from cpupool.host.files import DirectoryWatch
+from cpupool.manager.usage import usage
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.manager.manager import Manager, PoolChange
+    from cpupool.manager.ports import EventSink, NodeLabels, TopologySource
+    from cpupool.manager.usage import PoolUsage
+    from cpupool.telemetry.health import Health
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+NAME: Final = "configurator"
+_CHECK_S: Final = 60.0
+"""How often the folder is read without an event."""
+_SWAPPED: Final = "..data"
+"""The link through which the kubelet shows a ConfigMap's files: one rename changes all of them
+(kubernetes pkg/volume/util/atomic_writer.go)."""
+
+_NO_FILE: Final = PoolFile(
+    name="no pool file matches this node",
+    pools=NodePools(),
+    node_selector={},
+    locations={"": Location("no pool file")},
+    warnings=(),
+)
+_NO_TEXT: Final = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a decision about the pools is made from.
+
+    Attributes:
+        texts: file name → what it holds.
+        labels: the node's.
+        online: the online CPUs while an edit is refused, for it may fit the machine later.
+    """
+
+    texts: Mapping[str, bytes]
+    labels: Mapping[str, str]
+    online: CPUSet | None
+
+
+class Configurator:
+    """The role that follows the pool files.
+
+    Args:
+        manager: takes the pools.
+        folder: where the pool files are.
+        last_good: the file that keeps the text of the pools in force.
+        labels: the node's labels, which choose the pool file.
+        topology: the machine that the pools must fit.
+        events: hears of each edit, good or bad.
+        metrics: told whether the newest edit is in force.
+        health: hears that the loop turns, and whether there are labels.
+        changed: called when other pools are in force.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        folder: Path,
+        *,
+        last_good: Path,
+        labels: NodeLabels,
+        topology: TopologySource,
+        events: EventSink,
+        metrics: Metrics,
+        health: Health,
+        changed: Callable[[], None],
+    ) -> None:
+        self._manager = manager
+        self._folder = folder
+        self._last_good = last_good
+        self._labels = labels
+        self._topology = topology
+        self._events = events
+        self._metrics = metrics
+        self._health = health
+        self._changed = changed
+        self._seen: _View | None = None
+        self._in_force: bytes | None = None
+        self._refused: tuple[str, ...] = ()
+        self._wake = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow the files and the labels until `stop` is set."""
+        watch = DirectoryWatch(self._folder, lambda _path: self.wake())
+        try:
+            while not stop.is_set():
+                self._health.beat(NAME)
+                watch.ensure()
+                with logs.operation("config"):
+                    self.look()
+                self._wake.wait(_CHECK_S)
+                self._wake.clear()
+        finally:
+            watch.stop()
+
+    def wake(self) -> None:
+        """Look now: labels or CPUs have changed, or `run` is to notice that it shall stop."""
+        self._wake.set()
+
+    def look(self) -> None:
+        """Put in force what is new; say what is refused, and keep the pools as they are."""
+        try:
+            self.load()
+        except ConfigError as error:
+            self._refuse([str(problem) for problem in errors_in(error.problems)])
+        except CPUPoolError as error:
+            self._seen = None
+            self._refuse([str(error)])
+
+    def load(self) -> None:
+        """Put in force what is new since the last time; without labels there is nothing to choose.
+
+        Raises:
+            ConfigError: the pool files are refused, or their pools are unsafe on this machine.
+            CPUPoolError: something cannot be read.
+        """
+        labels = self._labels.labels()
+        self._health.set(
+            "labels",
+            ok=labels is not None,
+            message="this node's labels are not known; check --node-name and the API server",
+        )
+        if labels is None:
+            return
+        view = _View(
+            texts=read_pool_files(self._folder),
+            labels=dict(labels),
+            online=self._topology.online() if self._refused else None,
+        )
+        if view == self._seen:
+            return
+        topology = self._topology.topology()
+        self._seen = view
+        problems: list[Problem] = []
+        sources = itertools.starmap(Source.of, view.texts.items())
+        parsed = poolconfig.parse_all(sources, self._manager.names, problems)
+        refuse_errors(problems)
+        file = poolconfig.select(parsed, view.labels) or _NO_FILE
+        try:
+            change = self._manager.reconfigure(file.pools, topology)
+        except ConfigError as error:
+            raise ConfigError(file.located(error.problems)) from error
+        self._accept(file, view.texts.get(file.name, _NO_TEXT), change)
+
+    def _accept(self, file: PoolFile, text: bytes, change: PoolChange) -> None:
+        """Tell of pools that are in force now, unless they were before, and keep their text."""
+        self._metrics.config_valid(valid=True)
+        if text == self._in_force and not self._refused:
+            return
+        for problem in (*file.warnings, *file.located(change.problems)):
+            log.warning("pool file", problem=problem)
+        news = _news(change, usage(self._manager.state()[0]))
+        log.info("pool configuration applied", file=file.name, **news)
+        before = self._in_force if self._in_force is not None else self._saved()
+        if text != before or self._refused:
+            told = "; ".join(f"{what} {names}" for what, names in news.items()) or "no pool differs"
+            self._events.node("CPUPoolConfigApplied", f"{file.name}: {told}.", warning=False)
+        self._refused = ()
+        self._in_force = text
+        self._save(text)
+        self._changed()
+
+    def _refuse(self, problems: Sequence[str]) -> None:
+        """Tell of an edit that is not taken; after a start, take the pools of before instead."""
+        if self._in_force is None:
+            self._fall_back()
+        self._metrics.config_valid(valid=False)
+        if self._refused == tuple(problems):
+            return
+        self._refused = tuple(problems)
+        kept = "the last good pools stay" if self._in_force else "there are no pools"
+        for problem in problems:
+            log.error("pool file", problem=problem)
+        log.error("pool configuration refused", problems=len(problems), so=kept)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        self._events.node(
+            "CPUPoolConfigInvalid",
+            f"{problems[0]}{more}. Until it is corrected {kept}; `cpupool validate` shows every"
+            " problem.",
+        )
+
+    def _fall_back(self) -> None:
+        text = self._saved()
+        if not text:
+            return
+        try:
+            file = poolconfig.parse(self._last_good.name, text, self._manager.names)
+            self._manager.reconfigure(file.pools, self._topology.topology())
+        except CPUPoolError as error:
+            log.warning("last good pools cannot be used", file=self._last_good, error=error)
+        else:
+            log.warning("last good pools in force", file=self._last_good)
+            self._in_force = text
+            self._changed()
+
+    def _saved(self) -> bytes:
+        try:
+            return self._last_good.read_bytes()
+        except OSError:
+            return _NO_TEXT
+
+    def _save(self, text: bytes) -> None:
+        try:
+            self._last_good.parent.mkdir(parents=True, exist_ok=True)
+            files.write_atomically(self._last_good, text)
+        except (OSError, HostError) as error:
+            # It is needed only after a restart with a bad edit: a full disk stops nothing now.
+            log.warning("last good pools not kept", file=self._last_good, error=error)
+
+
+def read_pool_files(folder: Path) -> dict[str, bytes]:
+    """Read every pool file of a folder, as a mounted ConfigMap shows them.
+
+    All are of one edit, also while the kubelet puts the next one in its place.
+
+    Returns:
+        The texts by file name, in the order of the names.
+
+    Raises:
+        HostFileError: the folder or a file in it cannot be read.
+    """
+    swapped = folder / _SWAPPED
+    try:
+        while True:
+            edit = swapped.resolve()
+            try:
+                texts = _texts(edit if edit.is_dir() else folder)
+            except FileNotFoundError:
+                if swapped.resolve() == edit:
+                    raise
+                continue
+            # An earlier edit is removed as soon as the next one is in its place.
+            if swapped.resolve() == edit:
+                return texts
+    except OSError as error:
+        raise HostFileError(
+            str(error.filename or folder),
+            str(error.strerror),
+            "name the folder where the pool ConfigMap is mounted with --config",
+        ) from error
+
+
+def _texts(folder: Path) -> dict[str, bytes]:
+    names = sorted(path.name for path in folder.iterdir())
+    return {name: (folder / name).read_bytes() for name in names if poolconfig.is_pool_file(name)}
+
+
+def _news(change: PoolChange, used: Iterable[PoolUsage]) -> dict[str, str]:
+    """Name what a change did to the pools, and what stays with pods until they end."""
+    draining = (f"{one.name} ({one.draining})" for one in used if one.draining)
+    named = {
+        "added": change.added,
+        "removed": change.removed,
+        "resized": change.resized,
+        "draining": draining,
+    }
+    listed = {what: ", ".join(sorted(names)) for what, names in named.items()}
+    return {what: names for what, names in listed.items() if names}

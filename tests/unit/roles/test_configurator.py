@@ -1,0 +1,401 @@
+"""Pool files as the kubelet mounts them, edited while the role runs."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, HostFileError
+from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import Sysfs
+from cpupool.manager.manager import Manager
+from cpupool.roles import configurator
+from cpupool.roles.configurator import Configurator
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
+from tests.builders import container, given, pod
+from tests.events import Heard
+from tests.machines import MACHINES
+from tests.mounts import Mount
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+GOOD = "pools:\n  exclusive_a: {cpus: '4,6'}\n  default: {cpus: 0-1}\nnodeSelector: {node: a}\n"
+GROWN = GOOD.replace("4,6", "2,4,6")
+BAD = GOOD.replace("4,6", "6-5")
+WORKER = "poolconfig-worker.yaml"
+
+
+class World:
+    """A machine with the role on it; what a restart of the agent leaves is in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = HostRoot.under(folder)
+        self.machine = MACHINES["laptop_4c8t"].write(folder)
+        self.mount = Mount(folder / "etc")
+        self.labels_now: Mapping[str, str] | None = {"node": "a"}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what a process forgets when it ends."""
+        self.manager = Manager()
+        self.metrics = Metrics()
+        self.health = Health()
+        self.heard = Heard()
+        self.changes = 0
+        self.role = Configurator(
+            self.manager,
+            self.mount.folder,
+            last_good=self.root.last_good_pools,
+            labels=self,
+            topology=Sysfs.at(self.root.sysfs),
+            events=self.heard,
+            metrics=self.metrics,
+            health=self.health,
+            changed=self._changed,
+        )
+
+    def labels(self) -> Mapping[str, str] | None:
+        return self.labels_now
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        stop = threading.Event()
+        thread = threading.Thread(target=self.role.run, args=(stop,), name="configurator")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            self.role.wake()
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+
+    def pools(self) -> dict[str, str]:
+        return {pool.name: str(pool.cpus) for pool in self.manager.pools()}
+
+    def await_pools(self, **expected: str) -> None:
+        eventually(lambda: self.pools() == expected, lambda: f"{expected}, but {self.pools()}")
+
+    def valid(self) -> bool:
+        return b"cpupool_config_valid 1.0" in self.metrics.render()[1]
+
+    def reasons(self) -> list[str]:
+        return [reason for reason, _ in self.heard.nodes]
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.mount.show(worker=GOOD)
+    return made
+
+
+class TestEdits:
+    def test_each_edit_of_the_mounted_files_is_taken_at_once(self, world: World) -> None:
+        with world.running():
+            world.await_pools(exclusive_a="4,6", default="0-1")
+            for _ in range(3):
+                world.mount.show(worker=GROWN)
+                world.await_pools(exclusive_a="2,4,6", default="0-1")
+                world.mount.show(worker=GOOD)
+                world.await_pools(exclusive_a="4,6", default="0-1")
+        assert world.changes == 7
+        assert world.valid()
+
+    def test_a_good_edit_is_told_once_with_what_it_changes(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.role.look()
+        caplog.set_level("INFO")
+        world.mount.show(
+            worker="pools:\n  exclusive_a: {cpus: '6'}\n  shared_b: {cpus: '2'}\n"
+            "nodeSelector: {node: a}\n"
+        )
+        for _ in range(2):
+            world.role.look()
+
+        told = f"{WORKER}: added shared_b; removed default; resized exclusive_a."
+        assert world.heard.nodes[1:] == [("CPUPoolConfigApplied", told)]
+        assert caplog.text.count("pool configuration applied") == 1
+
+    def test_what_is_as_it_was_costs_reading_it_only(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.role.look()
+        monkeypatch.setattr(Manager, "reconfigure", pytest.fail)
+        world.role.look()
+
+    def test_the_files_of_other_nodes_change_nothing_here(self, world: World) -> None:
+        world.role.look()
+        world.heard.nodes.clear()
+        world.mount.show(worker=GOOD, other=GROWN.replace("node: a", "node: b"))
+        world.role.look()
+
+        assert world.changes == 1
+        assert not world.heard.nodes
+
+    def test_devices_that_pods_keep_are_named(self, world: World) -> None:
+        world.role.look()
+        owner = pod("owner", container(exclusive_a=2))
+        world.manager.set_pods([owner])
+        world.manager.record_devices(given(owner, exclusive_a="4,6"))
+        world.mount.show(worker=GOOD.replace("4,6", "6"))
+        world.role.look()
+
+        assert world.heard.nodes[-1][1].endswith("resized exclusive_a; draining exclusive_a (1).")
+
+    def test_a_bad_edit_changes_nothing_and_is_told_exactly_once(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.role.look()
+        world.heard.nodes.clear()
+        world.mount.show(worker=BAD + "nonsense: 1\n")
+        for _ in range(3):
+            world.role.look()
+
+        assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
+        assert not world.valid()
+        assert caplog.text.count(f"{WORKER}:2:23: pools.exclusive_a.cpus:") == 1
+        assert caplog.text.count(f"{WORKER}:5:1: nonsense: unknown key") == 1
+        ((reason, message),) = world.heard.nodes
+        assert reason == "CPUPoolConfigInvalid"
+        assert message.startswith(f"{WORKER}:2:23: pools.exclusive_a.cpus:")
+        assert "(and 1 more)" in message
+        assert "the last good pools stay; `cpupool validate`" in message
+        assert world.health.ready().ok
+
+    def test_pools_that_the_machine_cannot_have_are_refused(self, world: World) -> None:
+        world.role.look()
+        world.mount.show(worker=GOOD.replace("4,6", "4,99"))
+        world.role.look()
+
+        assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
+        assert f"{WORKER}:2:23: " in world.heard.nodes[-1][1]
+        assert "this machine has no CPUs 99" in world.heard.nodes[-1][1]
+
+    def test_a_correction_is_told_even_where_it_brings_back_the_old_text(
+        self, world: World
+    ) -> None:
+        world.role.look()
+        for text in (BAD, GOOD):
+            world.mount.show(worker=text)
+            world.role.look()
+
+        assert world.valid()
+        assert world.reasons()[1:] == ["CPUPoolConfigInvalid", "CPUPoolConfigApplied"]
+        assert world.heard.nodes[-1][1] == f"{WORKER}: no pool differs."
+
+    def test_two_files_for_one_node_are_a_bad_edit(self, world: World) -> None:
+        world.role.look()
+        world.mount.show(worker=GOOD, other=GROWN)
+        world.role.look()
+
+        assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
+        assert "both match this node" in world.heard.nodes[-1][1]
+
+    def test_what_was_refused_is_tried_again_when_the_machine_changes(self, world: World) -> None:
+        present = world.root.sysfs / "devices/system/cpu/present"
+        whole = present.read_text()
+        world.machine.switch_off(CPUSet.parse("6-7"))
+        present.write_text("0-5\n")
+        for _ in range(2):
+            world.role.look()
+        assert not world.valid()
+
+        present.write_text(whole)
+        world.machine.switch_on(CPUSet.parse("6-7"))
+        world.role.look()
+        assert world.valid()
+        assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
+
+
+class TestChoice:
+    def test_a_label_that_changes_chooses_another_file(self, world: World) -> None:
+        world.mount.show(worker=GOOD, other=GROWN.replace("node: a", "node: b"))
+        with world.running():
+            world.await_pools(exclusive_a="4,6", default="0-1")
+            world.labels_now = {"node": "b"}
+            world.role.wake()
+            world.await_pools(exclusive_a="2,4,6", default="0-1")
+
+    def test_nothing_is_chosen_before_the_labels_are_known(self, world: World) -> None:
+        world.labels_now = None
+        world.role.look()
+        assert not world.pools()
+        assert "labels: failing: this node's labels are not known" in world.health.ready().lines[0]
+
+        world.labels_now = {"node": "a"}
+        world.role.look()
+        assert world.pools()
+        assert world.health.ready().ok
+
+    def test_a_node_without_a_file_has_no_pools_until_one_appears(self, world: World) -> None:
+        world.labels_now = {}
+        with world.running():
+            eventually(world.valid, "a look")
+            assert not world.pools()
+            world.mount.show(worker=GOOD, mine="pools: {shared_x: {cpus: 2}}")
+            world.await_pools(shared_x="2")
+
+    def test_the_pools_go_with_their_file_and_pods_keep_their_cpus(self, world: World) -> None:
+        world.role.look()
+        owner = pod("owner", container(exclusive_a=1))
+        world.manager.set_pods([owner])
+        world.manager.record_devices(given(owner, exclusive_a="4"))
+        world.mount.show()
+        world.role.look()
+
+        assert not world.pools()
+        assert [pool.name for pool in world.manager.advertised()] == ["exclusive_a"]
+        told = "removed default, exclusive_a; draining exclusive_a (1)."
+        assert world.heard.nodes[-1][1] == f"no pool file matches this node: {told}"
+        world.mount.show(worker=BAD)
+        world.restart()
+        world.role.look()
+        assert not world.pools()
+
+    def test_a_folder_that_vanishes_takes_no_pool_away(self, world: World) -> None:
+        world.role.look()
+        hidden = world.mount.folder.rename(world.mount.folder.with_name("hidden"))
+        for _ in range(2):
+            world.role.look()
+        assert world.pools()
+        assert not world.valid()
+        assert world.reasons()[1:] == ["CPUPoolConfigInvalid"]
+
+        hidden.rename(world.mount.folder)
+        world.role.look()
+        assert world.valid()
+
+    def test_a_bad_edit_is_told_again_after_another_fault(self, world: World) -> None:
+        world.role.look()
+        world.mount.show(worker=BAD)
+        for _ in range(2):
+            world.role.look()
+        hidden = world.mount.folder.rename(world.mount.folder.with_name("hidden"))
+        world.role.look()
+        hidden.rename(world.mount.folder)
+        world.role.look()
+
+        problems = [message.partition(": ")[0] for _, message in world.heard.nodes[1:]]
+        edit = f"{WORKER}:2:23"
+        assert problems == [edit, str(world.mount.folder), edit]
+
+
+class TestRestarts:
+    def test_a_restart_tells_nobody_what_was_told_before(self, world: World) -> None:
+        world.role.look()
+        world.restart()
+        world.role.look()
+
+        assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
+        assert not world.heard.nodes
+
+    def test_after_a_restart_with_a_bad_edit_the_last_good_pools_return(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.role.look()
+        world.mount.show(worker=BAD)
+        world.restart()
+        world.role.look()
+
+        assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
+        assert not world.valid()
+        assert world.reasons() == ["CPUPoolConfigInvalid"]
+        assert world.changes == 1
+        assert f"last good pools in force file={world.root.last_good_pools}" in caplog.text
+
+    def test_a_first_start_with_a_bad_file_has_no_pools_until_it_is_corrected(
+        self, world: World
+    ) -> None:
+        world.mount.show(worker=BAD)
+        with world.running():
+            eventually(world.reasons, "an event")
+            assert not world.pools()
+            assert "there are no pools" in world.heard.nodes[0][1]
+            world.mount.show(worker=GOOD)
+            world.await_pools(exclusive_a="4,6", default="0-1")
+
+    def test_last_good_pools_that_fit_no_longer_are_told_and_not_used(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.mount.show(worker=BAD)
+        world.root.state.mkdir(parents=True)
+        world.root.last_good_pools.write_text(GOOD.replace("4,6", "99"))
+        world.role.look()
+
+        assert not world.pools()
+        assert "last good pools cannot be used" in caplog.text
+
+    def test_a_disk_that_takes_nothing_costs_a_warning_only(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.root.state.parent.mkdir(parents=True)
+        world.root.state.touch()
+        world.role.look()
+
+        assert world.pools()
+        assert world.valid()
+        assert caplog.text.count("last good pools not kept") == 1
+
+
+class TestReading:
+    def test_only_pool_files_are_read_in_the_order_of_their_names(self, tmp_path: Path) -> None:
+        for name in ("poolconfig-b.yaml", "poolconfig-a.yaml", "other.yaml"):
+            (tmp_path / name).write_text(name)
+
+        assert list(configurator.read_pool_files(tmp_path).items()) == [
+            ("poolconfig-a.yaml", b"poolconfig-a.yaml"),
+            ("poolconfig-b.yaml", b"poolconfig-b.yaml"),
+        ]
+
+    def test_a_folder_that_is_missing_is_told_with_the_option_that_names_it(
+        self, tmp_path: Path
+    ) -> None:
+        with pytest.raises(HostFileError, match=r"missing.*--config"):
+            configurator.read_pool_files(tmp_path / "missing")
+
+    def test_the_files_of_two_edits_are_never_mixed(self, tmp_path: Path) -> None:
+        mount = Mount(tmp_path)
+        mount.show(a="0", b="0")
+        ended = threading.Event()
+
+        def edit() -> None:
+            for number in range(300):
+                mount.show(a=str(number), b=str(number))
+            ended.set()
+
+        editor = threading.Thread(target=edit)
+        editor.start()
+        try:
+            while not ended.is_set():
+                texts = configurator.read_pool_files(tmp_path)
+                assert len(texts) == 2
+                assert len(set(texts.values())) == 1
+        finally:
+            editor.join(DEADLINE_S)
+
+    def test_the_problems_of_all_files_are_told_together(self, world: World) -> None:
+        world.mount.show(
+            **{
+                name: f"pools: {{default: {{cpus: '{cpus}'}}}}\nnodeSelector: {{n: {name}}}\n"
+                for name, cpus in {"a": "5-2", "b": "0-1", "c": "x"}.items()
+            }
+        )
+        with pytest.raises(ConfigError) as raised:
+            world.role.load()
+
+        told = [str(problem).split(":")[0] for problem in raised.value.problems]
+        assert told == ["poolconfig-a.yaml", "poolconfig-c.yaml"]
