@@ -18,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cpupool.commands.checks import Verdict
 from cpupool.commands.painting import LegendRow, Mark, paint
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import HostFileError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
+    from cpupool.commands.checks import Row
     from cpupool.commands.painting import Painting
     from cpupool.core.topology import CPUTopology
     from cpupool.manager.report import NodeStatus
@@ -43,6 +45,12 @@ _BORDERS: Final = 4
 _PLAIN: Final = Mark(" ", "#ffffff on #566072")
 _OFFLINE: Final = Mark("x", "#8a8f98")
 _QUIET: Final = "#8a8f98"
+_VERDICTS: Final = {
+    Verdict.OK: ("+", "green"),
+    Verdict.WARNING: ("!", "bold yellow"),
+    Verdict.PROBLEM: ("x", "bold red"),
+    Verdict.SKIPPED: ("-", _QUIET),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,20 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     return Group(
         Picture(topology, painting), pools, Text(verdict, "bold"), *([listed] if odd else [])
     )
+
+
+def checks(rows: Sequence[Row]) -> RenderableType:
+    """List what was checked, each with its verdict in a word, and what to do below the fact."""
+    listed = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(4):
+        listed.add_column(overflow="fold")
+    for row in rows:
+        symbol, style = _VERDICTS[row.verdict]
+        fact = Text(row.fact)
+        if row.remedy:
+            fact.append(f"\n> {row.remedy}", _QUIET if row.verdict is Verdict.SKIPPED else "bold")
+        listed.add_row(Text(symbol, style), Text(row.verdict.value, style), Text(row.check), fact)
+    return listed
 
 
 def show(picture: RenderableType, out: TextIO) -> None:

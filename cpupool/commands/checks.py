@@ -1,0 +1,355 @@
+"""What is wrong with a node: facts in, rows for `cpupool doctor` out. Nothing is read here."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import Severity
+from cpupool.core.pools import PoolKind
+from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.manager.learner import POOL_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from cpupool.config.poolconfig import PoolFile
+    from cpupool.core.errors import Problem
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
+    from cpupool.host.interrupts import Interrupt
+    from cpupool.host.processes import Daemon
+    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.report import NodeStatus
+
+_SILENT_S: Final = 60.0
+"""The agent writes its status with every sweep, which is every 10 s where nothing else is set."""
+_SHOWN: Final = 5
+_REFUSED: Final = re.compile(
+    r'^cpupool_watch_restarts_total\{(?=[^}]*reason="40[13]")[^}]*resource="(\w+)"[^}]*\}',
+    re.MULTILINE,
+)
+"""What the agent could not watch, in its metrics."""
+_ASK: Final = "run this in the agent's container, or give the address of its pod with --agent"
+_GRANT: Final = (
+    "apply the agent's ClusterRole and its binding: list and watch pods and nodes, create events"
+)
+_NO_STATIC: Final = (
+    "drain the node, stop the kubelet, set cpuManagerPolicy: none, delete cpu_manager_state in its"
+    " folder, start it"
+)
+
+
+class Verdict(Enum):
+    """What a check comes to."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The answer of one check.
+
+    Attributes:
+        check: its name.
+        verdict: what it comes to.
+        fact: what was found.
+        remedy: what to do about it; empty where nothing is to be done.
+    """
+
+    check: str
+    verdict: Verdict
+    fact: str
+    remedy: str = ""
+
+
+def agent(found: tuple[NodeStatus, float] | None, readiness: str | None) -> Iterator[Row]:
+    """Check that the agent runs and does its work.
+
+    Args:
+        found: what it has written, and the age of that in seconds; None without a file.
+        readiness: its answer to /readyz, a line per condition; None without one.
+    """
+    if found is None:
+        fact = "it has not run here since the node was started"
+        yield Row("agent", Verdict.PROBLEM, fact, "install it, or look at its pod: kubectl logs")
+        return
+    status, age_s = found
+    failing = [line for line in (readiness or "").splitlines() if ": failing: " in line]
+    if age_s > _SILENT_S:
+        fact = f"its last word is {age_s:.0f} s old"
+        yield Row("agent", Verdict.PROBLEM, fact, "look at its pod: kubectl describe, kubectl logs")
+    for line in failing:
+        fact, _, remedy = line.replace(": failing: ", ": ", 1).partition("; ")
+        yield Row("agent", Verdict.PROBLEM, fact, remedy)
+    if status.waiting_for and not failing:
+        fact = f"it waits for {status.waiting_for} and touches no container before"
+        without_pools = status.waiting_for == POOL_FILE
+        verdict = Verdict.WARNING if without_pools else Verdict.PROBLEM
+        yield Row("agent", verdict, fact, "look at its log for why that does not come")
+    elif age_s <= _SILENT_S and not failing:
+        said = ", and says that it is ready" if readiness else ""
+        yield Row("agent", Verdict.OK, f"it wrote its status {max(age_s, 0):.0f} s ago{said}")
+
+
+def rights(found: tuple[NodeStatus, float] | None, metrics: str | None) -> Row:
+    """Check what the API server lets the agent do, as the agent has met it.
+
+    Args:
+        found: as for `agent`.
+        metrics: its answer to /metrics; None without one.
+    """
+    refused = sorted(set(_REFUSED.findall(metrics or "")))
+    waits_for_pods = found is not None and "pods" in found[0].waiting_for
+    if refused:
+        fact = f"the API server has refused the agent: {', '.join(refused)}"
+        verdict = Verdict.PROBLEM if waits_for_pods else Verdict.WARNING
+        return Row("rights", verdict, fact, _GRANT)
+    if waits_for_pods:
+        fact = "the agent has no list of the node's pods yet"
+        return Row("rights", Verdict.WARNING, fact, f"if its log says Forbidden: {_GRANT}")
+    if metrics is None:
+        return Row("rights", Verdict.SKIPPED, "the agent gives no answer", _ASK)
+    return Row("rights", Verdict.OK, "the API server lets the agent watch pods and its node")
+
+
+def cgroups(version: CgroupVersion, looked_for: Iterable[str], there: Collection[str]) -> Row:
+    """Check the cgroups of pods.
+
+    Args:
+        version: which one has the cpuset controller.
+        looked_for: the places where the cgroup of all pods can be.
+        there: those that exist.
+    """
+    if not there:
+        return Row(
+            "cgroups",
+            Verdict.PROBLEM,
+            f"there is no cgroup of pods; looked for {', '.join(looked_for)}",
+            "start the kubelet, or give its --cgroup-root to cpupool",
+        )
+    drivers = sorted({"systemd" if place.endswith(".slice") else "cgroupfs" for place in there})
+    fact = f"version {version.value}, driver {' and '.join(drivers)} ({', '.join(there)})"
+    if len(drivers) > 1:
+        remedy = "the kubelet's driver was changed: reboot the node to be rid of the old cgroups"
+        return Row("cgroups", Verdict.WARNING, fact, remedy)
+    if version is CgroupVersion.V1:
+        remedy = "move to version 2; until then a kubelet from 1.35 on needs failCgroupV1: false"
+        return Row("cgroups", Verdict.WARNING, fact, remedy)
+    return Row("cgroups", Verdict.OK, fact)
+
+
+def cpu_manager(policy: str | None, allocatable: CPUSet | None) -> Row:
+    """Check that the kubelet places nobody itself.
+
+    Args:
+        policy: as its CPU manager has written it down; None where that cannot be seen.
+        allocatable: the CPUs that it says it gives out, none under the policy none; None where it
+            was not asked.
+    """
+    if policy not in (None, "none"):
+        fact = f"the kubelet's CPU manager is {policy!r:.40} and writes the same cpusets as cpupool"
+        return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
+    if allocatable:
+        fact = f"the kubelet's CPU manager is static: it gives out the CPUs {allocatable} itself"
+        return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
+    if policy is None and allocatable is None:
+        fact = "the kubelet's state cannot be seen from here"
+        return Row("CPU manager", Verdict.SKIPPED, fact, "run this on the node, as root")
+    return Row("CPU manager", Verdict.OK, "none, so nobody but cpupool writes cpusets")
+
+
+def problems(check: str, found: Iterable[Problem], fine: str) -> Iterator[Row]:
+    """Give a row for each problem, or one that says that there is none."""
+    rows = [
+        Row(
+            check,
+            Verdict.WARNING if one.severity is Severity.WARNING else Verdict.PROBLEM,
+            ": ".join(part for part in (str(one.location or ""), one.path, one.what) if part),
+            one.remedy,
+        )
+        for one in found
+    ]
+    yield from rows or [Row(check, Verdict.OK, fine)]
+
+
+def pool_file(file: PoolFile | None, in_force: NodePools | None) -> Iterator[Row]:
+    """Compare the node's pool file with the pools that the agent has in force; None is unknown."""
+    if file is None:
+        fact, remedy = "it is not known", "name it with --config, and --node-labels to choose one"
+        yield Row("pool file", Verdict.SKIPPED, fact, remedy)
+    elif in_force not in (None, file.pools):
+        fact = f"{file.name} says something else than the pools that the agent has in force"
+        remedy = "if the edit is older than a minute, look at the agent's log for what refuses it"
+        yield Row("pool file", Verdict.WARNING, fact, remedy)
+    else:
+        fine = f"{file.name} {'is in force' if in_force else 'can be used'}"
+        yield from problems("pool file", file.warnings, fine)
+
+
+def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iterator[Row]:
+    """Compare what was taken from the scheduler at boot with the pools.
+
+    Args:
+        pools: the node's.
+        topology: its CPUs.
+        tickless: those without a timer tick (`nohz_full`).
+    """
+    exclusive = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.EXCLUSIVE))
+    common = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.SHARED))
+    common |= pools.default_cpus(topology)
+    harms = {
+        "isolcpus": (topology.isolated, "the kernel does not spread a container's tasks over them"),
+        "nohz_full": (tickless, "with several tasks on one it only makes system calls dearer"),
+    }
+    found = False
+    for parameter, (cpus, harm) in harms.items():
+        if crowded := cpus & common:
+            found = True
+            yield Row(
+                "isolation",
+                Verdict.WARNING,
+                f"CPUs {crowded} of shared or default pools are in {parameter}: {harm}",
+                f"take them out of {parameter}, or put them into an exclusive pool",
+            )
+        if cpus & exclusive and not exclusive <= cpus:
+            found = True
+            yield Row(
+                "isolation",
+                Verdict.WARNING,
+                f"{parameter} has {cpus & exclusive} of the exclusive CPUs {exclusive}: how quiet a"
+                " container runs depends on which it gets",
+                f"put all of them into {parameter}, or none",
+            )
+    if not found:
+        told = ", ".join(f"{name} {cpus or 'none'}" for name, (cpus, _) in harms.items())
+        yield Row("isolation", Verdict.OK, told)
+
+
+def interrupts(found: Collection[Interrupt], exclusive: CPUSet) -> Row:
+    """Check that interrupts are served elsewhere than on exclusive CPUs."""
+    allowed = [one for one in found if one.allowed & exclusive]
+    if not allowed:
+        fact = f"none of {len(found)} may be served by an exclusive CPU"
+        return Row("interrupts", Verdict.OK, fact)
+    now = [one for one in allowed if one.effective & exclusive]
+    named = _listed(
+        f"{one.number} {','.join(one.handlers)} by {one.effective & exclusive}" for one in now
+    )
+    return Row(
+        "interrupts",
+        Verdict.WARNING,
+        f"{len(allowed)} of {len(found)} may be served by the exclusive CPUs {exclusive},"
+        f" {len(now)} are now{f': {named}' if now else ''}",
+        "boot with irqaffinity= and isolcpus=managed_irq, ban these CPUs from irqbalance, or write"
+        " other CPUs to /proc/irq/NUMBER/smp_affinity_list",
+    )
+
+
+def daemons(found: Collection[Daemon], exclusive: CPUSet, others: CPUSet) -> Row:
+    """Check that services stay off exclusive CPUs; `others` is where they may go."""
+    if not found:
+        fact = "no service is in sight from here"
+        return Row("daemons", Verdict.SKIPPED, fact, "run this on the node, not in a container")
+    units = {one.unit for one in found}
+    loose = {one.unit: one.cpus for one in found if one.cpus & exclusive}
+    if not loose:
+        fact = f"none of {len(units)} services may run on an exclusive CPU"
+        return Row("daemons", Verdict.OK, fact)
+    named = _listed(f"{unit} on {cpus}" for unit, cpus in sorted(loose.items()))
+    return Row(
+        "daemons",
+        Verdict.WARNING,
+        f"{len(loose)} of {len(units)} services may run on the exclusive CPUs {exclusive}: {named}",
+        f"set CPUAffinity={others} in /etc/systemd/system.conf and reboot",
+    )
+
+
+def containers(status: NodeStatus) -> Iterator[Row]:
+    """Check that containers run where the agent wants them."""
+    # Nobody is moved to an empty set: it means that the container is left alone.
+    astray = [one for one in status.containers if one.wanted and str(one.wanted) != one.found]
+    confined = [one for one in status.containers if one.placement is Placement.CONFINED]
+    if astray:
+        named = _listed(f"{one.name} runs on {one.found}, not on {one.wanted}" for one in astray)
+        yield Row(
+            "containers",
+            Verdict.PROBLEM,
+            f"{len(astray)} of {len(status.containers)} are on wrong CPUs: {named}",
+            "look at the agent's log for what the kernel refuses, or who writes against it",
+        )
+    if confined:
+        named = _listed(f"{one.name}: {one.reason}" for one in confined)
+        yield Row(
+            "containers",
+            Verdict.WARNING,
+            f"{len(confined)} of {len(status.containers)} are confined to the default pool:"
+            f" {named}",
+            "see docs/user/troubleshooting.md, A container is confined",
+        )
+    if not astray and not confined:
+        fact = f"all {len(status.containers)} are where they belong"
+        yield Row("containers", Verdict.OK, fact)
+
+
+def owners(found: Iterable[FoundContainer], exclusive: CPUSet) -> Row:
+    """Check in the cgroups themselves that no exclusive CPU has two pods.
+
+    Raises:
+        CPUSetParseError: the kernel's list is none.
+    """
+    if not exclusive:
+        return Row("owners", Verdict.OK, "no pool is exclusive")
+    by_pod: defaultdict[str, CPUSet] = defaultdict(CPUSet)
+    for one in found:
+        by_pod[one.pod] |= CPUSet.parse(one.cpus) & exclusive
+    taken = contested = CPUSet()
+    for cpus in by_pod.values():
+        contested |= taken & cpus
+        taken |= cpus
+    if not contested:
+        fact = f"no exclusive CPU has two pods; {taken or 'none'} of {exclusive} have one"
+        return Row("owners", Verdict.OK, fact)
+    pods = sorted(pod for pod, cpus in by_pod.items() if cpus & contested)
+    return Row(
+        "owners",
+        Verdict.PROBLEM,
+        f"the exclusive CPUs {contested} are in the cpusets of {len(pods)} pods: {_listed(pods)}",
+        "start the agent; if it runs, look at `cpupool status` and at its log",
+    )
+
+
+def device_plugins(*, listening: bool, serving: int, expected: int) -> Row:
+    """Check the kubelet's folder of device plugins.
+
+    Args:
+        listening: whether the kubelet takes registrations.
+        serving: how many of our plugins take calls.
+        expected: how many the pools need.
+    """
+    if not listening:
+        return Row(
+            "device plugins",
+            Verdict.PROBLEM,
+            "nobody listens on the kubelet's registration socket",
+            "start the kubelet; in a container, mount its device-plugins folder",
+        )
+    fact = f"the kubelet listens, and {serving} of {expected} plugins"
+    if serving < expected:
+        remedy = "look at the agent's log: it offers nothing before it is ready"
+        return Row("device plugins", Verdict.PROBLEM, fact, remedy)
+    return Row("device plugins", Verdict.OK, fact)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    named = list(texts)
+    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    return f"{', '.join(named[:_SHOWN])}{more}"

@@ -1,0 +1,327 @@
+"""`cpupool doctor`: reads the facts about a node, and has each judged by `checks`.
+
+A fact that cannot be read is a row of its own and stops no other check.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from cpupool.commands import UsageError, add_command, checks, node
+from cpupool.commands.checks import Row, Verdict
+from cpupool.config import kubelet_config, poolconfig
+from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.config.poolconfig import Source
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    ConfigError,
+    CPUPoolError,
+    HostFileError,
+    ProtocolError,
+    refuse_errors,
+)
+from cpupool.core.pools import PoolKind, validate
+from cpupool.host import cgroup_names, recording
+from cpupool.host.cgroupfs import CgroupFS, hierarchy
+from cpupool.host.interrupts import interrupts
+from cpupool.host.processes import daemons
+from cpupool.host.sysfs import Sysfs
+from cpupool.kubelet.podresources import PodResources
+from cpupool.roles.configurator import read_pool_files
+from cpupool.wire import kubelet_checkpoint
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from cpupool.commands import Commands
+    from cpupool.commands.node import Node
+    from cpupool.config.poolconfig import PoolFile
+    from cpupool.core.errors import Problem
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
+    from cpupool.manager.report import NodeStatus
+
+_EXAMPLES = """\
+examples:
+  cpupool doctor
+  cpupool doctor --node-labels nodeType=dpdk --kubelet-config /etc/kubernetes/kubelet.yaml
+  cpupool doctor --bundle cpupool-support-node1.tar.gz --json
+
+Run it on the node as root, so that it sees the host's daemons and sockets; elsewhere it says what
+it could not see. A bundle is what `cpupool support-bundle` has written.
+
+Exit code 0: nothing is wrong, warnings apart; 1: there is a problem; 2: the command line is wrong,
+or a file that it names cannot be used.
+"""
+_SCHEMA: Final = "cpupool-doctor/1"
+_DIAL_S: Final = 2.0
+_NOT_IN_BUNDLE: Final = "not in a bundle"
+
+
+def add_parser(commands: Commands, summary: str) -> None:
+    """Add the command's arguments."""
+    parser = add_command(
+        commands,
+        "doctor",
+        summary,
+        "Checks a node: its kubelet, cgroups, pools and isolation, the agent and its containers.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "--bundle", metavar="FILE", type=Path, help="examine this support bundle instead"
+    )
+    node.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Examine the node and print a row for each check.
+
+    Returns:
+        1 where one of them is a problem.
+
+    Raises:
+        UsageError: what the command line names cannot be used.
+    """
+    with ExitStack() as opened:
+        if arguments.bundle:
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-"))
+            examined = node.recorded_node(arguments, arguments.bundle, Path(folder))
+        else:
+            examined = node.this_node(arguments)
+        rows = _examine(examined)
+    if arguments.json:
+        listed = [{**asdict(row), "verdict": row.verdict.value} for row in rows]
+        out.write(json.dumps({"schema": _SCHEMA, "checks": listed}, indent=2) + "\n")
+    else:
+        _draw(rows, out)
+    return 1 if any(row.verdict is Verdict.PROBLEM for row in rows) else 0
+
+
+def _draw(rows: Sequence[Row], out: TextIO) -> None:
+    # Only here, so that --json does without the drawing library.
+    from cpupool.commands import drawing  # noqa: PLC0415
+
+    drawing.show(drawing.checks(rows), out)
+    counts = Counter(row.verdict for row in rows)
+    told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    out.write(f"\n{told}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What several checks need.
+
+    Attributes:
+        node: where the facts are.
+        topology: the machine.
+        status: what the agent has written, and its age in seconds; None without.
+        pools: those in force, or those of the node's pool file while the agent has none; None
+            where neither is known.
+    """
+
+    node: Node
+    topology: CPUTopology
+    status: tuple[NodeStatus, float] | None
+    pools: NodePools | None
+
+    @property
+    def exclusive(self) -> CPUSet:
+        """The CPUs that nobody but their owners may disturb."""
+        pools = self.pools.of_kind(PoolKind.EXCLUSIVE) if self.pools else ()
+        return CPUSet.union(pool.reach(self.topology) for pool in pools)
+
+
+def _examine(examined: Node) -> list[Row]:
+    try:
+        topology = Sysfs.at(examined.root.sysfs).topology()
+    except HostFileError as error:
+        raise UsageError(str(error)) from error
+    rows: list[Row] = []
+    status: tuple[NodeStatus, float] | None = None
+    try:
+        status = examined.status()
+    except HostFileError as error:
+        rows += _failed("agent", error)
+    in_force = status[0].pools if status and status[0].pools.pools else None
+    file: PoolFile | None = None
+    try:
+        file = _pool_file(examined, topology)
+        rows += checks.pool_file(file, in_force)
+    except CPUPoolError as error:
+        rows += _failed("pool file", error)
+    pools = in_force or (file.pools if file else None)
+    known = _Known(examined, topology, status, pools)
+    for check, look in _CHECKS.items():
+        try:
+            rows += look(known)
+        except CPUPoolError as error:
+            rows += _failed(check, error)
+    return rows
+
+
+def _failed(check: str, error: CPUPoolError) -> Iterable[Row]:
+    if isinstance(error, ConfigError):
+        return checks.problems(check, error.problems, "")
+    fact, _, remedy = str(error).rpartition("; ")
+    return [Row(check, Verdict.PROBLEM, fact, remedy)]
+
+
+def _pool_file(examined: Node, topology: CPUTopology) -> PoolFile | None:
+    """Read the pool files, and choose the node's; None where it cannot be told.
+
+    Raises:
+        ConfigError: one of them cannot be used, or it does not fit the machine.
+        HostFileError: they cannot be read.
+    """
+    problems: list[Problem] = []
+    found: Iterable[Source]
+    text = node.read(examined.config)
+    if text is not None:
+        found = poolconfig.sources(examined.shown(examined.config), text, problems)
+    elif examined.config.is_dir():
+        found = [Source.of(*item) for item in read_pool_files(examined.config).items()]
+    else:
+        return None
+    files = poolconfig.parse_all(found, examined.names, problems)
+    refuse_errors([*problems, *poolconfig.rivals(files)])
+    if examined.labels is not None:
+        chosen = poolconfig.select(files, examined.labels)
+    else:
+        chosen = files[0] if len(files) == 1 else None
+    if chosen:
+        refuse_errors(chosen.located(validate(chosen.pools, topology)))
+    return chosen
+
+
+def _agent(known: _Known) -> Iterable[Row]:
+    return checks.agent(known.status, known.node.ask_agent(node.READY))
+
+
+def _rights(known: _Known) -> Iterable[Row]:
+    yield checks.rights(known.status, known.node.ask_agent(node.METRICS))
+
+
+def _cgroups(known: _Known) -> Iterable[Row]:
+    base, version = hierarchy(known.node.root.cgroup)
+    places = cgroup_names.kubepods(known.node.cgroup_root)
+    yield checks.cgroups(version, places, [one for one in places if (base / one).is_dir()])
+
+
+def _kubelet(known: _Known) -> Iterable[Row]:
+    path = known.node.kubelet_config
+    text = node.read(path)
+    if text is None:
+        fact = f"its configuration is not known: there is no {known.node.shown(path)}"
+        remedy = "name it with --kubelet-config, or use `cpupool kubelet-config --check`"
+        return [Row("kubelet", Verdict.SKIPPED, fact, remedy)]
+    if known.pools is None:
+        return [Row("kubelet", Verdict.SKIPPED, "its configuration is compared with pools only")]
+    config = kubelet_config.parse(known.node.shown(path), text)
+    needs = KubeletNeeds.of(known.pools, known.topology)
+    return checks.problems("kubelet", kubelet_config.check(config, needs), config.describe(needs))
+
+
+def _cpu_manager(known: _Known) -> Iterable[Row]:
+    policy: str | None = None
+    with suppress(OSError, ValueError, AttributeError):
+        # In a container it is out of sight; then the kubelet's answer has to do.
+        state = (known.node.root.kubelet / recording.CPU_MANAGER_STATE).read_bytes()
+        policy = json.loads(state).get("policyName")
+    allocatable: CPUSet | None = None
+    if known.node.bundle is None:
+        # That it does not answer is told by another check.
+        with suppress(ProtocolError):
+            allocatable = PodResources(known.node.root.podresources_socket).allocatable_cpus()
+    yield checks.cpu_manager(policy, allocatable)
+
+
+def _device_plugins(known: _Known) -> Iterable[Row]:
+    if known.node.bundle:
+        yield Row("device plugins", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        return
+    ours = known.node.root.device_plugins.glob("cpupool-*.sock")
+    yield checks.device_plugins(
+        listening=_listens(known.node.root.kubelet_socket),
+        serving=sum(map(_listens, ours)),
+        expected=len(known.pools.advertised) if known.pools else 0,
+    )
+
+
+def _podresources(known: _Known) -> Iterable[Row]:
+    if known.node.bundle:
+        yield Row("podresources", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        return
+    pods = PodResources(known.node.root.podresources_socket).by_pod_name()
+    yield Row("podresources", Verdict.OK, f"the kubelet tells of {len(pods)} pods")
+
+
+def _checkpoint(known: _Known) -> Iterable[Row]:
+    text = node.read(known.node.root.checkpoint)
+    if text is None:
+        yield Row("checkpoint", Verdict.OK, "there is none: no pod has had devices yet")
+        return
+    found = kubelet_checkpoint.parse(text)
+    ours = {entry.pod_uid for entry in found.entries if known.node.names.pool_of(entry.resource)}
+    yield Row("checkpoint", Verdict.OK, f"{len(ours)} pods have devices of pools")
+
+
+def _pools(known: _Known) -> Iterable[Row]:
+    if known.pools is None:
+        fact = "none are known, so nothing is compared with them"
+        yield Row("pools", Verdict.SKIPPED, fact, "name the node's pool file with --config")
+        return
+    found = validate(known.pools, known.topology)
+    fine = "they fit the machine, and all their CPUs are online"
+    yield from checks.problems("pools", found, fine)
+    root, exclusive = known.node.root, known.exclusive
+    yield from checks.isolation(known.pools, known.topology, Sysfs.at(root.sysfs).tickless())
+    yield checks.interrupts(list(interrupts(root.proc)), exclusive)
+    yield checks.daemons(list(daemons(root.proc)), exclusive, known.topology.online - exclusive)
+
+
+def _containers(known: _Known) -> Iterable[Row]:
+    if known.status and not known.status[0].waiting_for:
+        yield from checks.containers(known.status[0])
+
+
+def _owners(known: _Known) -> Iterable[Row]:
+    if known.pools:
+        tree = CgroupFS(known.node.root.cgroup, known.node.cgroup_root)
+        yield checks.owners(tree.containers(), known.exclusive)
+
+
+_CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
+    "agent": _agent,
+    "rights": _rights,
+    "cgroups": _cgroups,
+    "kubelet": _kubelet,
+    "CPU manager": _cpu_manager,
+    "device plugins": _device_plugins,
+    "podresources": _podresources,
+    "checkpoint": _checkpoint,
+    "pools": _pools,
+    "containers": _containers,
+    "owners": _owners,
+}
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_DIAL_S)
+        try:
+            client.connect(str(path))
+        except PermissionError as error:
+            raise HostFileError(str(path), str(error.strerror), "run this as root") from error
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,182 @@
+"""`cpupool kubelet-config`: the kubelet settings that a pool file needs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from cpupool.commands import (
+    LARGEST_BYTES,
+    UsageError,
+    add_command,
+    add_node_labels,
+    add_resource_domain,
+    add_topology,
+    open_machine,
+    pool_files,
+    read_file,
+)
+from cpupool.config import kubelet_config
+from cpupool.config.kubelet_config import NONE, KubeletNeeds, as_quantity
+from cpupool.core.cpuset import format_ids
+from cpupool.core.errors import ConfigError, QuantityError, errors_in
+from cpupool.core.names import Names
+
+if TYPE_CHECKING:
+    from cpupool.commands import Commands
+
+_EXAMPLES = """\
+examples:
+  cpupool kubelet-config poolconfig-dpdk.yaml
+  cpupool kubelet-config poolconfig-dpdk.yaml --topology recorded.tar.gz --reserve 500m
+  cpupool kubelet-config poolconfig-dpdk.yaml --check /var/lib/kubelet/config.yaml
+  kubectl get --raw /api/v1/nodes/NODE/proxy/configz \\
+    | cpupool kubelet-config poolconfig-dpdk.yaml --check -
+
+What is printed is a part of a KubeletConfiguration: merge it into the kubelet's own, then restart
+the kubelet. --reserve is what the node's daemons and the kubelet usually need; it comes out of the
+default pool.
+
+Exit code 0: it is printed, or the kubelet's configuration suits the pools; 1: it does not; 2: the
+command line is wrong, or a file that it names cannot be used.
+"""
+_STDIN: Final = "-"
+
+
+def add_parser(commands: Commands, summary: str) -> None:
+    """Add the command's arguments."""
+    parser = add_command(
+        commands,
+        "kubelet-config",
+        summary,
+        "Prints the kubelet settings that the pools of a node need, or checks those that it has.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="the node's pool file, or a ConfigMap manifest"
+    )
+    parser.add_argument(
+        "--check",
+        metavar="FILE",
+        help="compare with this kubelet configuration file, or - for one (or an answer of /configz)"
+        " on standard input",
+    )
+    parser.add_argument(
+        "--reserve",
+        metavar="CPU",
+        type=_cpu,
+        default=0,
+        help="cpu of the default pool to keep for the node's own daemons, as 500m (default: 0)",
+    )
+    add_topology(parser, "the node's machine", "this")
+    add_node_labels(parser)
+    add_resource_domain(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Print the settings, or what is wrong with those in force.
+
+    Returns:
+        0 where nothing is wrong.
+
+    Raises:
+        UsageError: a file cannot be used, or there is less cpu than is to be kept.
+    """
+    topology = open_machine(arguments.topology)
+    names = Names(arguments.resource_domain)
+    _, file = pool_files.choose(arguments.file, arguments.node_labels, names, topology)
+    needs = KubeletNeeds.of(file.pools, topology, arguments.reserve)
+    if needs.schedulable_milli < 0:
+        raise UsageError(
+            f"--reserve {as_quantity(needs.usual_milli)} is more than the"
+            f" {len(needs.default)} CPUs of the default pool; reserve less"
+        )
+    if arguments.check is None:
+        out.write(_settings(needs, Path(file.name).name))
+        return 0
+    return _check(needs, arguments.check, out)
+
+
+def _check(needs: KubeletNeeds, source: str, out: TextIO) -> int:
+    name = "standard input" if source == _STDIN else source
+    text = _read_stdin() if source == _STDIN else read_file(Path(source))
+    try:
+        config = kubelet_config.parse(name, text)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    problems = kubelet_config.check(config, needs)
+    for problem in problems:
+        print(problem, file=out)
+    if errors_in(problems):
+        return 1
+    print(f"{name}: ok: {config.describe(needs)}", file=out)
+    return 0
+
+
+def _settings(needs: KubeletNeeds, name: str) -> str:
+    amount, left = as_quantity(needs.reserved_milli), as_quantity(needs.schedulable_milli)
+    usual = f", and {as_quantity(needs.usual_milli)} for daemons" if needs.usual_milli else ""
+    listed = len(needs.reserved_cpus)
+    instead = len(needs.online) - listed
+    return f"""\
+# For {name}: {len(needs.online)} CPUs online, {len(needs.default)} of them in the default pool.
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+
+# cpupool writes every container's cpuset, and a static CPU manager would write the same ones. On a
+# node that had one: drain it, stop the kubelet, delete cpu_manager_state in its folder, start it.
+cpuManagerPolicy: {NONE}
+
+# The CPUs outside the default pool{usual}: the scheduler's cpu of this node is then
+# {left}, what the default pool can carry. The cpu in kubeReserved, if any, counts besides.
+systemReserved:
+  cpu: "{amount}"
+
+# reservedSystemCPUs is best left out. Where it is set, the number of its CPUs takes the place of
+# the cpu in systemReserved and kubeReserved, and no daemon moves to or from a CPU by it. To the
+# same end as above it must list {listed} CPUs, which leaves the scheduler {instead}:
+# reservedSystemCPUs: "{needs.reserved_cpus}"
+
+{_topology_manager(needs)}
+"""
+
+
+def _topology_manager(needs: KubeletNeeds) -> str:
+    if not needs.spanning:
+        return (
+            "# topologyManagerPolicy may be any: no exclusive pool has CPUs of two NUMA nodes. With"
+            " another\n# than none the kubelet also looks for a pod's other devices on that node."
+        )
+    pools = ", ".join(f"{name} on {format_ids(on)}" for name, on in needs.spanning.items())
+    if needs.topology_manager_policy == NONE:
+        return (
+            f"# Pools lie on several NUMA nodes ({pools}), but of {needs.node_count} nodes the\n"
+            "# kubelet can bring devices together only with the policy option"
+            " max-allowable-numa-nodes.\n"
+            f"topologyManagerPolicy: {NONE}"
+        )
+    return f"""\
+# Pools lie on several NUMA nodes: {pools}. best-effort brings the CPUs of a container,
+# and its other devices, together where it can; single-numa-node refuses the pod where it cannot.
+# With the scope pod the same holds for all containers of a pod together.
+topologyManagerPolicy: {needs.topology_manager_policy}
+topologyManagerScope: container"""
+
+
+def _cpu(text: str) -> int:
+    try:
+        return kubelet_config.milli_of(text)
+    except QuantityError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; name a file")
+    text = sys.stdin.buffer.read(LARGEST_BYTES + 1)
+    if len(text) > LARGEST_BYTES:
+        raise UsageError(f"standard input has more than {LARGEST_BYTES} bytes; give another file")
+    return text

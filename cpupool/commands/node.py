@@ -1,0 +1,211 @@
+"""The node that `doctor` and `support-bundle` look at: this one, or a recorded one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from cpupool.commands import UsageError, add_node_labels, add_resource_domain
+from cpupool.core.errors import HostFileError
+from cpupool.core.names import Names
+from cpupool.host import recording
+from cpupool.host.root import HostRoot
+from cpupool.manager import report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.manager.report import NodeStatus
+
+READY: Final = "readyz"
+METRICS: Final = "metrics"
+_AGENT: Final = "http://127.0.0.1:9404"
+_TIMEOUT_S: Final = 3.0
+_LONGEST_BYTES: Final = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where a node's facts are.
+
+    Attributes:
+        root: its trees.
+        config: its pool file, or the folder of pool files.
+        kubelet_config: the kubelet's configuration.
+        agent: the agent's address, or where its recorded answers are.
+        names: the public strings, with the resource domain.
+        labels: the node's labels; None where they are not given.
+        cgroup_root: the kubelet's `--cgroup-root`; empty to look in the usual places.
+        now_s: the time that ages are counted from, in seconds since 1970.
+        bundle: where a support bundle was unpacked; None for a node that can be asked.
+    """
+
+    root: HostRoot
+    config: Path
+    kubelet_config: Path
+    agent: str
+    names: Names
+    labels: Mapping[str, str] | None
+    cgroup_root: str
+    now_s: float
+    bundle: Path | None = None
+
+    def shown(self, path: Path) -> str:
+        """Name a file as the user knows it."""
+        return str(path if self.bundle is None else path.relative_to(self.bundle))
+
+    def ask_agent(self, what: str) -> str | None:
+        """Ask the agent for READY or METRICS; None where it gives no answer."""
+        if self.bundle is not None:
+            return _text(Path(self.agent, what))
+        address = urlsplit(f"{self.agent}/{what}")
+        connection = HTTPConnection(address.netloc, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", address.path)
+            return connection.getresponse().read(_LONGEST_BYTES).decode("utf-8", "replace")
+        except (OSError, HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def status(self) -> tuple[NodeStatus, float] | None:
+        """Read what the agent has written, and its age in seconds; None without a file.
+
+        Raises:
+            HostFileError: the file cannot be read, or is of another version.
+        """
+        path = self.root.status
+        text = read(path)
+        if text is None:
+            return None
+        age_s = self.now_s - path.stat().st_mtime
+        try:
+            return report.from_json(json.loads(text)), age_s
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise HostFileError(
+                str(path), "it is no status file of this version", "restart the agent"
+            ) from error
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say where the node's facts are."""
+    parser.add_argument(
+        "--config",
+        metavar="PATH",
+        type=Path,
+        default=Path("/etc/cpu-pooler"),
+        help="the node's pool file, or the folder with poolconfig-<name>.yaml files"
+        " (default: %(default)s)",
+    )
+    add_node_labels(parser)
+    add_resource_domain(parser)
+    parser.add_argument(
+        "--kubelet-config",
+        metavar="FILE",
+        type=Path,
+        help="the kubelet's configuration (default: config.yaml in its folder)",
+    )
+    parser.add_argument(
+        "--agent",
+        metavar="URL",
+        type=_agent,
+        default=_AGENT,
+        help="where the agent answers /readyz (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cgroup-root",
+        metavar="PATH",
+        default="",
+        help="the kubelet's --cgroup-root (default: look in the usual places)",
+    )
+    parser.add_argument(
+        "--host-root",
+        metavar="DIR",
+        type=Path,
+        default=Path("/"),
+        help="where the node's file system is mounted (default: %(default)s)",
+    )
+
+
+def this_node(arguments: argparse.Namespace) -> Node:
+    """Give the node that the command line names.
+
+    Raises:
+        UsageError: a file or folder that it names is not there.
+    """
+    root = HostRoot.under(arguments.host_root)
+    if not root.sysfs.is_dir():
+        raise UsageError(f"--host-root {arguments.host_root}: there is no sys in it; name another")
+    if arguments.kubelet_config is not None and not arguments.kubelet_config.is_file():
+        raise UsageError(f"--kubelet-config {arguments.kubelet_config}: no such file")
+    return Node(
+        root=root,
+        config=arguments.config,
+        kubelet_config=arguments.kubelet_config or root.kubelet / recording.KUBELET_CONFIG.name,
+        agent=arguments.agent,
+        names=Names(arguments.resource_domain),
+        labels=arguments.node_labels,
+        cgroup_root=arguments.cgroup_root,
+        now_s=time.time(),
+    )
+
+
+def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) -> Node:
+    """Unpack a support bundle into a folder.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        recorded = recording.extract(archive, folder)
+    except HostFileError as error:
+        raise UsageError(str(error)) from error
+    return Node(
+        root=HostRoot.under(folder),
+        config=folder / recording.POOL_FILES,
+        kubelet_config=folder / recording.KUBELET_CONFIG,
+        agent=str(folder / recording.AGENT),
+        names=Names(arguments.resource_domain),
+        labels=arguments.node_labels,
+        cgroup_root=arguments.cgroup_root,
+        now_s=recorded.timestamp(),
+        bundle=folder,
+    )
+
+
+def _agent(text: str) -> str:
+    try:
+        address = urlsplit(text)
+        usable = address.scheme == "http" and address.hostname and address.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; write it as {_AGENT}")
+    return text.rstrip("/")
+
+
+def read(path: Path) -> bytes | None:
+    """Read a file of the node; None where there is no such file.
+
+    Raises:
+        HostFileError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        raise HostFileError(str(path), str(error.strerror), "run this as root") from error
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return None

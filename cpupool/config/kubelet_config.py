@@ -1,0 +1,337 @@
+"""The kubelet's configuration, and what the pools of a node need of it.
+
+The scheduler counts a node's `cpu` as all online CPUs less what the kubelet reserves, and knows
+nothing of pools; so whatever lies outside the default pool has to be reserved, or is given away
+twice. Sources: kubernetes cmd/kubelet/app/server.go (`reservedSystemCPUs` takes the place of every
+other cpu reservation), pkg/kubelet/cm/node_container_manager_linux.go (what is allocatable),
+pkg/kubelet/apis/config/v1beta1/defaults.go, pkg/kubelet/cm/topologymanager (at most 8 NUMA nodes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from cpupool.config import document
+from cpupool.config.document import Origin, Table, Text
+from cpupool.core import quantity
+from cpupool.core.cpuset import CPUSet, format_ids
+from cpupool.core.errors import (
+    ConfigError,
+    CPUSetParseError,
+    Location,
+    Problem,
+    QuantityError,
+    Severity,
+    refuse_errors,
+)
+from cpupool.core.pools import MILLI_PER_CPU, PoolKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.config.document import Value
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
+
+NONE: Final = "none"
+BEST_EFFORT: Final = "best-effort"
+
+_KIND: Final = "KubeletConfiguration"
+_CONFIGZ: Final = "kubeletconfig"
+"""The key under which /configz holds the configuration, without a kind of its own."""
+_CPU_MANAGER: Final = "cpuManagerPolicy"
+_TOPOLOGY_MANAGER: Final = "topologyManagerPolicy"
+_SYSTEM: Final = "systemReserved"
+_KUBE: Final = "kubeReserved"
+_CPUS: Final = "reservedSystemCPUs"
+_MOST_NUMA_NODES: Final = 8
+"""With more, a kubelet whose topology manager has a policy does not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletConfig:
+    """What cpupool has to know of a kubelet's configuration.
+
+    Attributes:
+        cpu_manager_policy: `none`, or `static`, which places containers itself.
+        topology_manager_policy: how the devices of a pod are brought together on NUMA nodes.
+        system_reserved_milli: the cpu kept from pods for the system.
+        kube_reserved_milli: the cpu kept from pods for Kubernetes.
+        reserved_cpus: CPUs kept from pods; where there are some, their number counts instead.
+        locations: path of a value → where it stands; "" → where the configuration begins.
+    """
+
+    cpu_manager_policy: str = NONE
+    topology_manager_policy: str = NONE
+    system_reserved_milli: int = 0
+    kube_reserved_milli: int = 0
+    reserved_cpus: CPUSet = field(default_factory=CPUSet)
+    locations: Mapping[str, Location] = field(default_factory=dict)
+
+    @property
+    def reserved_milli(self) -> int:
+        """The cpu that the scheduler does not see."""
+        if self.reserved_cpus:
+            return len(self.reserved_cpus) * MILLI_PER_CPU
+        return self.system_reserved_milli + self.kube_reserved_milli
+
+    def describe(self, needs: KubeletNeeds) -> str:
+        """Say what a kubelet that suits the pools leaves to the scheduler."""
+        schedulable_milli = len(needs.online) * MILLI_PER_CPU - self.reserved_milli
+        return (
+            f"{as_quantity(schedulable_milli)} cpu for the scheduler, in a default pool of"
+            f" {len(needs.default)} CPUs"
+        )
+
+    def excerpt(self) -> dict[str, object]:
+        """Give what is known of it as a KubeletConfiguration, without anything else it held."""
+        return {
+            "kind": _KIND,
+            _CPU_MANAGER: self.cpu_manager_policy,
+            _TOPOLOGY_MANAGER: self.topology_manager_policy,
+            _SYSTEM: {"cpu": as_quantity(self.system_reserved_milli)},
+            _KUBE: {"cpu": as_quantity(self.kube_reserved_milli)},
+            _CPUS: str(self.reserved_cpus),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletNeeds:
+    """What the pools of one node need of its kubelet.
+
+    Attributes:
+        online: the CPUs that the kubelet counts as the node's.
+        default: those of them that the scheduler's `cpu` has to stand for.
+        usual_milli: the cpu of the default pool that is kept for the node's own daemons.
+        spanning: exclusive pool → its NUMA nodes, for pools on more than one.
+        node_count: the machine's NUMA nodes.
+    """
+
+    online: CPUSet
+    default: CPUSet
+    usual_milli: int
+    spanning: Mapping[str, tuple[int, ...]]
+    node_count: int
+
+    @classmethod
+    def of(cls, pools: NodePools, topology: CPUTopology, usual_milli: int = 0) -> KubeletNeeds:
+        """Work them out."""
+        nodes = {
+            pool.name: tuple(node for node, cpus in topology.nodes.items() if cpus & pool.cpus)
+            for pool in pools.of_kind(PoolKind.EXCLUSIVE)
+        }
+        return cls(
+            online=topology.online,
+            default=pools.default_cpus(topology) & topology.online,
+            usual_milli=usual_milli,
+            spanning={name: listed for name, listed in nodes.items() if len(listed) > 1},
+            node_count=len(topology.nodes),
+        )
+
+    @property
+    def reserved_milli(self) -> int:
+        """The cpu to keep from the scheduler."""
+        return len(self.online - self.default) * MILLI_PER_CPU + self.usual_milli
+
+    @property
+    def schedulable_milli(self) -> int:
+        """The cpu that is left for pods."""
+        return len(self.online) * MILLI_PER_CPU - self.reserved_milli
+
+    @property
+    def reserved_cpus(self) -> CPUSet:
+        """The CPUs to list where they are reserved by name, whole ones only."""
+        usual = list(self.default)[: ceil(self.usual_milli / MILLI_PER_CPU)]
+        return (self.online - self.default) | CPUSet(usual)
+
+    @property
+    def topology_manager_policy(self) -> str:
+        """The policy that helps and refuses no pod."""
+        helps = self.spanning and self.node_count <= _MOST_NUMA_NODES
+        return BEST_EFFORT if helps else NONE
+
+
+def parse(name: str, text: str | bytes) -> KubeletConfig:
+    """Read a KubeletConfiguration, or what the kubelet's /configz answers, as YAML or JSON.
+
+    Raises:
+        ConfigError: it is something else, or a value that matters here cannot be read.
+    """
+    problems: list[Problem] = []
+    root = _table(document.read(text, Origin(name), problems))
+    refuse_errors(problems)
+    wrapped = root.get(_CONFIGZ)
+    found = _table(wrapped) if isinstance(wrapped, Table) else root
+    if found is root and _text(root.get("kind")) != _KIND:
+        what = f"this is neither a {_KIND} nor an answer of /configz"
+        raise _refused(root, what, "give one of the two")
+    return KubeletConfig(
+        cpu_manager_policy=_text(found.get(_CPU_MANAGER)) or NONE,
+        topology_manager_policy=_text(found.get(_TOPOLOGY_MANAGER)) or NONE,
+        system_reserved_milli=_milli(_table(found.get(_SYSTEM)).get("cpu")),
+        kube_reserved_milli=_milli(_table(found.get(_KUBE)).get("cpu")),
+        reserved_cpus=_cpus(found.get(_CPUS)),
+        locations={
+            path.removeprefix(f"{_CONFIGZ}."): where
+            for path, where in document.locations(found).items()
+        }
+        | {"": found.location},
+    )
+
+
+def check(config: KubeletConfig, needs: KubeletNeeds) -> tuple[Problem, ...]:
+    """Find where a kubelet's configuration and the pools of its node disagree."""
+    looks = (_cpu_manager, _reserved_cpus, _reservation, _topology_manager)
+    return tuple(problem for look in looks for problem in look(config, needs))
+
+
+def as_quantity(milli: int) -> str:
+    """Write an amount of cpu as Kubernetes does: `2`, `1500m`."""
+    cpus, rest = divmod(milli, MILLI_PER_CPU)
+    return f"{milli}m" if rest else str(cpus)
+
+
+def milli_of(text: str) -> int:
+    """Read an amount of cpu; what is less than a milli-CPU counts as one, as in Kubernetes.
+
+    Raises:
+        QuantityError: it is none, or a negative one.
+    """
+    value = quantity.parse(text) * MILLI_PER_CPU
+    if not 0 <= value < 2**63:
+        raise QuantityError(text, "write an amount of cpu, as 2 or 500m")
+    return ceil(value)
+
+
+def _cpu_manager(config: KubeletConfig, _needs: KubeletNeeds) -> Iterator[Problem]:
+    if config.cpu_manager_policy != NONE:
+        yield _problem(
+            config,
+            _CPU_MANAGER,
+            f"the kubelet's CPU manager is {config.cpu_manager_policy[:63]!r} and writes the same"
+            " cpusets as cpupool",
+            "drain the node, stop the kubelet, set none, delete its cpu_manager_state, start it",
+        )
+
+
+def _reserved_cpus(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem]:
+    listed = config.reserved_cpus
+    if absent := listed - needs.online:
+        yield _problem(
+            config,
+            _CPUS,
+            f"CPUs {absent} are not online, so the kubelet does not start",
+            f"list some of {needs.online}",
+        )
+    amounts_milli = config.system_reserved_milli + config.kube_reserved_milli
+    # A kubelet that runs may show the number of the list in systemReserved.
+    if listed and amounts_milli not in (0, config.reserved_milli):
+        yield _problem(
+            config,
+            _CPUS,
+            f"the number of these CPUs, {len(listed)}, takes the place of the cpu in {_SYSTEM} and"
+            f" {_KUBE}",
+            "remove one or the other, so that nobody reads the wrong number",
+            Severity.WARNING,
+        )
+
+
+def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem]:
+    path = _CPUS if config.reserved_cpus else f"{_SYSTEM}.cpu"
+    reserved, enough = as_quantity(config.reserved_milli), as_quantity(needs.reserved_milli)
+    lacking_milli = needs.reserved_milli - config.reserved_milli
+    surplus_milli = config.reserved_milli - len(needs.online) * MILLI_PER_CPU
+    if lacking_milli > 0:
+        amount = as_quantity(config.system_reserved_milli + lacking_milli)
+        yield _problem(
+            config,
+            path,
+            f"{reserved} CPUs are reserved, and {_spelled(needs)}: the scheduler gives"
+            f" {as_quantity(lacking_milli)} away that the default pool lacks",
+            f"set {path} to {needs.reserved_cpus if config.reserved_cpus else amount}",
+        )
+    elif surplus_milli > 0:
+        yield _problem(
+            config,
+            path,
+            f"{reserved} of {len(needs.online)} CPUs are reserved, so the kubelet does not start",
+            f"reserve {enough}",
+        )
+    elif surplus_milli == 0 and needs.schedulable_milli:
+        yield _problem(
+            config,
+            path,
+            f"all {len(needs.online)} CPUs are reserved: a pod that requests cpu finds no room",
+            f"reserve {enough} to offer the default pool ({needs.default})",
+            Severity.WARNING,
+        )
+
+
+def _topology_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem]:
+    policy = needs.topology_manager_policy
+    if config.topology_manager_policy == NONE != policy:
+        pools = ", ".join(
+            f"{name} (NUMA nodes {format_ids(nodes)})" for name, nodes in needs.spanning.items()
+        )
+        yield _problem(
+            config,
+            _TOPOLOGY_MANAGER,
+            f"with {NONE}, nobody brings the CPUs of {pools} and a pod's other devices together",
+            f"set {policy}, or single-numa-node, which refuses pods that one node cannot hold",
+            Severity.WARNING,
+        )
+
+
+def _problem(
+    config: KubeletConfig,
+    path: str,
+    what: str,
+    remedy: str,
+    severity: Severity = Severity.ERROR,
+) -> Problem:
+    where = config.locations.get(path) or config.locations.get("")
+    return Problem(what, remedy, severity, path=path, location=where)
+
+
+def _spelled(needs: KubeletNeeds) -> str:
+    outside = len(needs.online - needs.default)
+    usual = f", and {as_quantity(needs.usual_milli)} is for daemons" if needs.usual_milli else ""
+    return (
+        f"{outside} of {len(needs.online)} CPUs are outside the default pool"
+        f" ({str(needs.default) or 'empty'}){usual}"
+    )
+
+
+def _table(value: Value) -> Table:
+    if isinstance(value, Text) and not value.text:
+        return Table(value.path, value.key, value.location, {})
+    if not isinstance(value, Table):
+        raise _refused(value, "this must be a map", f"give a {_KIND}")
+    return value
+
+
+def _text(value: Value) -> str:
+    if not isinstance(value, Text):
+        raise _refused(value, "this must be text", "write a single value")
+    return value.text
+
+
+def _milli(value: Value) -> int:
+    text = _text(value)
+    try:
+        return milli_of(text) if text else 0
+    except QuantityError as error:
+        raise _refused(value, str(error), "write an amount of cpu, as 2 or 500m") from error
+
+
+def _cpus(value: Value) -> CPUSet:
+    try:
+        return CPUSet.parse(_text(value))
+    except CPUSetParseError as error:
+        raise _refused(value, str(error), "write the CPUs as in 0-1,12") from error
+
+
+def _refused(value: Value, what: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(what, remedy, path=value.path, location=value.location)])

@@ -1,0 +1,79 @@
+"""What the agent's command line comes to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool import cli
+from cpupool.commands import agent
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+
+    from cpupool.app import Settings
+
+ENOUGH = ("agent", "--node-name", "a", "--api-server", "http://127.0.0.1:1")
+
+
+class Started:
+    """Stands for the agent, and ends at once."""
+
+    settings: Settings
+
+    def __init__(self, settings: Settings, *_: Any) -> None:
+        Started.settings = settings
+
+    def run(self, _stop: threading.Event) -> None:
+        """End."""
+
+
+@pytest.fixture(autouse=True)
+def _no_agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(agent, "Agent", Started)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def settings(*options: str) -> Settings:
+    assert cli.main([*ENOUGH, *options]) == 0
+    return Started.settings
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "moves"),
+    [
+        pytest.param("6.1.0-18-amd64", [], False, id="an old kernel"),
+        pytest.param("6.12.8+deb13-amd64", [], True, id="a new kernel"),
+        pytest.param("6.1.0-18-amd64", ["--move-pinned", "always"], True, id="as the admin says"),
+    ],
+)
+def test_pinned_containers_are_moved_where_the_kernel_lets_them_stay_pinned(
+    monkeypatch: pytest.MonkeyPatch, release: str, options: list[str], *, moves: bool
+) -> None:
+    here = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((*here[:2], release, *here[3:])))
+
+    assert settings(*options).moves_pinned is moves
+
+
+@pytest.mark.parametrize(
+    ("options", "listens"),
+    [([], ("", 9404)), (["--metrics-port", "80"], ("", 80)), (["--metrics-port", "0"], None)],
+)
+def test_probes_and_metrics_have_a_port_unless_it_is_0(
+    options: list[str], listens: tuple[str, int] | None
+) -> None:
+    assert settings(*options).telemetry == listens
+
+
+def test_the_name_of_the_node_may_come_from_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "a")
+
+    assert cli.main(["agent", "--api-server", "http://127.0.0.1:1"]) == 0

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from cpupool import cli
+from cpupool.config import kubelet_config
+from cpupool.config.kubelet_config import KubeletNeeds
+from tests.machines import MACHINES, Machine
+from tests.nodes import POOL_FILE, POOLS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MACHINE = MACHINES["telco_2s_2n_16c32t"]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    MACHINE.write(tmp_path)
+    pools = tmp_path / "poolconfig-a.yaml"
+    pools.write_text(POOL_FILE)
+    return ["kubelet-config", str(pools), "--topology", str(tmp_path)]
+
+
+def give(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+@pytest.mark.parametrize("reserve", ["0", "500m", "4"])
+@pytest.mark.parametrize(
+    "pools", [POOL_FILE, POOL_FILE.replace('"4-7"', '"4-12"')], ids=["one node", "two nodes"]
+)
+def test_what_is_printed_passes_the_check(
+    asked: list[str],
+    tmp_path: Path,
+    *,
+    pools: str,
+    reserve: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "poolconfig-a.yaml").write_text(pools)
+    assert cli.main([*asked, "--reserve", reserve]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "kubelet.yaml").write_text(printed)
+
+    checked = cli.main([*asked, "--reserve", reserve, "--check", str(tmp_path / "kubelet.yaml")])
+
+    assert checked == 0
+    said = capsys.readouterr().out
+    # All of the default pool may be kept for daemons, and that leaves nothing for pods.
+    assert "warning" not in said
+    assert "kubelet.yaml: ok: " in said
+    settings = yaml.safe_load(printed)
+    assert settings["cpuManagerPolicy"] == "none"
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_the_list_in_the_comment_reserves_enough(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main([*asked, "--reserve", "500m"])
+    line = next(one for one in capsys.readouterr().out.splitlines() if 'CPUs: "' in one)
+    listed = yaml.safe_load(line.removeprefix("# "))
+
+    config = kubelet_config.parse("a", json.dumps({"kind": "KubeletConfiguration", **listed}))
+
+    needs = KubeletNeeds.of(POOLS, MACHINE.topology(), 500)
+    assert kubelet_config.check(config, needs) == ()
+
+
+def test_an_answer_of_configz_is_checked_from_standard_input(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give(monkeypatch, '{"kubeletconfig":{"systemReserved":{"cpu":"1"}}}')
+
+    assert cli.main([*asked, "--check", "-"]) == 1
+
+    said = capsys.readouterr().out
+    assert said.startswith("standard input:1:")
+    assert "set systemReserved.cpu to 28" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--check", "/no/such"], "/no/such: No such file or directory"),
+        (["--reserve", "5"], "--reserve 5 is more than the 4 CPUs of the default pool"),
+        (["--reserve", "lots"], "'lots' is not a quantity"),
+        (["--chek", "x"], "see cpupool"),
+    ],
+)
+def test_bad_usage_is_one_line(
+    asked: list[str], options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*asked, *options]) == 2
+
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: Pod", "standard input:1:1: this is neither"),
+        ("x" * (16 * 2**20 + 1), "standard input has more than"),
+        ("\x00", "not allowed in YAML"),
+    ],
+    ids=["another kind", "too long", "no text"],
+)
+def test_standard_input_that_is_no_configuration(
+    asked: list[str],
+    text: str,
+    said: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    give(monkeypatch, text)
+
+    assert cli.main([*asked, "--check", "-"]) == 2
+
+    assert said in capsys.readouterr().err
+
+
+def test_more_numa_nodes_than_the_topology_manager_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Machine(sockets=2, nodes=5, cores=2).write(tmp_path)
+    pools = tmp_path / "poolconfig-a.yaml"
+    pools.write_text("pools: {exclusive_a: {cpus: 0-9}, default: {cpus: 10-19}}")
+
+    assert cli.main(["kubelet-config", str(pools), "--topology", str(tmp_path)]) == 0
+
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["topologyManagerPolicy"] == "none"
+    assert "max-allowable-numa-nodes" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_standard_input_that_is_closed(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+
+    assert cli.main([*asked, "--check", "-"]) == 2
+
+    assert "standard input is closed" in capsys.readouterr().err

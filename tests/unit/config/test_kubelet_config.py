@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpupool.config import kubelet_config
+from cpupool.config.kubelet_config import KubeletConfig, KubeletNeeds
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, QuantityError, Severity
+from cpupool.core.pools import NodePools, Pool
+from tests.machines import MACHINES
+
+TELCO = MACHINES["telco_2s_2n_16c32t"].topology()
+POOLS = NodePools.of(
+    Pool.named("default", "0-1,16-17"),
+    Pool.named("shared_x", "2-3,18-19"),
+    Pool.named("exclusive_near", "4-6"),
+    Pool.named("exclusive_both", "7-9"),
+)
+NEEDS = KubeletNeeds.of(POOLS, TELCO, usual_milli=500)
+
+
+def found(**settings: object) -> list[tuple[str, Severity]]:
+    """Check a configuration that is right but for some settings."""
+    right = {"system_reserved_milli": 28500, "topology_manager_policy": "best-effort"}
+    config = KubeletConfig(**{**right, **settings})  # type: ignore[arg-type]
+    return [(one.path, one.severity) for one in kubelet_config.check(config, NEEDS)]
+
+
+def test_what_the_pools_need_is_all_but_the_default_pool_and_the_usual() -> None:
+    assert (NEEDS.reserved_milli, NEEDS.schedulable_milli) == (28500, 3500)
+    assert NEEDS.reserved_cpus == CPUSet.parse("0,2-15,18-31")
+    assert NEEDS.spanning == {"exclusive_both": (0, 1)}
+    assert NEEDS.topology_manager_policy == "best-effort"
+
+
+def test_offline_cpus_are_nobodys() -> None:
+    offline = MACHINES["telco_2s_2n_16c32t"].without("1,5").topology()
+
+    needs = KubeletNeeds.of(POOLS, offline)
+
+    assert (needs.reserved_milli, needs.schedulable_milli) == (27000, 3000)
+
+
+def test_without_a_default_pool_it_is_what_no_pool_lists() -> None:
+    needs = KubeletNeeds.of(NodePools.of(Pool.named("exclusive_a", "0-7")), TELCO)
+
+    # 16-23 are the siblings of 0-7.
+    assert needs.default == CPUSet.parse("8-15,24-31")
+    assert needs.reserved_milli == 16000
+
+
+def test_a_machine_with_many_numa_nodes_is_left_without_a_policy() -> None:
+    machine = MACHINES["epyc_256"].topology()
+    needs = KubeletNeeds.of(NodePools.of(Pool.named("exclusive_a", "0-127")), machine)
+    assert needs.topology_manager_policy == "best-effort"
+
+    more = KubeletNeeds(needs.online, needs.default, 0, needs.spanning, node_count=9)
+
+    assert more.topology_manager_policy == "none"
+
+
+@given(st.integers(0, 10**7))
+def test_amounts_come_back_as_they_were(milli: int) -> None:
+    assert kubelet_config.milli_of(kubelet_config.as_quantity(milli)) == milli
+
+
+@pytest.mark.parametrize(("text", "milli"), [("2", 2000), ("1.5", 1500), ("500m", 500), ("1u", 1)])
+def test_amounts_are_read_as_kubernetes_reads_them(text: str, milli: int) -> None:
+    assert kubelet_config.milli_of(text) == milli
+
+
+@pytest.mark.parametrize("text", ["-1", "", "x", "1e30"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(QuantityError):
+        kubelet_config.milli_of(text)
+
+
+def test_a_configuration_that_suits_the_pools_is_without_problems() -> None:
+    assert found() == []
+    assert found(system_reserved_milli=28000, kube_reserved_milli=500) == []
+    assert found(system_reserved_milli=0, reserved_cpus=NEEDS.reserved_cpus) == []
+    # A kubelet that runs may show the number of its list as systemReserved.
+    assert found(system_reserved_milli=29000, reserved_cpus=NEEDS.reserved_cpus) == []
+    assert found(topology_manager_policy="single-numa-node") == []
+
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("settings", "problems"),
+    [
+        ({"cpu_manager_policy": "static"}, [("cpuManagerPolicy", ERROR)]),
+        ({"system_reserved_milli": 28499}, [("systemReserved.cpu", ERROR)]),
+        ({"system_reserved_milli": 32000}, [("systemReserved.cpu", WARNING)]),
+        ({"system_reserved_milli": 32001}, [("systemReserved.cpu", ERROR)]),
+        (
+            {"reserved_cpus": CPUSet.parse("0-1")},
+            [("reservedSystemCPUs", WARNING), ("reservedSystemCPUs", ERROR)],
+        ),
+        (
+            {"system_reserved_milli": 0, "reserved_cpus": CPUSet.parse("0-27,99")},
+            [("reservedSystemCPUs", ERROR)],
+        ),
+        ({"topology_manager_policy": "none"}, [("topologyManagerPolicy", WARNING)]),
+    ],
+)
+def test_what_does_not_suit_the_pools_is_told(
+    settings: dict[str, object], problems: list[tuple[str, Severity]]
+) -> None:
+    assert found(**settings) == problems
+
+
+def test_the_remedy_holds_the_amount_that_is_right() -> None:
+    config = KubeletConfig(system_reserved_milli=1000, kube_reserved_milli=2000)
+
+    problem = kubelet_config.check(config, NEEDS)[0]
+
+    assert problem.remedy == "set systemReserved.cpu to 26500m"
+    assert found(system_reserved_milli=26500, kube_reserved_milli=2000) == []
+    assert "28 of 32 CPUs are outside the default pool (0-1,16-17)" in problem.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+kind: KubeletConfiguration
+cpuManagerPolicy: static
+systemReserved: {cpu: 500m}
+kubeReserved: {cpu: 2, memory: 1Gi}
+reservedSystemCPUs: 0-1
+unknown: [1, 2]
+""",
+        json.dumps(
+            {
+                "kubeletconfig": {
+                    "cpuManagerPolicy": "static",
+                    "enforceNodeAllocatable": ["pods"],
+                    "systemReserved": {"cpu": "500m"},
+                    "kubeReserved": {"cpu": "2"},
+                    "reservedSystemCPUs": "0-1",
+                    "padding": "x" * 5000,
+                }
+            }
+        ),
+    ],
+)
+def test_a_file_and_an_answer_of_configz_are_read_alike(text: str) -> None:
+    config = kubelet_config.parse("kubelet", text)
+
+    assert config.cpu_manager_policy == "static"
+    assert (config.system_reserved_milli, config.kube_reserved_milli) == (500, 2000)
+    assert (config.reserved_cpus, config.reserved_milli) == (CPUSet.parse("0-1"), 2000)
+    assert config.locations["cpuManagerPolicy"].file == "kubelet"
+
+
+def test_an_excerpt_holds_what_is_known_and_nothing_else() -> None:
+    text = (
+        "{kind: KubeletConfiguration, staticPodURLHeader: {a: [secret]}, systemReserved: {cpu: 2},"
+        " topologyManagerPolicy: restricted, reservedSystemCPUs: '1'}"
+    )
+    config = kubelet_config.parse("a", text)
+
+    excerpt = json.dumps(config.excerpt())
+
+    assert "secret" not in excerpt
+    again = kubelet_config.parse("a", excerpt)
+    assert kubelet_config.check(again, NEEDS) != ()
+    assert again.excerpt() == config.excerpt()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: Pod", "neither a KubeletConfiguration nor an answer of /configz"),
+        ("[]", "this must be a map"),
+        ("", "neither"),
+        ("kubeletconfig: 3", "neither"),
+        ("a: &a 1\nb: *a", "aliases are not supported"),
+        ("kind: KubeletConfiguration\nsystemReserved: 3", "2:17: systemReserved: this must be a"),
+        ("kind: KubeletConfiguration\nsystemReserved: {cpu: x}", "'x' is not a quantity"),
+        ("kind: KubeletConfiguration\nreservedSystemCPUs: a", "'a' is not a CPU list"),
+        ("kind: KubeletConfiguration\ncpuManagerPolicy: [a]", "this must be text"),
+        ("kind: KubeletConfiguration\nkind: KubeletConfiguration", "twice"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kubelet_config.parse("kubelet.yaml", text)
+
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("kubelet.yaml:")
