@@ -6,14 +6,16 @@ machines, absolute figures do not.
 
 from __future__ import annotations
 
-import json
+import socketserver
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,22 +31,32 @@ from cpupool.kubelet import channel
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.local import cgroups
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.cluster import EventLog
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager.manager import Manager
 from cpupool.roles.cpusetter import CPUSetter
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
 from tests import builders
+from tests.apiserver import FakeAPIServer
 from tests.machines import MACHINES, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from cpupool.core.assignments import PodDevices
     from cpupool.core.workloads import Pod
+    from cpupool.local.pods import ContainerProcess
 
 CONTAINERS = 500
 SWEEPS = 50
 CALLS = 300
 PATIENCE_S = 60.0
+POOLS = ("exclusive_a", "exclusive_b", "shared_a")
 SHARED = "128-143"
+PODS = 250
+RESTARTS = 100
+QUIET_S = 60.0
 
 Row = tuple[str, str, str]
 
@@ -52,7 +64,7 @@ Row = tuple[str, str, str]
 def main() -> None:
     """Run everything and print the table."""
     rows: list[Row] = []
-    for measure in (sweep, shared_pool, agent_memory):
+    for measure in (sweep, shared_pool, agent):
         print(f"measuring: {measure.__doc__}", file=sys.stderr, flush=True)
         rows += measure()
     show(table(("what", "measured", "aim"), rows), sys.stdout)
@@ -79,6 +91,9 @@ def sweep() -> Iterator[Row]:
             pods=source,
             devices=source,
             checkpoint=source,
+            events=EventLog(),
+            metrics=Metrics(),
+            health=Health(),
             interval_s=1.0,
             swept=lambda _report: None,
         )
@@ -100,11 +115,14 @@ class _Pods:
     def pods(self) -> tuple[Pod, ...]:
         return self._pods
 
-    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, frozenset[str]]]]:
+    def by_pod_name(self) -> dict[tuple[str, str], PodDevices]:
         return {}
 
-    def by_pod_uid(self) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
+    def by_pod_uid(self) -> dict[str, PodDevices]:
         return {}
+
+    def allocatable_cpus(self) -> CPUSet:
+        return CPUSet()
 
 
 def shared_pool() -> Iterator[Row]:
@@ -141,9 +159,9 @@ def _first_list(plugin: DevicePluginStub) -> pb.ListAndWatchResponse:
     return first
 
 
-def agent_memory() -> Iterator[Row]:
-    """Resident memory of the agent with two pools of 64 exclusive CPUs and a shared one of 16."""
-    with tempfile.TemporaryDirectory(prefix="cpl-") as name:
+def agent() -> Iterator[Row]:
+    """The agent's process with two pools of 64 exclusive CPUs and a shared one of 16."""
+    with tempfile.TemporaryDirectory(prefix="cpl-") as name, ExitStack() as stack:
         folder = Path(name)
         # 160 cores of two threads on 8 NUMA nodes.
         machine = Machine(sockets=2, nodes=4, l3=2, cores=10, threads=2).write(folder)
@@ -153,53 +171,135 @@ def agent_memory() -> Iterator[Row]:
             f'pools:\n  exclusive_a: {{cpus: "0-63"}}\n  exclusive_b: {{cpus: "64-127"}}\n'
             f'  shared_a: {{cpus: "{SHARED}"}}\n  default: {{cpus: "144-159"}}\n'
         )
-        with (
-            EmulatedCgroups(folder, machine.topology().online, "measuring") as place,
-            EmbeddedNode(folder, place, sysfs=machine.sys) as node,
-        ):
-            pods = folder / "pods.json"
-            pods.write_text(json.dumps(node.bodies()))
-            agent = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "cpupool", "agent", "--host-root", name),
-                    *("--config", str(config), "--pods", str(pods)),
-                ],
-                stderr=subprocess.DEVNULL,
+        online = machine.topology().online
+        api = stack.enter_context(FakeAPIServer())
+        place = stack.enter_context(EmulatedCgroups(folder, online, "measuring"))
+        node = stack.enter_context(
+            EmbeddedNode(
+                folder,
+                place,
+                sysfs=machine.sys,
+                changed=lambda: api.set_pods(node.bodies()["items"]),
             )
-            try:
-                yield from _agent_rows(node, pods, agent.pid)
-            finally:
-                agent.terminate()
-                agent.wait(10)
-
-
-def _agent_rows(node: EmbeddedNode, pods: Path, pid: int) -> Iterator[Row]:
-    for pool in ("exclusive_a", "exclusive_b", "shared_a"):
-        resource = Names().resource(pool)
-        node.kubelet.wait_for(resource, lambda listing: listing.allocatable > 0, PATIENCE_S)
-    yield ("agent at rest, no pods", _memory(pid), "42 MiB resident")
-    for number in range(20):
-        amounts = {Names().resource("shared_a"): "100"}
-        node.run_pod(
-            {
-                "kind": "Pod",
-                "metadata": {"name": f"p{number}"},
-                "spec": {"containers": [{"name": "main", "resources": {"limits": amounts}}]},
-            }
         )
-    pods.write_text(json.dumps(node.bodies()))
-    _wait_until_placed(node)
-    yield ("agent with 20 pods", _memory(pid), "42 MiB resident")
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "cpupool", "agent", "--host-root", name),
+                *("--config", str(config), "--node-name", api.node, "--api-server", api.url),
+                *("--metrics-port", str(_free_port())),
+            ],
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(process.wait, PATIENCE_S)
+        stack.callback(process.terminate)
+        yield from _agent_rows(_AgentOnNode(node, api, process.pid))
 
 
-def _wait_until_placed(node: EmbeddedNode) -> None:
+@dataclass(frozen=True, slots=True)
+class _AgentOnNode:
+    node: EmbeddedNode
+    api: FakeAPIServer
+    pid: int
+
+    def await_pools(self) -> None:
+        for pool in POOLS:
+            resource = Names().resource(pool)
+            self.node.kubelet.wait_for(
+                resource, lambda listing: listing.allocatable > 0, PATIENCE_S
+            )
+
+    def run(self, name: str, containers: int) -> Pod:
+        limits = {Names().resource("shared_a"): "10"}
+        spec = [
+            {"name": f"c{number}", "resources": {"limits": limits}} for number in range(containers)
+        ]
+        return self.node.run_pod(
+            {"kind": "Pod", "metadata": {"name": name}, "spec": {"containers": spec}}
+        )
+
+    def await_placed(self) -> None:
+        _until(lambda: all(self.cpus(one).read_text().strip() == SHARED for one in self.started()))
+
+    def started(self) -> list[ContainerProcess]:
+        return [process for process in self.node.processes() if process.container]
+
+    def cpus(self, process: ContainerProcess) -> Path:
+        base = self.node.root.cgroup / "cpuset"
+        return base / self.node.path_of(process) / "cpuset.cpus"
+
+    def placed_after_ms(self, process: ContainerProcess) -> float:
+        """Say how long after its cgroup was made a container was on its CPUs."""
+        _until(lambda: self.cpus(process).read_text().strip() == SHARED)
+        right = self.cpus(process)
+        made = right.with_name("cpuset.mems")
+        return (right.stat().st_mtime_ns - made.stat().st_mtime_ns) / 1e6
+
+    def registered_after_ms(self) -> float:
+        """Restart the kubelet and say how long after its socket was there it knew every pool."""
+        self.node.kubelet.restart()
+        self.await_pools()
+        return (time.time_ns() - self.node.root.kubelet_socket.stat().st_mtime_ns) / 1e6
+
+
+def _agent_rows(on: _AgentOnNode) -> Iterator[Row]:
+    on.await_pools()
+    yield ("agent at rest, no pods", _memory(on.pid), "42 MiB resident")
+    pods = [on.run(f"p{number}", 1) for number in range(20)]
+    on.await_placed()
+    yield ("agent with 20 pods", _memory(on.pid), "42 MiB resident")
+    fresh_ms = [on.placed_after_ms(process) for process in on.started()]
+    for pod in pods:
+        on.node.restart_container(pod.uid, "c0")
+    again_ms = [on.placed_after_ms(process) for process in on.started()]
+    yield ("new container, cgroup made until right", _ms(fresh_ms), "-")
+    yield ("restarted container, the same", _ms(again_ms), "as a new one")
+    registered_ms = [on.registered_after_ms() for _ in range(RESTARTS)]
+    yield (
+        f"kubelet's socket until {len(POOLS)} pools registered",
+        (
+            f"first {registered_ms[0]:.0f} ms, {RESTARTS}th {registered_ms[-1]:.0f} ms,"
+            f" {_ms(registered_ms)}"
+        ),
+        "80 ms",
+    )
+    for number in range(20, PODS):
+        on.run(f"p{number}", 2)
+    on.await_placed()
+    yield (f"agent with {PODS} pods of 2 containers", _memory(on.pid), "50 MiB resident")
+    threading.Event().wait(QUIET_S)
+    asked, used_s = len(on.api.requests), _cpu_s(on.pid)
+    threading.Event().wait(QUIET_S)
+    requests = Counter(one.verb for one in on.api.requests[asked:])
+    share = (_cpu_s(on.pid) - used_s) / QUIET_S * 100
+    yield (f"its CPU time over {QUIET_S:.0f} idle s", f"{share:.3f} % of a core", "0.1 %")
+    watches = on.api.watching("pods"), on.api.watching("nodes")
+    yield (
+        "what it asked of the API server meanwhile",
+        (
+            f"{requests['list']} lists, {requests['watch']} watches; open: {watches[0]} of pods,"
+            f" {watches[1]} of nodes"
+        ),
+        "0 lists, 1 watch",
+    )
+
+
+def _until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     pause = threading.Event()
-    tree = CgroupFS(node.root.cgroup, node.cgroup_root)
-    paths = [node.path_of(process) for process in node.processes() if process.container]
-    while any(str(tree.effective(path)) != SHARED for path in paths):
+    while not condition():
         assert time.monotonic() < deadline_s, "the agent has not placed the containers"
-        pause.wait(0.05)
+        pause.wait(0.02)
+
+
+def _free_port() -> int:
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
+        return server.server_address[1]
+
+
+def _cpu_s(pid: int) -> float:
+    """Add up the time on a CPU of every thread (proc_pid_schedstat, nanoseconds)."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _memory(pid: int) -> str:
