@@ -134,8 +134,8 @@ class Manager:
             )
             return PoolChange(
                 problems,
-                added=tuple(after.keys() - before.keys()),
-                removed=tuple(before.keys() - after.keys()),
+                added=tuple(sorted(after.keys() - before.keys())),
+                removed=tuple(sorted(before.keys() - after.keys())),
                 resized=tuple(
                     name for name, pool in after.items() if before.get(name, pool) != pool
                 ),
