@@ -18,7 +18,7 @@ from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource
 from cpupool.manager.usage import usage
-from cpupool.roles import configurator, device_manager
+from cpupool.roles import configurator, cpusetter, device_manager
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 SWEEP_INTERVAL_S: Final = 10.0
-_CPUSETTER: Final = "cpusetter"
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 _SIGNAL_S: Final = 2.0
@@ -127,7 +126,7 @@ class Agent:
         self._entered = False
         self._status = StatusFile(root.status)
         self._measured: NodeFacts | None = None
-        self._owners_known = False
+        self._offers = False
         self._cluster = join(self._metrics, self.wake)
         tree = CgroupFS(root.cgroup, settings.cgroup_root)
         self._watches = [
@@ -182,7 +181,7 @@ class Agent:
 
     def wake(self) -> None:
         """Look at pods and pools now: something of the cluster has changed."""
-        self._cpusetter.wake()
+        self._cpusetter.tell_news()
         self._configurator.wake()
 
     def run(self, stop: threading.Event) -> None:
@@ -193,7 +192,7 @@ class Agent:
         """
         work = {
             device_manager.NAME: self._device_manager.run,
-            _CPUSETTER: self._cpusetter.run,
+            cpusetter.NAME: self._cpusetter.run,
             configurator.NAME: self._configurator.run,
         }
         loops: dict[str, Loop] = {
@@ -218,13 +217,20 @@ class Agent:
         """Wait until no other agent runs on this node; tell whether it came to that."""
         # The first loop that comes here asks for all.
         with self._entering:
-            if not self._entered:
+            if not self._entered and not stop.is_set():
                 try:
                     self._entered = self._lock.acquire(stop, self._tell_waiting)
                 except HostFileError as error:
                     log.warning("another agent on this node would not be noticed", reason=error)
                     self._entered = True
                 if self._entered:
+                    # Whoever has not spoken yet must not look ready.
+                    for condition in (
+                        cpusetter.NAME,
+                        device_manager.CONDITION,
+                        configurator.CONDITION,
+                    ):
+                        self.health.set(condition, ok=False, message="it is starting; wait")
                     self.health.set("node", ok=True)
             return self._entered
 
@@ -243,20 +249,19 @@ class Agent:
             self._cpusetter.wake()
 
     def _topology_changed(self) -> None:
-        self._cpusetter.wake()
+        self._cpusetter.tell_news()
         # A file that was refused may fit the machine now.
         self._configurator.wake()
 
     def _pools_changed(self) -> None:
         self._device_manager.wake()
-        self._cpusetter.wake()
+        self._cpusetter.tell_news()
 
     def _swept(self, swept: SweepReport) -> None:
-        self.health.beat(_CPUSETTER)
         for watch in self._watches:
             watch.ensure()
-        if self._cpusetter.ready and not self._owners_known:
-            self._owners_known = True
+        if self._cpusetter.ready != self._offers:
+            self._offers = self._cpusetter.ready
             self._device_manager.wake()
         facts, resolution = self.manager.state()
         self._measure(facts)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
     Commands = _SubParsersAction[argparse.ArgumentParser]
 
+POOL_FOLDER: Final = Path("/etc/cpu-pooler")
+"""Where the agent's ConfigMap is mounted; the manifests have it, too."""
+METRICS_PORT: Final = 9404
 LARGEST_BYTES: Final = 16 * 2**20
+_WIDTH: Final = 100
 _SUBDOMAIN: Final = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 )
@@ -40,7 +46,7 @@ def add_command(
     return commands.add_parser(
         name,
         help=summary,
-        description=description,
+        description=textwrap.fill(description, _WIDTH),
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,6 +84,23 @@ def add_resource_domain(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trees(parser: argparse.ArgumentParser) -> None:
+    """Add `--cgroup-root` and `--host-root`: where the node's trees are."""
+    parser.add_argument(
+        "--cgroup-root",
+        metavar="PATH",
+        default="",
+        help="the kubelet's --cgroup-root (default: look in the usual places)",
+    )
+    parser.add_argument(
+        "--host-root",
+        metavar="DIR",
+        type=Path,
+        default=Path("/"),
+        help="where the node's file system is mounted (default: %(default)s)",
+    )
+
+
 def add_shape(parser: argparse.ArgumentParser) -> None:
     """Add `--json` and `--svg`, which exclude each other."""
     shape = parser.add_mutually_exclusive_group()
@@ -105,12 +128,12 @@ def seconds(text: str) -> float:
 
     Raises:
         ArgumentTypeError: it is no time to wait between two looks.
-        ValueError: it is not written as a number.
     """
-    given = float(text)
-    if not 0.1 <= given <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 3600 seconds")
-    return given
+    with suppress(ValueError):
+        given = float(text)
+        if 0.1 <= given <= 60:
+            return given
+    raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 60 seconds")
 
 
 def domain(text: str) -> str:

@@ -7,11 +7,20 @@ import logging
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.app import SWEEP_INTERVAL_S, Agent, Settings
-from cpupool.commands import UsageError, add_command, add_resource_domain, seconds
+from cpupool.commands import (
+    METRICS_PORT,
+    POOL_FOLDER,
+    UsageError,
+    add_command,
+    add_resource_domain,
+    add_trees,
+    seconds,
+)
 from cpupool.core.names import Names
 from cpupool.host import kernel
 from cpupool.host.root import HostRoot
@@ -19,6 +28,7 @@ from cpupool.host.sysfs import Sysfs
 from cpupool.kube.client import APIServer, NoAPIServer
 from cpupool.kube.cluster import Cluster
 from cpupool.telemetry import log
+from cpupool.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +36,6 @@ if TYPE_CHECKING:
     from cpupool.commands import Commands
     from cpupool.telemetry.metrics import Metrics
 
-METRICS_PORT: Final = 9404
 _NODE_NAME: Final = "NODE_NAME"
 _EXAMPLES = """\
 examples:
@@ -50,7 +59,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         "--config",
         metavar="DIR",
         type=Path,
-        default=Path("/etc/cpu-pooler"),
+        default=POOL_FOLDER,
         help="folder with poolconfig-<name>.yaml files; edits are followed (default: %(default)s)",
     )
     parser.add_argument(
@@ -66,12 +75,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         " in which this is a pod)",
     )
     add_resource_domain(parser)
-    parser.add_argument(
-        "--cgroup-root",
-        metavar="PATH",
-        default="",
-        help="the kubelet's --cgroup-root (default: look in the usual places)",
-    )
+    add_trees(parser)
     parser.add_argument(
         "--sweep-interval",
         metavar="SECONDS",
@@ -93,13 +97,6 @@ def add_parser(commands: Commands, summary: str) -> None:
         type=_port,
         default=METRICS_PORT,
         help="port of /healthz, /readyz and /metrics; 0 for none (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--host-root",
-        metavar="DIR",
-        type=Path,
-        default=Path("/"),
-        help="where the node's file system is mounted (default: %(default)s)",
     )
     parser.add_argument(
         "--log-format",
@@ -136,6 +133,13 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         telemetry=("", arguments.metrics_port) if arguments.metrics_port else None,
     )
     root = HostRoot.under(arguments.host_root)
+    log.get(__name__).info(
+        "agent starts",
+        version=VERSION,
+        node=arguments.node_name,
+        pools=arguments.config,
+        api_server=server,
+    )
 
     def join(metrics: Metrics, changed: Callable[[], None]) -> Cluster:
         return Cluster(server, arguments.node_name, settings.names, metrics, changed)
@@ -152,7 +156,8 @@ def _api_server(url: str | None) -> APIServer:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port < 2**16:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number up to 65535, or 0")
-    return port
+    with suppress(ValueError):
+        port = int(text)
+        if 0 <= port < 2**16:
+            return port
+    raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number up to 65535, or 0")

@@ -16,7 +16,7 @@ from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.learner import POOL_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from cpupool.config.poolconfig import PoolFile
     from cpupool.core.errors import Problem
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.report import NodeStatus
 
-_SILENT_S: Final = 60.0
-"""The agent writes its status with every sweep, which is every 10 s where nothing else is set."""
+SILENT_S: Final = 120.0
+"""The agent touches its status with every sweep, which is twice in so long at the least."""
 _SHOWN: Final = 5
 _REFUSED: Final = re.compile(
     r'^cpupool_watch_restarts_total\{(?=[^}]*reason="40[13]")[^}]*resource="(\w+)"[^}]*\}',
@@ -36,6 +36,7 @@ _REFUSED: Final = re.compile(
 )
 """What the agent could not watch, in its metrics."""
 _ASK: Final = "run this in the agent's container, or give the address of its pod with --agent"
+_SEE_LOG: Final = "look at its log for why that does not come"
 _GRANT: Final = (
     "apply the agent's ClusterRole and its binding: list and watch pods and nodes, create events"
 )
@@ -84,18 +85,18 @@ def agent(found: tuple[NodeStatus, float] | None, readiness: str | None) -> Iter
         return
     status, age_s = found
     failing = [line for line in (readiness or "").splitlines() if ": failing: " in line]
-    if age_s > _SILENT_S:
+    if age_s > SILENT_S:
         fact = f"its last word is {age_s:.0f} s old"
         yield Row("agent", Verdict.PROBLEM, fact, "look at its pod: kubectl describe, kubectl logs")
     for line in failing:
         fact, _, remedy = line.replace(": failing: ", ": ", 1).partition("; ")
-        yield Row("agent", Verdict.PROBLEM, fact, remedy)
+        yield Row("agent", Verdict.PROBLEM, fact, remedy or _SEE_LOG)
     if status.waiting_for and not failing:
         fact = f"it waits for {status.waiting_for} and touches no container before"
         without_pools = status.waiting_for == POOL_FILE
         verdict = Verdict.WARNING if without_pools else Verdict.PROBLEM
-        yield Row("agent", verdict, fact, "look at its log for why that does not come")
-    elif age_s <= _SILENT_S and not failing:
+        yield Row("agent", verdict, fact, _SEE_LOG)
+    elif age_s <= SILENT_S and not failing:
         said = ", and says that it is ready" if readiness else ""
         yield Row("agent", Verdict.OK, f"it wrote its status {max(age_s, 0):.0f} s ago{said}")
 
@@ -181,11 +182,30 @@ def problems(check: str, found: Iterable[Problem], fine: str) -> Iterator[Row]:
     yield from rows or [Row(check, Verdict.OK, fine)]
 
 
-def pool_file(file: PoolFile | None, in_force: NodePools | None) -> Iterator[Row]:
-    """Compare the node's pool file with the pools that the agent has in force; None is unknown."""
-    if file is None:
-        fact, remedy = "it is not known", "name it with --config, and --node-labels to choose one"
+def pool_file(
+    file: PoolFile | None,
+    in_force: NodePools | None,
+    *,
+    of: int,
+    labels: Mapping[str, str] | None,
+) -> Iterator[Row]:
+    """Compare the node's pool file with the pools that the agent has in force.
+
+    Args:
+        file: the node's; None where it has none, or that cannot be told.
+        in_force: what the agent has in force; None where that is unknown.
+        of: the number of pool files that it was chosen from.
+        labels: the node's, that chose it; None where they are unknown.
+    """
+    if file is None and not of:
+        fact, remedy = "none is in sight", "name it, or the folder that it is in, with --config"
         yield Row("pool file", Verdict.SKIPPED, fact, remedy)
+    elif file is None and labels is None:
+        fact = f"there are {of}, and the node's labels choose one of them"
+        yield Row("pool file", Verdict.SKIPPED, fact, "give the labels with --node-labels")
+    elif file is None:
+        fact = f"none of {of} is for a node with these labels, so it has no pools"
+        yield Row("pool file", Verdict.WARNING, fact, "compare them with each file's nodeSelector")
     elif in_force not in (None, file.pools):
         fact = f"{file.name} says something else than the pools that the agent has in force"
         remedy = "if the edit is older than a minute, look at the agent's log for what refuses it"

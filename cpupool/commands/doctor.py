@@ -28,7 +28,7 @@ from cpupool.core.errors import (
     refuse_errors,
 )
 from cpupool.core.pools import PoolKind, validate
-from cpupool.host import cgroup_names, recording
+from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.interrupts import interrupts
 from cpupool.host.processes import daemons
@@ -155,8 +155,9 @@ def _examine(examined: Node) -> list[Row]:
     in_force = status[0].pools if status and status[0].pools.pools else None
     file: PoolFile | None = None
     try:
-        file = _pool_file(examined, topology)
-        rows += checks.pool_file(file, in_force)
+        files = _pool_files(examined)
+        file = _choose(files, examined.labels, topology)
+        rows += checks.pool_file(file, in_force, of=len(files), labels=examined.labels)
     except CPUPoolError as error:
         rows += _failed("pool file", error)
     pools = in_force or (file.pools if file else None)
@@ -176,11 +177,11 @@ def _failed(check: str, error: CPUPoolError) -> Iterable[Row]:
     return [Row(check, Verdict.PROBLEM, fact, remedy)]
 
 
-def _pool_file(examined: Node, topology: CPUTopology) -> PoolFile | None:
-    """Read the pool files, and choose the node's; None where it cannot be told.
+def _pool_files(examined: Node) -> Sequence[PoolFile]:
+    """Read the pool files; none where there are none to be seen.
 
     Raises:
-        ConfigError: one of them cannot be used, or it does not fit the machine.
+        ConfigError: one of them cannot be used.
         HostFileError: they cannot be read.
     """
     problems: list[Problem] = []
@@ -191,11 +192,22 @@ def _pool_file(examined: Node, topology: CPUTopology) -> PoolFile | None:
     elif examined.config.is_dir():
         found = [Source.of(*item) for item in read_pool_files(examined.config).items()]
     else:
-        return None
+        return ()
     files = poolconfig.parse_all(found, examined.names, problems)
     refuse_errors([*problems, *poolconfig.rivals(files)])
-    if examined.labels is not None:
-        chosen = poolconfig.select(files, examined.labels)
+    return files
+
+
+def _choose(
+    files: Sequence[PoolFile], labels: Mapping[str, str] | None, topology: CPUTopology
+) -> PoolFile | None:
+    """Choose the node's pool file; None where it has none, or that cannot be told.
+
+    Raises:
+        ConfigError: there are two, or it does not fit the machine.
+    """
+    if labels is not None:
+        chosen = poolconfig.select(files, labels)
     else:
         chosen = files[0] if len(files) == 1 else None
     if chosen:
@@ -235,7 +247,7 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
     policy: str | None = None
     with suppress(OSError, ValueError, AttributeError):
         # In a container it is out of sight; then the kubelet's answer has to do.
-        state = (known.node.root.kubelet / recording.CPU_MANAGER_STATE).read_bytes()
+        state = known.node.root.cpu_manager_state.read_bytes()
         policy = json.loads(state).get("policyName")
     allocatable: CPUSet | None = None
     if known.node.bundle is None:

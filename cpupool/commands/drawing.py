@@ -85,20 +85,31 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         else f"{len(status.containers) - len(odd)} of {len(status.containers)} containers are"
         " where they belong."
     )
-    pools = table(
-        ("pool", "CPUs", "free"),
-        [
-            (
-                pool.name,
-                str(pool.cpus),
-                str(status.free(pool)) or "none" if pool.kind is PoolKind.EXCLUSIVE else "",
-            )
-            for pool in status.pools
-        ],
-    )
     return Group(
-        Picture(topology, painting), pools, Text(verdict, "bold"), *([listed] if odd else [])
+        Picture(topology, painting),
+        _pools(status),
+        Text(verdict, "bold"),
+        *([listed] if odd else []),
     )
+
+
+def _pools(status: NodeStatus) -> RenderableType:
+    """List the pools, and below them what pods still hold of pools that are no more."""
+    rows = [
+        (
+            pool.name,
+            str(pool.cpus),
+            str(status.free(pool)) or "none" if pool.kind is PoolKind.EXCLUSIVE else "",
+            str(status.draining.get(pool.name, "")),
+        )
+        for pool in status.pools
+    ]
+    gone = [
+        (name, "removed", "", str(devices))
+        for name, devices in status.draining.items()
+        if status.pools.by_name(name) is None
+    ]
+    return table(("pool", "CPUs", "free", "draining"), (*rows, *gone))
 
 
 def checks(rows: Sequence[Row]) -> RenderableType:

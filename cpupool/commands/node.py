@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from cpupool.commands import UsageError, add_node_labels, add_resource_domain
+from cpupool.commands import (
+    METRICS_PORT,
+    POOL_FOLDER,
+    UsageError,
+    add_node_labels,
+    add_resource_domain,
+    add_trees,
+)
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host import recording
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 
 READY: Final = "readyz"
 METRICS: Final = "metrics"
-_AGENT: Final = "http://127.0.0.1:9404"
+_AGENT: Final = f"http://127.0.0.1:{METRICS_PORT}"
 _TIMEOUT_S: Final = 3.0
 _LONGEST_BYTES: Final = 4 * 2**20
 
@@ -58,7 +65,9 @@ class Node:
 
     def shown(self, path: Path) -> str:
         """Name a file as the user knows it."""
-        return str(path if self.bundle is None else path.relative_to(self.bundle))
+        if self.bundle is not None and path.is_relative_to(self.bundle):
+            return str(path.relative_to(self.bundle))
+        return str(path)
 
     def ask_agent(self, what: str) -> str | None:
         """Ask the agent for READY or METRICS; None where it gives no answer."""
@@ -99,9 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         metavar="PATH",
         type=Path,
-        default=Path("/etc/cpu-pooler"),
         help="the node's pool file, or the folder with poolconfig-<name>.yaml files"
-        " (default: %(default)s)",
+        f" (default: {POOL_FOLDER})",
     )
     add_node_labels(parser)
     add_resource_domain(parser)
@@ -118,19 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_AGENT,
         help="where the agent answers /readyz (default: %(default)s)",
     )
-    parser.add_argument(
-        "--cgroup-root",
-        metavar="PATH",
-        default="",
-        help="the kubelet's --cgroup-root (default: look in the usual places)",
-    )
-    parser.add_argument(
-        "--host-root",
-        metavar="DIR",
-        type=Path,
-        default=Path("/"),
-        help="where the node's file system is mounted (default: %(default)s)",
-    )
+    add_trees(parser)
 
 
 def this_node(arguments: argparse.Namespace) -> Node:
@@ -142,12 +138,10 @@ def this_node(arguments: argparse.Namespace) -> Node:
     root = HostRoot.under(arguments.host_root)
     if not root.sysfs.is_dir():
         raise UsageError(f"--host-root {arguments.host_root}: there is no sys in it; name another")
-    if arguments.kubelet_config is not None and not arguments.kubelet_config.is_file():
-        raise UsageError(f"--kubelet-config {arguments.kubelet_config}: no such file")
     return Node(
         root=root,
-        config=arguments.config,
-        kubelet_config=arguments.kubelet_config or root.kubelet / recording.KUBELET_CONFIG.name,
+        config=_named(arguments.config) or POOL_FOLDER,
+        kubelet_config=_named(arguments.kubelet_config) or root.kubelet_config,
         agent=arguments.agent,
         names=Names(arguments.resource_domain),
         labels=arguments.node_labels,
@@ -160,16 +154,17 @@ def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) ->
     """Unpack a support bundle into a folder.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or a file or folder that the command line names is not there.
     """
     try:
         recorded = recording.extract(archive, folder)
     except HostFileError as error:
         raise UsageError(str(error)) from error
+    root = HostRoot.under(folder)
     return Node(
-        root=HostRoot.under(folder),
-        config=folder / recording.POOL_FILES,
-        kubelet_config=folder / recording.KUBELET_CONFIG,
+        root=root,
+        config=_named(arguments.config) or folder / recording.POOL_FILES,
+        kubelet_config=_named(arguments.kubelet_config) or root.kubelet_config,
         agent=str(folder / recording.AGENT),
         names=Names(arguments.resource_domain),
         labels=arguments.node_labels,
@@ -177,6 +172,12 @@ def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) ->
         now_s=recorded.timestamp(),
         bundle=folder,
     )
+
+
+def _named(path: Path | None) -> Path | None:
+    if path is not None and not path.exists():
+        raise UsageError(f"{path}: no such file or folder; name one that is there")
+    return path
 
 
 def _agent(text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cpupool.commands import UsageError, add_command, add_shape, add_topology, open_machine
+from cpupool.commands.checks import SILENT_S
 from cpupool.host.root import HostRoot
 from cpupool.manager import report
 
@@ -22,10 +23,9 @@ examples:
   cpupool status
   cpupool status --json | jq '.containers[] | select(.placement == "confined")'
 
-Exit code 0: every container is where it belongs; 1: one is not; 2: the command line is wrong, or
-the agent's file cannot be read.
+Exit code 0: every container is where it belongs; 1: one is not, or the agent is silent; 2: the
+command line is wrong, or the agent's file cannot be read.
 """
-_STALE_S = 30.0
 
 
 def add_parser(commands: Commands, summary: str) -> None:
@@ -50,7 +50,7 @@ def add_parser(commands: Commands, summary: str) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
-    """Show the status; 1 if a container is not where it belongs."""
+    """Show the status; 1 if a container is not where it belongs, or nobody looks at them."""
     document, age_s = _read(arguments.file)
     try:
         status = report.from_json(document)
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         out.write(json.dumps(document, indent=2) + "\n")
     else:
         _draw(arguments, status, age_s, out)
-    return 1 if astray or status.waiting_for else 0
+    return 1 if astray or status.waiting_for or age_s > SILENT_S else 0
 
 
 def _read(path: Path) -> tuple[dict[str, object], float]:
@@ -76,8 +76,13 @@ def _read(path: Path) -> tuple[dict[str, object], float]:
             f"{path} is not there: start `cpupool agent` on this node, or name its"
             " status file with --file"
         ) from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); run this as root, or in the agent's"
+            " container"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no status file; name the agent's with --file") from error
     return document, age_s
 
 
@@ -89,5 +94,5 @@ def _draw(arguments: argparse.Namespace, status: NodeStatus, age_s: float, out: 
     drawing.show(picture, out)
     if arguments.svg:
         drawing.export_svg(picture, arguments.svg, "cpupool status")
-    if age_s > _STALE_S:
+    if age_s > SILENT_S:
         out.write(f"This is {age_s:.0f} s old: the agent does not run, or cannot write its file.\n")

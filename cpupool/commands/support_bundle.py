@@ -63,12 +63,14 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Collect and write.
 
     Raises:
-        UsageError: the log cannot be read, or the output is there already.
+        UsageError: the log cannot be read, or the output is there already or closed.
         HostFileError: the output cannot be written.
     """
     examined = node.this_node(arguments)
     log = _end_of(arguments.log) if arguments.log else None
     if arguments.output == _STDOUT:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; name a file with --output")
         _collect(examined, log).write(sys.stdout.buffer)
         return 0
     path = Path(arguments.output)

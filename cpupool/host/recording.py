@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 
 CONTENTS: Final = "bundle.json"
 POOL_FILES: Final = Path("etc/cpu-pooler")
-KUBELET_CONFIG: Final = Path("var/lib/kubelet/config.yaml")
-CPU_MANAGER_STATE: Final = "cpu_manager_state"
 AGENT: Final = Path("agent")
-"""Where in the archive these are; everything else is where `HostRoot` has it, and the state of the
-kubelet's CPU manager in the kubelet's folder."""
+"""Where in the archive these are; everything else is where `HostRoot` has it."""
 
 _SCHEMA: Final = "cpupool-bundle/1"
 _CPU: Final = "devices/system/cpu"
@@ -146,9 +143,8 @@ def record(
     _take_daemons(kept, root, there)
     _take_cgroups(kept, root, there, cgroup_root)
     kept.take(root.checkpoint, there.checkpoint, lambda content: _checkpoint(content, names))
-    state = CPU_MANAGER_STATE
-    kept.take(root.kubelet / state, there.kubelet / state, _cpu_manager_state)
-    kept.take(kubelet_config_file, KUBELET_CONFIG, _kubelet_config)
+    kept.take(root.cpu_manager_state, there.cpu_manager_state, _cpu_manager_state)
+    kept.take(kubelet_config_file, there.kubelet_config, _kubelet_config)
     kept.take(root.status, there.status)
     kept.take(root.last_good_pools, there.last_good_pools)
     for path in sorted(config.glob("*")) if config.is_dir() else [config]:
@@ -171,8 +167,9 @@ def extract(archive: Path, folder: Path) -> datetime:
             _unpack(members, folder)
         return _recorded(json.loads((folder / CONTENTS).read_bytes()))
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, LookupError) as error:
+        why = getattr(error, "strerror", None) or error
         raise HostFileError(
-            str(archive), f"no support bundle, or a damaged one ({error})", "name another file"
+            str(archive), f"no support bundle, or a damaged one ({why})", "name another file"
         ) from error
 
 
@@ -190,8 +187,22 @@ def _unpack(members: tarfile.TarFile, folder: Path) -> None:
             raise ValueError(f"it holds more than {_MOST_FILES} files or {_MOST_BYTES} bytes")
         if not (member.isreg() or member.isdir()):
             raise ValueError(f"{member.name[:60]!r} is neither a file nor a folder")
-        # Refuses names that lead out of the folder.
-        members.extract(member, folder, filter="data")
+        _write(members, member, folder)
+
+
+def _write(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write a file or folder of an archive (`extract(filter="data")` needs Python 3.11.4)."""
+    name = Path(member.name)
+    if name.is_absolute() or ".." in name.parts:
+        raise ValueError(f"{member.name[:60]!r} leads out of the folder")
+    content = members.extractfile(member)
+    if content is None:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        return
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content.read())
+    # The age of the agent's status is judged by it.
+    os.utime(folder / name, (member.mtime, member.mtime))
 
 
 def _take_interrupts(kept: Recording, root: HostRoot, there: HostRoot) -> None:
@@ -258,5 +269,5 @@ def _cpu_manager_state(content: bytes) -> bytes:
 
 
 def _kubelet_config(content: bytes) -> bytes:
-    config = kubelet_config.parse(KUBELET_CONFIG.name, content)
+    config = kubelet_config.parse("config.yaml", content)
     return json.dumps(config.excerpt(), indent=2).encode()

@@ -59,6 +59,16 @@ class HostRoot:
         return self.device_plugins / "kubelet_internal_checkpoint"
 
     @property
+    def cpu_manager_state(self) -> Path:
+        """The CPU manager's checkpoint file, which names its policy."""
+        return self.kubelet / "cpu_manager_state"
+
+    @property
+    def kubelet_config(self) -> Path:
+        """The kubelet's configuration, where kubeadm puts it."""
+        return self.kubelet / "config.yaml"
+
+    @property
     def status(self) -> Path:
         """The file in which the agent tells what it sees."""
         return self.run / "status.json"

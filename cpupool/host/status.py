@@ -40,10 +40,10 @@ class StatusFile:
         waiting_for: str,
     ) -> None:
         """Write what is new; else only the file's time, which tells that the agent lives."""
-        news = (resolution, found, waiting_for)
+        news = (facts, resolution, found, waiting_for)
         try:
             if self._published != news:
-                status = report.describe(facts, *news)
+                status = report.describe(*news)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 files.write_atomically(self._path, json.dumps(report.to_json(status)).encode())
                 self._published = news

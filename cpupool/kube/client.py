@@ -42,6 +42,7 @@ _KEEPALIVE: Final = (
 _REMEDIES: Final = {
     401: "check that the agent's service account exists and its token is mounted",
     403: "apply the agent's RBAC, which must grant {verb} on {resource}",
+    404: "check that --api-server names the API server",
 }
 
 
@@ -188,6 +189,9 @@ class APIServer:
         self._token = token
         self.connect_s = connect_s
         self.answer_s = answer_s
+
+    def __str__(self) -> str:
+        return str(self._url)
 
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Self:

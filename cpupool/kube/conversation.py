@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cpupool.kube.client import APIServer
 
-LONGEST_PAUSE_S: Final = 30.0
+LONGEST_PAUSE_S: Final = 10.0
 LONGEST_LINE_BYTES: Final = 16 << 20
 
 _FIRST_PAUSE_S: Final = 0.1

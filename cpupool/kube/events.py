@@ -140,6 +140,8 @@ class EventRecorder:
         suffix = f".{secrets.token_hex(8)}"
         name = about["name"][: _LONGEST_NAME - len(suffix)].rstrip("-.") + suffix
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        # JSON, and so the name of a resource, can hold what UTF-8 cannot.
+        said = message.encode(errors="replace")[:LONGEST_MESSAGE_BYTES].decode(errors="ignore")
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -147,7 +149,7 @@ class EventRecorder:
             "involvedObject": {"apiVersion": "v1", **about},
             "type": "Warning" if warning else "Normal",
             "reason": reason,
-            "message": message.encode()[:LONGEST_MESSAGE_BYTES].decode(errors="ignore"),
+            "message": said,
             "source": {"component": _COMPONENT, "host": self._node},
             "reportingComponent": _COMPONENT,
             "reportingInstance": self._node,

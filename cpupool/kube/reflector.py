@@ -77,7 +77,7 @@ class Reflector(Generic[T]):
         self._odd: dict[str, str] = {}
         self._version = ""
         self._cache_will_do = True
-        self._failures = 0
+        self._failures = self._losses = 0
         self._told = ""
 
     def items(self) -> tuple[T, ...] | None:
@@ -154,7 +154,7 @@ class Reflector(Generic[T]):
                     self._take(event)
             finally:
                 if time.monotonic() - opened_s >= _LIVED_S:
-                    self._failures = 0
+                    self._failures = self._losses = 0
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind: object = event.get("type")
@@ -163,7 +163,7 @@ class Reflector(Generic[T]):
             raise APIError.refused("watch", self._resource, body)
         uid, version = self._identity("watch", body, named=kind != "BOOKMARK")
         before = self._items.get(uid)
-        if kind in {"ADDED", "MODIFIED"}:
+        if kind in ("ADDED", "MODIFIED"):  # no set: it may be a list
             with self._lock:
                 self._keep(self._items, uid, version, body)
         elif kind == "DELETED":
@@ -213,6 +213,10 @@ class Reflector(Generic[T]):
             # What was missed is not known, so only a list can tell how things stand.
             self._version = ""
             self._cache_will_do = False
+        if error.version_lost:
+            # A server that says so is back: how long it was away no longer counts.
+            self._losses += 1
+            self._failures = self._losses
         # A single failure is nothing: every load balancer drops a connection now and then.
         if self._failures > 1 and self._told != reason:
             log.warning("API server cannot be followed", resource=self._resource, error=error)

@@ -65,4 +65,4 @@ class EmbeddedCluster:
 
 def _write(warning: bool, reason: str, message: str, about: str) -> None:  # noqa: FBT001
     write = log.warning if warning else log.info
-    write("event", about=about, reason=reason, message=message)
+    write("event", about=about, reason=reason, said=message)

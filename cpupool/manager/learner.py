@@ -126,7 +126,7 @@ class Learner:
         listed = self._sources.ask("pods", self._pods.pods)
         if listed is not None:
             self._take_pods(listed, alive)
-            self._recall()
+            self._recall(alive)
             self._ask_devices(now_s)
             self._forget_promises(now_s)
 
@@ -134,14 +134,14 @@ class Learner:
     def conflict(self) -> str:
         """What must end, and how, because the kubelet places containers, too; empty if it does not.
 
-        Without pools there is nothing to place, and so no conflict.
+        Where there is nothing to place there is no conflict.
         """
-        if not self._static_cpus or not self._manager.pools().pools:
+        if not self._static_cpus or not self._places():
             return ""
         return (
             f"the kubelet to give up its static CPU manager, which gives out CPUs "
             f"{self._static_cpus}: set cpuManagerPolicy to none, delete "
-            "/var/lib/kubelet/cpu_manager_state and restart the kubelet"
+            "cpu_manager_state in its folder and restart the kubelet"
         )
 
     def waiting_for(self, now_s: float) -> str:
@@ -153,15 +153,19 @@ class Learner:
         facts, resolution = self._manager.state()
         if facts.pods is None:
             return "the list of this node's pods"
-        if not facts.pools.pools:
-            return POOL_FILE
         if self.conflict:
             return self.conflict
         if not self._answered_once and now_s < self._started_s + _KUBELET_STARTS_S:
             return "the kubelet's word on its CPU manager"
         if resolution.missing and not self._informed:
             return "the kubelet's word on its devices"
-        return ""
+        # Last: what pods hold of pools that are gone is known by now, and goes on being listed.
+        return "" if self._places() else POOL_FILE
+
+    def _places(self) -> bool:
+        """Tell whether there is something to keep apart: pools, or what pods own of gone ones."""
+        facts, resolution = self._manager.state()
+        return bool(facts.pools.pools or (facts.configured and resolution.owned))
 
     def _ask_cpu_manager(self, now_s: float) -> None:
         if self._answered:
@@ -176,26 +180,24 @@ class Learner:
             self.due_s = min(self.due_s, self._cpu_manager.due_s)
 
     def _take_pods(self, listed: tuple[Pod, ...], alive: Collection[str]) -> None:
-        """Take the pods; one that owns CPUs keeps them while its cgroup is there.
+        """Take the pods; one that was known stays so while its cgroup is there.
 
         A pod that is listed no longer may be ending, or the list may be wrong.
         """
-        facts, before = self._manager.state()
+        facts, _ = self._manager.state()
         uids = {pod.uid for pod in listed}
         ending = (
-            pod
-            for pod in facts.pods or ()
-            if pod.uid not in uids and pod.uid in before.owned and pod.cgroup_uid in alive
+            pod for pod in facts.pods or () if pod.uid not in uids and pod.cgroup_uid in alive
         )
         pods = (*listed, *ending)
         if pods != facts.pods:
             self._manager.set_pods(pods)
             self._assignments = _Retry()
 
-    def _recall(self) -> None:
-        """Take devices of pods that are not listed for given out, once.
+    def _recall(self, alive: Collection[str]) -> None:
+        """Take devices of pods that run and are not listed yet for given out, once.
 
-        Such a pod was admitted a moment ago, or ended while nobody looked.
+        The kubelet's checkpoint also names pods that have ended, until it gives out devices again.
         """
         if self._recalled:
             return
@@ -204,7 +206,7 @@ class Learner:
         # Where a pod lacks devices, the same question is asked again and a failure is told.
         with suppress(CPUPoolError):
             for uid, containers in self._checkpoint.by_pod_uid().items():
-                if uid in known:
+                if uid in known or uid not in alive:
                     continue
                 for resources in containers.values():
                     for pool, grant in resolve.of_pools(resources, self._manager.names).items():

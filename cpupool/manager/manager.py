@@ -126,6 +126,7 @@ class Manager:
                 replace(
                     self._facts,
                     pools=pools,
+                    configured=True,
                     topology=topology,
                     devices=self._as_granted(),
                     kept_shared={**kept, **self._facts.kept_shared},
@@ -329,10 +330,16 @@ class Manager:
         return Promise(self._promised, pool, frozenset(ids))
 
     def _as_granted(self) -> DeviceAssignments:
-        """Write down what each grant comes to under the pools in force, before they change."""
+        """Write down what each grant comes to under the pools in force, before they change.
+
+        Of a pool that is not in force it is not known whether siblings belong to it.
+        """
+        in_force = {pool.name for pool in self._facts.pools}
         return {
             ref: {
                 pool: replace(grant, cpus=self._facts.granted(pool, grant) or grant.cpus)
+                if pool in in_force
+                else grant
                 for pool, grant in by_pool.items()
             }
             for ref, by_pool in self._facts.devices.items()
@@ -378,11 +385,7 @@ class Manager:
         if holdings != self._holdings:
             self._holdings, self._held = holdings, facts.held_ids()
         self._facts, self._resolution = facts, resolution
-        unlisted = (Pool.named(name, "") for name in self._held if not facts.pools.by_name(name))
-        gone = (pool for pool in unlisted if pool.kind is not PoolKind.DEFAULT)
-        self._lists = {
-            pool.name: self._fresh_list(pool) for pool in (*facts.pools.advertised, *gone)
-        }
+        self._lists = {pool.name: self._fresh_list(pool) for pool in facts.offered(self._held)}
         self._changed.notify_all()
 
     def _fresh_list(self, pool: Pool) -> DeviceList:

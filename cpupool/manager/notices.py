@@ -22,6 +22,9 @@ log = logs.get(__name__)
 _KUBELET_TELLS_S: Final = 2.0
 """The kubelet's records may come a moment after the container."""
 
+_MAY_PASS: Final = frozenset({Cause.NO_DEVICES, Cause.CONTESTED})
+"""The second: of two pods with one device the earlier has ended, and is still in the list."""
+
 _CONFINED: Final = {
     Cause.NO_POOL: (
         "CPUPoolMissing",
@@ -95,7 +98,7 @@ def _of(placed: PlacedContainer) -> Iterator[Notice]:
     pod, name, assignment = placed.pod, placed.container.name, placed.assignment
     if assignment.cause in _CONFINED:
         event, remedy = _CONFINED[assignment.cause]
-        lasts_s = _KUBELET_TELLS_S if assignment.cause is Cause.NO_DEVICES else 0.0
+        lasts_s = _KUBELET_TELLS_S if assignment.cause in _MAY_PASS else 0.0
         phrase = "container confined to the default pool"
         yield Notice(event, phrase, pod, name, assignment.reason, remedy, lasts_s)
     if assignment.offline:

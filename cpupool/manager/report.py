@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerID
+from cpupool.manager.usage import usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cpupool.manager.resolve import ContainerKey, NodeFacts, Resolution
 
 SCHEMA = "cpupool-status/1"
+_STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class ContainerStatus:
         placement: why it belongs there.
         wanted: the CPUs that it belongs on.
         found: the CPUs that it was found on, as the kernel wrote them.
-        reason: why it is confined.
+        reason: why it is confined, or is not on its pools' present CPUs.
         exclusive: the part of `wanted` that is its own.
     """
 
@@ -48,12 +50,15 @@ class NodeStatus:
     Attributes:
         pools: as configured.
         containers: by name.
+        draining: pool → how many devices pods hold that it has lost; those of pools that are
+            configured no longer included.
         waiting_for: what must be known before any container is touched; empty once it is.
     """
 
     pools: NodePools
     containers: tuple[ContainerStatus, ...]
     waiting_for: str = ""
+    draining: Mapping[str, int] = field(default_factory=dict)
 
     def free(self, pool: Pool) -> CPUSet:
         """Give the CPUs of an exclusive pool that no container here has."""
@@ -68,7 +73,8 @@ def describe(
 ) -> NodeStatus:
     """Put what was found beside what should be."""
     containers = sorted((_container(resolution, one) for one in found), key=lambda one: one.name)
-    return NodeStatus(facts.pools, tuple(containers), waiting_for)
+    draining = {pool.name: pool.draining for pool in usage(facts) if pool.draining}
+    return NodeStatus(facts.pools, tuple(containers), waiting_for, draining)
 
 
 def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus:
@@ -79,7 +85,7 @@ def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus
         placement=assignment.placement,
         wanted=assignment.cpus,
         found=found.cpus,
-        reason=assignment.reason,
+        reason=_STALE if assignment.stale else assignment.reason,
         exclusive=assignment.exclusive,
     )
 
@@ -105,6 +111,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
             }
             for pool in status.pools
         },
+        "draining": dict(status.draining),
         "containers": [
             {
                 "name": container.name,
@@ -148,4 +155,6 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         )
         for container in document["containers"]
     )
-    return NodeStatus(NodePools.of(*pools), tuple(containers), document["waiting_for"])
+    return NodeStatus(
+        NodePools.of(*pools), tuple(containers), document["waiting_for"], document["draining"]
+    )

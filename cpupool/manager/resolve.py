@@ -58,6 +58,7 @@ class NodeFacts:
 
     Attributes:
         pools: as configured.
+        configured: whether somebody has said so; a node may well have no pools.
         topology: as last read.
         pods: this node's pods; None until a first complete list is known.
         devices: what the kubelet gave to these pods.
@@ -67,6 +68,7 @@ class NodeFacts:
     """
 
     pools: NodePools = field(default_factory=NodePools)
+    configured: bool = False
     topology: CPUTopology = NO_CPUS
     pods: tuple[Pod, ...] | None = None
     devices: DeviceAssignments = field(default_factory=dict)
@@ -96,6 +98,17 @@ class NodeFacts:
         for promise in self.promises:
             held[promise.pool] |= promise.ids
         return {pool: frozenset(ids) for pool, ids in held.items()}
+
+    def offered(self, held: Iterable[str]) -> tuple[Pool, ...]:
+        """Give the pools that the kubelet knows: those configured, and those still held.
+
+        Args:
+            held: the names of pools that pods hold devices of; one that is configured no longer is
+                given without CPUs.
+        """
+        unlisted = (Pool.named(name, "") for name in held if self.pools.by_name(name) is None)
+        gone = (pool for pool in unlisted if pool.kind is not PoolKind.DEFAULT)
+        return (*self.pools.advertised, *gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +272,9 @@ def _missing(facts: NodeFacts) -> Iterator[ContainerRef]:
                 yield ref
 
 
-def _default_cpus(facts: NodeFacts, common: CPUSet) -> CPUSet:
-    if not facts.pools.pools:
-        # Without any pool there is nothing to keep apart, so containers stay where they are.
+def _default_cpus(facts: NodeFacts, owned: Owned, common: CPUSet) -> CPUSet:
+    if not facts.pools.pools and not owned:
+        # There is nothing to keep apart, so containers stay where they are.
         return CPUSet()
     # With the default pool offline the kernel would let its containers run on every CPU of the
     # cgroup above: better on CPUs of no pool, and at worst on those that no pod owns.
@@ -284,7 +297,7 @@ class _Placing:
     @classmethod
     def by(cls, facts: NodeFacts, owned: Owned, taken: CPUSet) -> _Placing:
         common = facts.topology.online - facts.blocked - taken
-        return cls(facts, owned, common, _default_cpus(facts, common))
+        return cls(facts, owned, common, _default_cpus(facts, owned, common))
 
     def confined(self, cause: Cause, reason: str) -> CPUAssignment:
         return CPUAssignment(Placement.CONFINED, default=self.default, reason=reason, cause=cause)

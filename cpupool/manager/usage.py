@@ -44,8 +44,7 @@ def usage(facts: NodeFacts) -> tuple[PoolUsage, ...]:
 
 def _usage(facts: NodeFacts) -> Iterator[PoolUsage]:
     held = facts.held_ids()
-    gone = [Pool.named(name, "") for name in held if facts.pools.by_name(name) is None]
-    for pool in (*facts.pools.advertised, *gone):
+    for pool in facts.offered(held):
         ids = held.get(pool.name, frozenset())
         offline = Pool(pool.name, pool.kind, pool.cpus - facts.topology.online)
         yield PoolUsage(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 NAME: Final = "configurator"
+CONDITION: Final = "labels"
 _CHECK_S: Final = 60.0
 """How often the folder is read without an event."""
 _SWAPPED: Final = "..data"
@@ -58,6 +59,8 @@ _NO_FILE: Final = PoolFile(
     warnings=(),
 )
 _NO_TEXT: Final = b""
+_LONGEST_FILE_BYTES: Final = 64 * 1024
+"""Reading takes long where pools come by the thousand; a node's own are a few lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class Configurator:
         """
         labels = self._labels.labels()
         self._health.set(
-            "labels",
+            CONDITION,
             ok=labels is not None,
             message="this node's labels are not known; check --node-name and the API server",
         )
@@ -191,7 +194,10 @@ class Configurator:
         log.info("pool configuration applied", file=file.name, **news)
         before = self._in_force if self._in_force is not None else self._saved()
         if text != before or self._refused:
-            told = "; ".join(f"{what} {names}" for what, names in news.items()) or "no pool differs"
+            told = (
+                "; ".join(f"{what} {names}" for what, names in news.items())
+                or "the pools are as they were"
+            )
             self._events.node("CPUPoolConfigApplied", f"{file.name}: {told}.", warning=False)
         self._refused = ()
         self._in_force = text
@@ -200,12 +206,12 @@ class Configurator:
 
     def _refuse(self, problems: Sequence[str]) -> None:
         """Tell of an edit that is not taken; after a start, take the pools of before instead."""
-        if self._in_force is None:
-            self._fall_back()
         self._metrics.config_valid(valid=False)
         if self._refused == tuple(problems):
             return
         self._refused = tuple(problems)
+        if self._in_force is None:
+            self._fall_back()
         kept = "the last good pools stay" if self._in_force else "there are no pools"
         for problem in problems:
             log.error("pool file", problem=problem)
@@ -255,7 +261,7 @@ def read_pool_files(folder: Path) -> dict[str, bytes]:
         The texts by file name, in the order of the names.
 
     Raises:
-        HostFileError: the folder or a file in it cannot be read.
+        HostFileError: the folder or a file in it cannot be read, or a file is too long.
     """
     swapped = folder / _SWAPPED
     try:
@@ -280,7 +286,19 @@ def read_pool_files(folder: Path) -> dict[str, bytes]:
 
 def _texts(folder: Path) -> dict[str, bytes]:
     names = sorted(path.name for path in folder.iterdir())
-    return {name: (folder / name).read_bytes() for name in names if poolconfig.is_pool_file(name)}
+    return {name: _text(folder / name) for name in names if poolconfig.is_pool_file(name)}
+
+
+def _text(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(_LONGEST_FILE_BYTES + 1)
+    if len(text) > _LONGEST_FILE_BYTES:
+        raise HostFileError(
+            str(path),
+            f"a pool file has at most {_LONGEST_FILE_BYTES} bytes, this one more",
+            "keep in it the pools of one kind of node",
+        )
+    return text
 
 
 def _news(change: PoolChange, used: Iterable[PoolUsage]) -> dict[str, str]:

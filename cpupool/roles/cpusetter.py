@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
+NAME: Final = "cpusetter"
 _SETTLE_S: Final = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
 _STORM_S: Final = 0.2
@@ -120,7 +121,7 @@ class CPUSetter:
         checkpoint: the kubelet's checkpoint file.
         events: where pods' owners are told.
         metrics: where repairs, states and durations are counted.
-        health: where the condition `cpusetter` is kept.
+        health: hears that the loop turns, and whether containers can be placed.
         interval_s: a sweep happens at least this often.
         swept: called after each sweep, on the sweeping thread.
         now_s: a monotonic clock.
@@ -164,15 +165,25 @@ class CPUSetter:
         self._settle_s = _SETTLE_S
         self._ready = threading.Event()
         self._look = threading.Event()
+        self._news = threading.Event()
 
     @property
     def ready(self) -> bool:
-        """Whether it is known who owns which CPU, and nobody else places containers."""
-        return self._ready.is_set()
+        """Whether it is known who owns which CPU, and nobody else places containers.
+
+        A node without pools can be ready: pods may hold devices of pools that are gone.
+        """
+        # Pools may have come since the last sweep, and made a conflict of a static CPU manager.
+        return self._ready.is_set() and not self._learner.conflict
 
     def wake(self) -> None:
         """Ask for a sweep now."""
         self._look.set()
+
+    def tell_news(self) -> None:
+        """Say that pods or pools are known that were not before: look, however much is going on."""
+        self._news.set()
+        self.wake()
 
     def kubelet_changed(self) -> None:
         """Say that another kubelet runs now, and ask for a sweep."""
@@ -182,11 +193,14 @@ class CPUSetter:
     def run(self, stop: threading.Event) -> None:
         """Sweep until `stop` is set; `wake` once more after setting it returns at once."""
         while not stop.is_set():
+            self._health.beat(NAME)
             self._look.clear()
             report = self.sweep()
             self._swept(report)
-            if stop.wait(self._settle_s):
+            if stop.wait(_SETTLE_S):
                 return
+            self._news.wait(self._settle_s - _SETTLE_S)
+            self._news.clear()
             # Events that come on and on without moving anybody are answered ever more slowly.
             idle = not self._look.wait(self._pause_s())
             calm = idle or report.repairs
@@ -199,7 +213,13 @@ class CPUSetter:
             report = self._sweep(started_s)
         # A node without pools has nothing to be kept on its CPUs: that is healthy.
         able = report.waiting_for in {"", learner.POOL_FILE}
-        self._health.set("cpusetter", ok=able, message=f"waiting for {report.waiting_for}")
+        if able:
+            self._ready.set()
+        self._health.set(
+            NAME,
+            ok=able,
+            message=f"waiting for {report.waiting_for}; look at the log for why it does not come",
+        )
         self._metrics.swept(self._now_s() - started_s)
         return report
 
@@ -216,8 +236,8 @@ class CPUSetter:
             return SweepReport(waiting_for=waiting_for)
         if not self._started:
             self._manager.adopt(found)
-        facts, resolution = self._manager.state()
-        if facts.pods and not found:
+        _, resolution = self._manager.state()
+        if resolution.containers and not found:
             self._sources.complain(
                 "kubepods", "no pod has a cgroup here; set --cgroup-root as the kubelet has it"
             )
@@ -228,7 +248,6 @@ class CPUSetter:
         if changed or now_s >= self._notices.due_s:
             self._tell_pods(resolution, now_s)
         self._started, self._rival = True, False
-        self._ready.set()
         return SweepReport(repairs, found)
 
     def _pause_s(self) -> float:
@@ -252,7 +271,7 @@ class CPUSetter:
                 break
             found = self._sources.ask("cgroups", self._walk) or found
         for gone in self._seen.keys() - {container.path for container in found}:
-            del self._seen[gone]
+            self._texts.pop(self._seen.pop(gone).key, None)
         repaired = {repair.path for repair in repairs if not repair.error}
         failed = self._count(found, resolution, repaired)
         self._calm = None if repairs or failed else found
@@ -370,11 +389,14 @@ class CPUSetter:
     def _tell_conflict(self) -> None:
         conflict = self._learner.conflict
         self._metrics.cpu_manager_conflict(found=bool(conflict))
+        if conflict:
+            self._ready.clear()
         if conflict and not self._rival:
             self._rival = True
-            self._ready.clear()
             log.error("kubelet places containers itself", waiting_for=conflict)
-            self._events.node("KubeletCPUManagerStatic", f"nothing is placed before {conflict}")
+            self._events.node(
+                "KubeletCPUManagerStatic", f"nothing is placed; waiting for {conflict}"
+            )
 
     def _tell_stuck(self, container: FoundContainer, seen: _Seen, why: str) -> None:
         """Say once that a container is not where it belongs."""

@@ -37,7 +37,7 @@ NAME: Final = "device manager"
 
 _FIRST_RETRY_S: Final = 0.05
 _LAST_RETRY_S: Final = 10.0
-_CONDITION: Final = "kubelet"
+CONDITION: Final = "kubelet"
 _DIAL_S: Final = 10.0
 """How long the kubelet may take to dial a plugin that it has accepted: its own timeout
 (kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go)."""
@@ -82,7 +82,8 @@ class DeviceManager:
         health: hears that the loop turns, and whether the kubelet knows every pool.
         topology_changed: called when CPUs went offline or returned.
         kubelet_changed: called when another kubelet listens than before, or none.
-        ready: whether it is known who owns which CPU; nothing is offered before.
+        ready: whether it is known who owns which CPU, and nobody else gives CPUs out; while not,
+            nothing is offered.
         look_s: how often to look without an event.
     """
 
@@ -122,7 +123,7 @@ class DeviceManager:
                 watch.ensure()
                 self._look(stop)
                 why = self._missing()
-                self._health.set(_CONDITION, ok=not why, message=why)
+                self._health.set(CONDITION, ok=not why, message=why)
                 self._wake.wait(self._pause_s())
                 self._wake.clear()
         finally:
@@ -148,7 +149,7 @@ class DeviceManager:
         for plugin in self._plugins.values():
             # A kubelet that hangs costs a timeout for each; neither a stop nor CPUs that come and
             # go wait for them all.
-            if self._ready() and not stop.is_set() and self._attend(plugin):
+            if not stop.is_set() and self._attend(plugin):
                 self._follow_topology()
                 self._health.beat(NAME)
 
@@ -170,13 +171,15 @@ class DeviceManager:
             self._complaint = str(error)
             return
         self._complaint = ""
-        log.info("online CPUs changed", cpus=online, before=before)
+        log.info("online CPUs", cpus=online, before=before or "not known")
         self._topology_changed()
         for problem in problems:
             log.warning("pools on this machine", problem=problem)
 
     def _follow_pools(self) -> None:
-        advertised = {pool.name: pool for pool in self._manager.advertised()}
+        # In this order: pools that come may end the readiness.
+        pools = self._manager.advertised()
+        advertised = {pool.name: pool for pool in pools} if self._ready() else {}
         for name in self._plugins.keys() - advertised.keys():
             self._plugins.pop(name).server.stop()
             log.info("pool no longer advertised", pool=name)
@@ -234,6 +237,7 @@ class DeviceManager:
         kubelet = _identity(self._kubelet_socket)
         if kubelet is not None and kubelet == plugin.kubelet:
             log.warning("kubelet stopped listening", resource=plugin.resource)
+            plugin.kubelet = None
         register(
             self._kubelet_socket,
             endpoint=plugin.server.endpoint,
@@ -250,7 +254,7 @@ class DeviceManager:
         if self._kubelet is None:
             return f"{self._kubelet_socket} is not there; start the kubelet"
         if not self._ready():
-            return "no pool is offered before it is known who owns which CPU; wait"
+            return "no pool is offered while the cpusetter waits; see there"
         for plugin in self._plugins.values():
             if not plugin.serves(self._kubelet):
                 why = plugin.why or "it has not asked for its devices yet"

@@ -124,13 +124,14 @@ class _TextFormatter(logging.Formatter):
 class _JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = record.msg if isinstance(record.msg, Line) else Line(record.getMessage(), {})
-        entry = {
+        entry: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
             "message": line.phrase,
-            **line.facts,
         }
+        # A fact of the same name takes none of these keys.
+        entry = {**line.facts, **entry}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)

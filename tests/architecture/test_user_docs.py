@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from cpupool import cli
 from cpupool.telemetry.metrics import Metrics
 
-DOCS = Path(__file__).parents[2] / "docs/user"
-PAGES = sorted(DOCS.glob("*.md"))
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs/user"
+PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 def metrics() -> set[str]:
@@ -34,6 +35,13 @@ def test_every_argument_of_the_agent_is_documented(capsys: pytest.CaptureFixture
 
     taken = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
     assert set(re.findall(r"^\| `(--[a-z-]+)` \|", page, re.MULTILINE)) == taken
+
+
+def test_the_readme_names_every_command() -> None:
+    page = (ROOT / "README.md").read_text()
+
+    named = re.findall(r"^\| `cpupool ([a-z-]+)", page, re.MULTILINE)
+    assert set(named) == set(cli.COMMANDS)
 
 
 def test_the_metrics_of_the_operations_page_are_those_of_the_agent() -> None:

@@ -13,18 +13,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool import cli
+from cpupool.app import Agent, Settings
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
 from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.sysfs import Sysfs
+from cpupool.kube.client import APIServer
+from cpupool.kube.cluster import Cluster
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
 from tests.apiserver import FakeAPIServer
 from tests.machines import MACHINES
 from tests.mounts import Mount
+from tests.unit import test_app
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from cpupool.core.workloads import Pod
+    from tests.machines import WrittenMachine
 
 NODE = "worker-1"
 POOLS = """
@@ -61,6 +70,8 @@ class World:
     """A node whose agent is a process of its own."""
 
     folder: Path
+    machine: WrittenMachine
+    place: EmulatedCgroups
     node: EmbeddedNode
     api: FakeAPIServer
     mount: Mount
@@ -73,7 +84,7 @@ class World:
                 *("--host-root", self.folder, "--config", self.mount.folder),
                 *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
                 # Nothing is found by looking again: every step must be an event.
-                *("--sweep-interval", "3600"),
+                *("--sweep-interval", "60"),
                 *options,
             ],
             stderr=subprocess.PIPE,
@@ -94,15 +105,52 @@ class World:
                 assert process.stderr
                 process.stderr.close()
 
-    def run(self, name: str, **pools: int) -> None:
+    @contextmanager
+    def agent_here(self, *, moves_pinned: bool = True) -> Iterator[Agent]:
+        """Run the agent in this process, where its probes have a port and the kernel no say."""
+        settings = Settings(
+            self.mount.folder,
+            interval_s=3600.0,
+            moves_pinned=moves_pinned,
+            telemetry=("127.0.0.1", 0),
+        )
+        sysfs, server = Sysfs.at(self.machine.sys), APIServer.at(self.api.url)
+        agent = Agent(
+            settings,
+            self.node.root,
+            sysfs,
+            lambda metrics, changed: Cluster(server, NODE, Names(), metrics, changed),
+        )
+        with test_app.started(agent):
+            yield agent
+
+    def run(self, name: str, **pools: int) -> Pod:
         amounts = {f"nokia.k8s.io/{pool}": str(amount) for pool, amount in pools.items()}
-        self.node.run_pod(
+        return self.node.run_pod(
             {
                 "kind": "Pod",
                 "metadata": {"name": name},
                 "spec": {"containers": [{"name": "main", "resources": {"limits": amounts}}]},
             }
         )
+
+    def disturb(self, pod: str, cpus: str) -> None:
+        """Write other CPUs into a pod's container, as somebody else might."""
+        self.tree.write(self.path(pod), CPUSet.parse(cpus))
+
+    def path(self, pod: str, container: str = "main") -> str:
+        """Give a container's cgroup."""
+        (found,) = (
+            self.node.path_of(one)
+            for one in self.node.processes()
+            if (one.pod.name, one.container) == (pod, container)
+        )
+        return found
+
+    def written_ns(self, pod: str, container: str = "main") -> int:
+        """Tell when a container's set was last written."""
+        directory = self.place.root / "cpuset" / self.path(pod, container)
+        return (directory / "cpuset.cpus").stat().st_mtime_ns
 
     def cpus(self) -> dict[str, str]:
         return {
@@ -114,6 +162,18 @@ class World:
     def await_cpus(self, **expected: str) -> None:
         eventually(lambda: self.cpus() == expected, lambda: f"{expected}: {self.cpus()}")
 
+    def containers(self) -> dict[str, str]:
+        """Give `pod/container` → CPUs; a sandbox has no name of its own."""
+        return {
+            f"{one.pod.name}/{one.container}": str(self.tree.effective(self.node.path_of(one)))
+            for one in self.node.processes()
+        }
+
+    def await_containers(self, expected: Mapping[str, str]) -> None:
+        eventually(
+            lambda: self.containers() == expected, lambda: f"{expected}: {self.containers()}"
+        )
+
     def await_pool(self, pool: str, healthy: int) -> None:
         self.node.kubelet.wait_for(
             f"nokia.k8s.io/{pool}", lambda listing: listing.allocatable == healthy, DEADLINE_S
@@ -121,31 +181,46 @@ class World:
 
     def event(self, reason: str) -> dict[str, str] | None:
         """Give the last Event on the node with this reason."""
-        found = [
+        found = self.events(reason)
+        return found[-1] if found else None
+
+    def events(self, reason: str, about: str = NODE) -> list[dict[str, str]]:
+        """Give the Events with this reason on the node, or on a pod."""
+        return [
             event
             for event in list(self.api.events)
-            if (event["involvedObject"]["name"], event["reason"]) == (NODE, reason)
+            if (event["involvedObject"]["name"], event["reason"]) == (about, reason)
         ]
-        return found[-1] if found else None
+
+    def await_event(self, reason: str, about: str = NODE) -> str:
+        """Give the message of the only Event with this reason once there is one."""
+        eventually(lambda: self.events(reason, about), f"an Event {reason} on {about}")
+        (found,) = self.events(reason, about)
+        return found["message"]
 
     @property
     def tree(self) -> CgroupFS:
         return CgroupFS(self.node.root.cgroup, self.node.cgroup_root)
 
 
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    machine = MACHINES["arm_no_smt"].write(folder)
-    mount = Mount(folder / "etc")
-    mount.show(worker=POOLS)
+@contextmanager
+def living(folder: Path, machine: WrittenMachine, labels: Mapping[str, str]) -> Iterator[World]:
+    """Make a node with these labels, without a pool file."""
     with (
-        FakeAPIServer(NODE, {"role": "worker"}) as api,
+        FakeAPIServer(NODE, labels) as api,
         EmulatedCgroups(folder, machine.topology().online, "a test") as place,
         EmbeddedNode(
             folder, place, sysfs=machine.sys, changed=lambda: api.set_pods(node.bodies()["items"])
         ) as node,
     ):
-        yield World(folder, node, api, mount)
+        yield World(folder, machine, place, node, api, Mount(folder / "etc"))
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    with living(folder, MACHINES["arm_no_smt"].write(folder), {"role": "worker"}) as world:
+        world.mount.show(worker=POOLS)
+        yield world
 
 
 def test_pods_are_placed_kept_and_shown(world: World) -> None:

@@ -140,11 +140,6 @@ class Held:
     owned: CPUSet
     shared: tuple[str, ...]
 
-    def without(self, ids: Mapping[str, frozenset[str]]) -> Held:
-        left = {pool: mine - ids.get(pool, frozenset()) for pool, mine in self.ids.items()}
-        own = CPUSet(int(one) for pool in left if pool[0] == "e" for one in left[pool])
-        return Held(self.pod, left, self.owned & cores(own), ())
-
 
 class Chaos:
     """One node, one agent process, one API server, and what this test knows of them."""
@@ -156,7 +151,6 @@ class Chaos:
         self.in_force = GOOD[0]
         self.edits = 0
         self.pods: dict[str, Held] = {}
-        self.lingering: list[Held] = []
         self.count = 0
         self.told: list[str] = []
         self.history: list[str] = []
@@ -238,7 +232,7 @@ class Chaos:
         }
 
     def belongs(self, process: ContainerProcess) -> CPUSet:
-        taken = self.reach(CPUSet.union(held.owned for held in self.holders()))
+        taken = self.reach(CPUSet.union(held.owned for held in self.pods.values()))
         free = self.online - taken
         default = self.in_force.of("default") & free
         held = self.pods.get(process.pod.uid)
@@ -250,10 +244,6 @@ class Chaos:
     def reach(self, cpus: CPUSet) -> CPUSet:
         """Give whole cores, as far as an agent can know that started while CPUs were offline."""
         return cpus | cores(cpus - self.never_seen)
-
-    def holders(self) -> list[Held]:
-        """List the pods, and those that ended while no agent ran: their devices drain a while."""
-        return [*self.pods.values(), *self.lingering]
 
     def astray(self) -> dict[str, str]:
         wrong = {}
@@ -269,7 +259,7 @@ class Chaos:
     def listed(self) -> dict[str, tuple[object, object]]:
         """Give pool → what the kubelet sees healthy, and what it should see."""
         held: defaultdict[str, set[str]] = defaultdict(set)
-        for holder in self.holders():
+        for holder in self.pods.values():
             for pool, ids in holder.ids.items():
                 held[pool] |= ids
         found: dict[str, tuple[object, object]] = {}
@@ -320,8 +310,6 @@ class Chaos:
             owned |= cores(cpus) & self.online if pool in before.multi_threaded else cpus
         shared = tuple(pool for pool in requests if pool.startswith("shared"))
         self.pods[pod.uid] = Held(pod, ids, owned, shared)
-        # Whoever has a device now shows that its earlier owner is gone.
-        self.lingering = [one.without(ids) for one in self.lingering]
         self.note(f"{name} {dict(requests)} got {owned}")
 
     def end(self) -> None:
@@ -331,7 +319,6 @@ class Chaos:
             else:
                 self.node.finish_pod(self.pods[uid].pod.uid)
             held = self.pods.pop(uid)
-            self.lingering += [] if self.agent else [held]
             self.note(held.pod.name)
 
     def restart_container(self) -> None:
@@ -349,7 +336,6 @@ class Chaos:
 
     def restart_agent(self) -> None:
         self.kill()
-        self.lingering.clear()
         meanwhile = self.dice.choice(
             [self.end, self.disturb, self.offline, self.online_again, None]
         )

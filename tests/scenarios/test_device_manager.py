@@ -56,8 +56,10 @@ class Node:
             metrics=self.metrics,
             health=self.health,
             kubelet_changed=self._kubelet_changed,
+            ready=lambda: self.ready,
             look_s=look_s,
         )
+        self.ready = True
         self.kubelets = 0
 
     @contextmanager
@@ -176,7 +178,7 @@ def test_readiness_says_what_the_kubelet_does_not_know(
         eventually(lambda: node.kubelet.refusals < 999_994, "refusals")
         node.kubelet.refusals = 0
         eventually(lambda: told() == "kubelet: ok", told)
-    refused = [one.getMessage() for one in caplog.records if "UNAVAILABLE" in one.getMessage()]
+    refused = [one for one in caplog.records if "not ready" in one.getMessage()]
     assert len(refused) == 2
 
 
@@ -359,6 +361,21 @@ def test_new_pools_are_advertised_and_old_ones_withdrawn(node: Node) -> None:
         node.wait_for_lists(1, "nokia.k8s.io/exclusive_b")
         assert "cpupool-shared_s.sock" not in node.sockets()
     assert len(node.kubelet.lists[EXCLUSIVE]) == 1
+
+
+def test_nothing_is_offered_while_somebody_else_gives_cpus_out(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        node.ready = False
+        node.role.wake()
+        eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
+        eventually(lambda: not node.health.ready().ok, "that is told")
+        node.ready = True
+        node.role.wake()
+        node.wait_for_lists(2)
+        eventually(lambda: node.health.ready().ok, "readiness")
+    assert node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED, SHARED]
 
 
 def test_a_pool_that_is_gone_is_served_until_no_pod_holds_anything_of_it(node: Node) -> None:

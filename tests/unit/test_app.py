@@ -12,11 +12,15 @@ from cpupool import app
 from cpupool.app import Agent, AgentFailed, Settings
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
+from cpupool.core.names import Names
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
+from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EmbeddedCluster
+from cpupool.local.kubelet import EmbeddedKubelet
 from cpupool.telemetry.health import Health
+from tests import builders
 from tests.events import Heard
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -34,6 +38,7 @@ UID = "1b2c3d4e-0000-1111-2222-333344445555"
 POD = f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
 ID = "ab" * 32
 CONTAINER = f"{POD}/cri-containerd-{ID}.scope"
+_QUIET_S = 0.2
 
 
 class TestSupervise:
@@ -78,7 +83,7 @@ class TestSupervise:
 
 
 class World:
-    """An agent that sweeps once an hour, on a machine in a folder; no pod runs there."""
+    """An agent that sweeps once an hour, on a machine in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.root = HostRoot.under(folder)
@@ -88,6 +93,7 @@ class World:
         self._config.mkdir()
         (self._config / "poolconfig-a.yaml").write_text(POOLS + "nodeSelector: {node: a}\n")
         self.heard = Heard()
+        self.listed: tuple[Pod, ...] = ()
         self._swept = threading.Semaphore(0)
 
     def agent(self) -> Agent:
@@ -103,13 +109,19 @@ class World:
 
     @contextmanager
     def running(self) -> Iterator[Agent]:
-        """Run an agent; it has swept once."""
+        """Run an agent; it has made the sweeps of its start, and the next one needs an event."""
         with started(self.agent()) as agent:
             self.await_sweep()
+            while self._swept.acquire(timeout=_QUIET_S):
+                pass
             yield agent
 
     def pods(self) -> tuple[Pod, ...]:
-        return ()
+        return self.listed
+
+    def show_no_pools(self) -> None:
+        for file in self._config.iterdir():
+            file.unlink()
 
     def await_sweep(self) -> None:
         assert self._swept.acquire(timeout=DEADLINE_S), "no sweep"
@@ -151,6 +163,18 @@ def get(agent: Agent, path: str) -> tuple[int, str]:
         connection.close()
 
 
+def await_devices(kubelet: EmbeddedKubelet, number: int) -> None:
+    kubelet.wait_for(
+        "nokia.k8s.io/exclusive_a", lambda listed: listed.allocatable == number, DEADLINE_S
+    )
+
+
+@pytest.fixture
+def _events_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing asked of a kubelet that is not there: each time again would be a sweep."""
+    monkeypatch.setattr(PodResources, "allocatable_cpus", lambda _self: CPUSet())
+
+
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
     made = World(folder)
@@ -161,6 +185,7 @@ def world(folder: Path) -> Iterator[World]:
 
 
 class TestAgent:
+    @pytest.mark.usefixtures("_events_only")
     @pytest.mark.parametrize(
         "path",
         [
@@ -175,6 +200,7 @@ class TestAgent:
             world.directory(path).mkdir()
             world.await_sweep()
 
+    @pytest.mark.usefixtures("_events_only")
     def test_a_container_that_somebody_moves_is_moved_back_at_once(self, world: World) -> None:
         world.place.make(CONTAINER)
         with world.running():
@@ -182,6 +208,7 @@ class TestAgent:
             (world.directory(CONTAINER) / "cpuset.cpus").write_text("0-7")
             world.await_cpus("0-1")
 
+    @pytest.mark.usefixtures("_events_only")
     def test_a_container_leaves_an_offline_cpu_before_a_sweep_is_due(self, world: World) -> None:
         world.place.make(CONTAINER)
         with world.running():
@@ -237,6 +264,39 @@ class TestAgent:
             eventually(
                 lambda: f"cpupool_pool_capacity{pool}" in get(agent, "/metrics")[1], "the pool"
             )
+
+    def test_pods_outlive_their_pools_over_a_restart_of_agent_and_kubelet(
+        self, world: World
+    ) -> None:
+        owner = builders.pod("owner", builders.container(exclusive_a=1))
+        with EmbeddedKubelet(world.root.kubelet, Names()) as kubelet:
+            with world.running():
+                await_devices(kubelet, 1)
+                kubelet.admit(owner)
+                world.listed = (owner,)
+            world.show_no_pools()
+            await_devices(kubelet, 0)
+            with world.running() as agent:
+                await_devices(kubelet, 1)
+                kubelet.restart()
+                await_devices(kubelet, 1)
+                kubelet.admit(owner)
+                eventually(lambda: get(agent, "/readyz")[0] == 200, "it lacks nothing")
+
+    def test_a_kubelet_that_places_containers_itself_is_offered_nothing(self, world: World) -> None:
+        with (
+            EmbeddedKubelet(world.root.kubelet, Names()) as kubelet,
+            world.running() as agent,
+        ):
+            await_devices(kubelet, 1)
+            kubelet.static_cpus = CPUSet.of(5)
+            kubelet.restart()
+            eventually(lambda: "cpuManagerPolicy" in get(agent, "/readyz")[1], "the conflict")
+            await_devices(kubelet, 0)
+            kubelet.static_cpus = CPUSet()
+            kubelet.restart()
+            await_devices(kubelet, 1)
+            eventually(lambda: get(agent, "/readyz")[0] == 200, "readiness")
 
     def test_a_node_has_one_agent_at_a_time(
         self, world: World, caplog: pytest.LogCaptureFixture

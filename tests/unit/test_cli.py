@@ -18,6 +18,8 @@ from cpupool.version import VERSION
         pytest.param(["frobnicate"], "'frobnicate' is no command; use one of", id="no command"),
         pytest.param([], "COMMAND; see cpupool --help", id="nothing"),
         pytest.param(["status", "--fil"], "see cpupool status --help", id="half an option"),
+        pytest.param(["topology", "x"], "see cpupool topology --help", id="one word too many"),
+        pytest.param(["demo", "--jsn"], "--jsn; see cpupool demo --help", id="no such option"),
         pytest.param(["validate", "nowhere.yaml"], "nowhere.yaml: No such file", id="no file"),
         pytest.param(
             ["validate", "a.yaml", "--node-labels", "worker"],
@@ -27,7 +29,7 @@ from cpupool.version import VERSION
         *(
             pytest.param(
                 ["agent", "--sweep-interval", number],
-                f"'{number}' is not between 0.1 and 3600 seconds",
+                f"'{number}' is not between 0.1 and 60 seconds",
                 id=f"an interval of {number}",
             )
             for number in ("1e400", "0", "-1", "nan", "0.09", "3601")

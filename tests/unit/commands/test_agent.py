@@ -77,3 +77,18 @@ def test_the_name_of_the_node_may_come_from_the_pod(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NODE_NAME", "a")
 
     assert cli.main(["agent", "--api-server", "http://127.0.0.1:1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--metrics-port", "x"], "--metrics-port: 'x' is no port"),
+        (["--metrics-port", "65536"], "--metrics-port: '65536' is no port"),
+        (["--sweep-interval", "x"], "--sweep-interval: 'x' is not between 0.1 and 60 seconds"),
+    ],
+)
+def test_a_number_that_is_none_is_told_in_the_users_words(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*ENOUGH, *options]) == 2
+    assert said in capsys.readouterr().err

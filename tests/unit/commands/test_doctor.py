@@ -264,6 +264,7 @@ def test_what_the_agent_says_is_repeated(
     agent.health.set("kubelet", ok=False, message="it is not there; start it")
     agent.metrics.watch_restarted("pods", "403")
     agent.metrics.watch_restarted("nodes", "410")
+    agent.health.set("cpusetter", ok=False, message="waiting for the list of this node's pods")
     node.status(waiting_for="the list of this node's pods")
 
     _, rows = examine(agent=agent.url)
@@ -271,6 +272,7 @@ def test_what_the_agent_says_is_repeated(
     assert {"verdict": "problem", "fact": "kubelet: it is not there", "remedy": "start it"} in (
         rows["agent"]
     )
+    assert all(row["remedy"] for row in rows["agent"])
     assert rows["rights"][0]["verdict"] == "problem"
     assert rows["rights"][0]["fact"] == "the API server has refused the agent: pods"
     assert "containers" not in rows
@@ -339,7 +341,6 @@ def test_two_drivers_left_their_cgroups(examine: Any, node: WrittenNode) -> None
 def test_nothing_is_known_but_the_machine(examine: Any, node: WrittenNode) -> None:
     node.root.status.unlink()
     (node.pool_files / "poolconfig-a.yaml").rename(node.pool_files / "other")
-    node.pool_files.rename(node.folder / "elsewhere")
     (node.root.kubelet / "config.yaml").unlink()
     (node.root.kubelet / "cpu_manager_state").unlink()
     node.root.checkpoint.unlink()
@@ -355,11 +356,26 @@ def test_nothing_is_known_but_the_machine(examine: Any, node: WrittenNode) -> No
 def test_labels_choose_the_pool_file(examine: Any, node: WrittenNode) -> None:
     node.put("etc/cpu-pooler/poolconfig-a.yaml", POOL_FILE + "nodeSelector: {kind: a}\n")
     node.put("etc/cpu-pooler/poolconfig-b.yaml", POOL_FILE + "nodeSelector: {kind: b}\n")
-    assert verdicts(examine()[1])["pool file"] == ["skipped"]
+    assert examine()[1]["pool file"] == [
+        {
+            "verdict": "skipped",
+            "fact": "there are 2, and the node's labels choose one of them",
+            "remedy": "give the labels with --node-labels",
+        }
+    ]
 
     _, rows = examine("--node-labels", "kind=b")
 
     assert rows["pool file"][0]["fact"] == "poolconfig-b.yaml is in force"
+
+
+def test_a_node_that_no_pool_file_is_for_is_told(examine: Any, node: WrittenNode) -> None:
+    node.put("etc/cpu-pooler/poolconfig-a.yaml", POOL_FILE + "nodeSelector: {kind: a}\n")
+
+    _, rows = examine("--node-labels", "kind=b")
+
+    assert verdicts(rows)["pool file"] == ["warning"]
+    assert "none of 1 is for a node with these labels" in rows["pool file"][0]["fact"]
 
 
 def test_a_file_without_the_right_to_read_it_is_told_and_stops_nothing(
@@ -389,8 +405,9 @@ def test_a_file_without_the_right_to_read_it_is_told_and_stops_nothing(
     ("options", "said"),
     [
         (["--host-root", "/no/such"], "there is no sys in it"),
-        (["--kubelet-config", "/no/such"], "--kubelet-config /no/such: no such file"),
-        (["--bundle", "/no/such"], "/no/such: no support bundle"),
+        (["--kubelet-config", "/no/such"], "/no/such: no such file or folder"),
+        (["--config", "/no/such"], "/no/such: no such file or folder"),
+        (["--bundle", "/no/such"], "/no/such: no support bundle, or a damaged one (No such file"),
         (["--agent", "localhost:9404"], "'localhost:9404' is no address; write it as http://"),
         (["--agent", "http://a:b"], "'http://a:b' is no address"),
         (["--bundel", "x"], "see cpupool"),

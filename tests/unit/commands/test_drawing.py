@@ -11,7 +11,7 @@ from cpupool.commands import drawing
 from cpupool.commands.painting import Mark, Painting, paint_pools
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.pools import NodePools
+from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.report import ContainerStatus, NodeStatus
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
@@ -184,6 +184,17 @@ class TestNodeStatus:
         drawing.show(drawing.node_status(TELCO.topology(), status), out)
 
         assert out.getvalue().rstrip().endswith("1 of 1 containers are where they belong.")
+
+    def test_what_drains_stands_beside_its_pool_or_for_itself(self) -> None:
+        pools = NodePools.of(Pool.named("exclusive_a", "2-3"), Pool.named("default", "0-1"))
+        status = NodeStatus(pools, (), draining={"exclusive_a": 1, "shared_gone": 250})
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+        rows = [line.split() for line in out.getvalue().splitlines()]
+        assert ["exclusive_a", "2-3", "2-3", "1"] in rows
+        assert ["default", "0-1"] in rows
+        assert ["shared_gone", "removed", "250"] in rows
 
 
 def container(name: str, *, wanted: str, found: str, reason: str = "") -> ContainerStatus:

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import stat
+import sys
 import tarfile
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
-from tests.nodes import OTHER, AnsweringAgent, WrittenNode, container
+from tests.nodes import OTHER, POOL_FILE, AnsweringAgent, WrittenNode, container
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,6 +159,30 @@ def test_standard_output_carries_the_bundle_alone(
 
     with tarfile.open(fileobj=io.BytesIO(capsysbinary.readouterr().out)) as archive:
         assert "sys/devices/system/cpu/online" in archive.getnames()
+
+
+def test_a_closed_standard_output_takes_no_bundle(
+    node: WrittenNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+
+    assert bundle(node, "-") == 2
+    assert "standard output is closed" in capsys.readouterr().err
+
+
+def test_what_the_command_line_names_takes_the_place_of_what_is_in_the_bundle(
+    node: WrittenNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bundle(node, tmp_path / "b.tar.gz") == 0
+    kubelet = node.put("kubelet.yaml", "kind: KubeletConfiguration\ncpuManagerPolicy: static\n")
+    pools = node.put("pools.yaml", POOL_FILE.replace("4-7", "4-9"))
+
+    named = ("--kubelet-config", str(kubelet), "--config", str(pools))
+    _, rows = doctor(capsys, "--bundle", str(tmp_path / "b.tar.gz"), *named)
+
+    facts = {row["check"]: row["fact"] for row in reversed(rows)}
+    assert facts["kubelet"].startswith(f"{kubelet}:")
+    assert "says something else" in facts["pool file"]
 
 
 def test_what_cannot_be_read_is_left_out_and_said(

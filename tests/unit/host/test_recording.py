@@ -50,6 +50,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     "member",
     [
         pytest.param(tarfile.TarInfo("../outside"), id="a name that leads out"),
+        pytest.param(tarfile.TarInfo("/no/such/folder/outside"), id="a name that begins elsewhere"),
         pytest.param(linked("link", "/etc/passwd", tarfile.SYMTYPE), id="a symbolic link"),
         pytest.param(linked("link", "bundle.json", tarfile.LNKTYPE), id="a hard link"),
         pytest.param(linked("pipe", "", tarfile.FIFOTYPE), id="a pipe"),
@@ -60,7 +61,7 @@ def test_an_archive_that_reaches_for_more_is_refused(
 ) -> None:
     made = archive(tmp_path / "b.tar.gz", member, contents=b"{}")
 
-    with pytest.raises(HostFileError, match="no support bundle"):
+    with pytest.raises(HostFileError, match=r"leads out of|is neither a file nor a folder"):
         extract(made, tmp_path / "out")
 
     inside = [path.name for path in tmp_path.rglob("*") if path.is_file()]

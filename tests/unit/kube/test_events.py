@@ -107,6 +107,13 @@ def test_an_event_is_shown_with_the_node(server: FakeAPIServer, told: Told) -> N
     assert (event["metadata"]["namespace"], event["type"]) == ("default", "Normal")
 
 
+def test_a_message_may_quote_what_is_no_text(server: FakeAPIServer, told: Told) -> None:
+    with told.running():
+        told.recorder.node("CPUPoolConfigInvalid", "poolconfig-\udcff.yaml: unknown key")
+        eventually(lambda: server.events, "the Event")
+    assert messages(server) == ["poolconfig-?.yaml: unknown key"]
+
+
 def test_names_and_messages_stay_within_the_apis_limits(server: FakeAPIServer, told: Told) -> None:
     with told.running():
         told.recorder.pod(builders.pod("a" * 235 + "-" * 10 + "b"), "Long", "é" * 600)
@@ -190,7 +197,10 @@ def test_an_event_that_cannot_be_sent_is_given_up(
     assert "must grant create on events" in caplog.text
 
 
-def test_at_the_end_what_waits_is_sent(server: FakeAPIServer, told: Told) -> None:
+def test_at_the_end_what_waits_is_sent(
+    server: FakeAPIServer, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_FLUSH_S", DEADLINE_S)
     server.slow()
     with told.running():
         told.recorder.node("Odd", "one")

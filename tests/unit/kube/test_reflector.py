@@ -98,7 +98,7 @@ def test_nothing_is_known_until_a_complete_list_is(server: FakeAPIServer) -> Non
     with following(server.url) as followed:
         assert followed.reflector.synced.wait(DEADLINE_S)
         expect(followed, a="1", b="1")
-        assert followed.changes == 1
+    assert followed.changes == 1
     assert Followed(server.url).reflector.items() is None
     lists = [asked.parameters for asked in server.requests if asked.verb == "list"]
     assert [sorted(asked) for asked in lists] == [
@@ -116,7 +116,7 @@ def test_changes_arrive_through_one_watch_and_no_further_list(server: FakeAPISer
         expect(followed, a="2", b="1")
         server.set_pods([body("b"), body("c")])
         expect(followed, b="1", c="1")
-        assert followed.changes == 4
+    assert followed.changes == 4
     assert (server.count("list", "pods"), server.count("watch", "pods")) == (1, 1)
 
 
@@ -126,7 +126,7 @@ def test_a_change_that_makes_no_difference_wakes_nobody(server: FakeAPIServer) -
         server.set_pods([{**body("a"), "status": {"phase": "Running"}}, body("b")])
         server.set_pods([{**body("a"), "status": {"phase": "Running"}}, body("b", "2")])
         expect(followed, a="1", b="2")
-        assert followed.changes == 2
+    assert followed.changes == 2
 
 
 def test_a_watch_goes_on_from_the_last_bookmark(server: FakeAPIServer) -> None:
@@ -191,6 +191,25 @@ def test_a_lost_version_calls_for_a_list_that_replaces_everything(
     assert "resourceVersion" not in lists[-1]
 
 
+def test_a_lost_version_is_answered_at_once_however_long_the_server_was_away(
+    server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = True
+    monkeypatch.setattr("cpupool.kube.conversation.LONGEST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("random.uniform", lambda low, high: low if impatient else high)
+    with following(server.url) as followed:
+        expect(followed, a="1", b="1")
+        eventually(lambda: server.watching("pods"), "a watch")
+        server.refuse(500, times=14)
+        server.drop_watches()
+        eventually(lambda: server.count("watch", "pods") >= 16, "many failures and a watch")
+        eventually(lambda: server.watching("pods"), "the watch")
+        impatient = False
+        server.set_pods([body("c")])
+        server.gone()
+        expect(followed, c="1")
+
+
 def test_a_running_watch_is_told_that_its_version_is_gone(server: FakeAPIServer) -> None:
     with following(server.url) as followed:
         expect(followed, a="1", b="1")
@@ -203,7 +222,7 @@ def test_a_running_watch_is_told_that_its_version_is_gone(server: FakeAPIServer)
         eventually(lambda: server.watching("pods"), "a watch")
         server.gone()
         eventually(lambda: server.count("watch", "pods") >= 3, "a list and a watch")
-        assert followed.changes == 2
+    assert followed.changes == 2
 
 
 def test_a_version_from_the_future_calls_for_a_list(server: FakeAPIServer) -> None:
@@ -232,6 +251,7 @@ def error_line(status: Mapping[str, Any]) -> bytes:
         b'{"type":"ADDED","object":{"metadata":{"uid":"x"}}}',
         b'{"type":"ADDED","object":{"metadata":{"name":"x","resourceVersion":"8"},"spec":{"v":"1"}}}',
         b'{"type":"ADDED","object":{"metadata":{"uid":7,"resourceVersion":"8"}}}',
+        b'{"type":[],"object":{"metadata":{"uid":"x","resourceVersion":"8"}}}',
         b'{"type":"SHUFFLED","object":{"metadata":{"uid":"x","resourceVersion":"8"}}}',
         b'{"a":' * 100_000,
     ],

@@ -20,10 +20,10 @@ def test_events_are_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "WARNING",
-            'event about=default/web reason=CPUOffline message="CPU 3 is offline; switch it on"',
+            'event about=default/web reason=CPUOffline said="CPU 3 is offline; switch it on"',
         ),
         (
             "INFO",
-            'event about=node reason=CPUPoolConfigApplied message="added exclusive_a"',
+            'event about=node reason=CPUPoolConfigApplied said="added exclusive_a"',
         ),
     ]

@@ -70,6 +70,34 @@ def learning(outside: Outside) -> tuple[Manager, Learner]:
 OWNER = builders.pod("owner", builders.container(exclusive_a=1))
 
 
+def test_without_pools_the_devices_that_pods_hold_are_asked_for_first() -> None:
+    outside = Outside((OWNER,), saved=None, live=None)
+    manager, learner = learning(outside)
+    manager.reconfigure(NodePools(), MACHINES["laptop_4c8t"].topology())
+    learner.learn(set(), 100.0)
+    assert learner.waiting_for(100.0) == "the kubelet's word on its devices"
+
+    outside.saved = {OWNER.uid: granted("4")}
+    learner.learn(set(), 101.0)
+    assert [pool.name for pool in manager.advertised()] == ["exclusive_a"]
+
+
+def test_a_pod_is_known_until_its_cgroup_is_gone_whether_or_not_it_is_listed() -> None:
+    sharer = builders.pod("sharer", builders.container(shared_a=1))
+    outside = Outside((OWNER, sharer), saved={OWNER.uid: granted("4")})
+    manager, learner = learning(outside)
+    everybody = {OWNER.uid, sharer.uid}
+    learner.learn(everybody, 100.0)
+
+    outside.listed = ()
+    learner.learn(everybody, 101.0)
+    assert manager.state()[0].pods == (OWNER, sharer)
+    learner.learn({sharer.uid}, 102.0)
+    assert manager.state()[0].pods == (sharer,)
+    learner.learn(set(), 103.0)
+    assert manager.state()[0].pods == ()
+
+
 def test_with_nothing_to_ask_nothing_is_due() -> None:
     outside = Outside()
     _, learner = learning(outside)
@@ -127,25 +155,26 @@ def test_the_cpu_manager_is_asked_about_until_it_is_harmless_and_again_of_anothe
     assert outside.asked.count("cpu manager") == 4
 
 
-def test_only_devices_of_pods_that_nobody_lists_are_recalled() -> None:
+def test_only_devices_of_pods_that_run_and_that_nobody_lists_are_recalled() -> None:
     ended = builders.pod("ended", builders.container(exclusive_a=1), finished=True)
     outside = Outside(
         (ended,),
         saved={
             ended.uid: granted("2"),
-            "gone-uid": granted("4"),
+            "late-uid": granted("4"),
+            "gone-uid": granted("6"),
             "other-uid": {"main": {"example.com/gpu": Grant(frozenset({"0"}))}},
         },
     )
     manager, learner = learning(outside)
-    learner.learn(set(), 100.0)
+    learner.learn({"late-uid", "other-uid", ended.uid}, 100.0)
     assert manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
 
 
 def test_what_a_broken_checkpoint_knows_is_recalled_when_it_is_mended() -> None:
     outside = Outside(saved=None)
     manager, learner = learning(outside)
-    learner.learn(set(), 100.0)
-    outside.saved = {"gone-uid": granted("4")}
-    learner.learn(set(), 101.0)
+    learner.learn({"late-uid"}, 100.0)
+    outside.saved = {"late-uid": granted("4")}
+    learner.learn({"late-uid"}, 101.0)
     assert manager.state()[1].promised == {"exclusive_a": CPUSet.of(4)}

@@ -233,6 +233,17 @@ class TestConfiguration:
         assert cpus_of(node, "holder") == "7"
 
 
+def test_what_was_learned_before_the_pools_is_granted_by_them() -> None:
+    node = Manager()
+    node.update_topology(MACHINE.topology())
+    owner = builders.pod("owner", builders.container(exclusive_b=1))
+    node.set_pods([owner])
+    node.record_devices(builders.given(owner, exclusive_b="6"))
+    node.reconfigure(POOLS, MACHINE.topology())
+
+    assert cpus_of(node, "owner") == "6-7"
+
+
 class TestDraining:
     """A pod holds CPU 4 of exclusive_a, and the pool shrinks to CPU 2."""
 

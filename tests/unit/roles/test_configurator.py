@@ -195,7 +195,7 @@ class TestEdits:
 
         assert world.valid()
         assert world.reasons()[1:] == ["CPUPoolConfigInvalid", "CPUPoolConfigApplied"]
-        assert world.heard.nodes[-1][1] == f"{WORKER}: no pool differs."
+        assert world.heard.nodes[-1][1] == f"{WORKER}: the pools are as they were."
 
     def test_two_files_for_one_node_are_a_bad_edit(self, world: World) -> None:
         world.role.look()
@@ -339,6 +339,25 @@ class TestRestarts:
         assert not world.pools()
         assert "last good pools cannot be used" in caplog.text
 
+    def test_a_machine_that_cannot_be_read_is_told_once_however_often_it_is_tried(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.role.look()
+        present = world.root.sysfs / "devices/system/cpu/present"
+        whole = present.read_text()
+        present.write_text("no list\n")
+        world.restart()
+        for _ in range(3):
+            world.role.look()
+        assert not world.pools()
+        assert world.reasons() == ["CPUPoolConfigInvalid"]
+        assert caplog.text.count("last good pools cannot be used") == 1
+
+        present.write_text(whole)
+        world.role.look()
+        assert world.pools()
+        assert world.valid()
+
     def test_a_disk_that_takes_nothing_costs_a_warning_only(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -366,6 +385,11 @@ class TestReading:
     ) -> None:
         with pytest.raises(HostFileError, match=r"missing.*--config"):
             configurator.read_pool_files(tmp_path / "missing")
+
+    def test_an_endless_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "poolconfig-a.yaml").symlink_to("/dev/zero")
+        with pytest.raises(HostFileError, match=r"poolconfig-a\.yaml: a pool file has at most"):
+            configurator.read_pool_files(tmp_path)
 
     def test_the_files_of_two_edits_are_never_mixed(self, tmp_path: Path) -> None:
         mount = Mount(tmp_path)

@@ -25,7 +25,7 @@ from tests import builders
 from tests.cgroups import KernelModel
 from tests.events import Heard
 from tests.machines import MACHINES
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,12 +97,14 @@ class Node:
     events: Heard = field(default_factory=Heard)
     metrics: Metrics = field(default_factory=Metrics)
     health: Health = field(default_factory=Health)
+    pools: NodePools | None = POOLS
     clock: Callable[[], float] | None = None
     now_s: float = 0.0
     swept: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
-        self.manager.reconfigure(POOLS, MACHINE.topology())
+        if self.pools is not None:
+            self.manager.reconfigure(self.pools, MACHINE.topology())
         self.setter = CPUSetter(
             manager=self.manager,
             tree=self.kernel,
@@ -270,6 +272,52 @@ def test_nothing_is_touched_on_a_node_without_pools() -> None:
     assert node.cpus("plain") == EVERYTHING
 
 
+def test_devices_of_pools_that_are_gone_can_be_listed_once_their_holders_are_known() -> None:
+    node = Node(Source(listed=None))
+    node.manager.reconfigure(NodePools(), MACHINE.topology())
+    node.setter.sweep()
+    was_ready = node.setter.ready
+
+    node.source.listed = []
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.setter.sweep()
+    assert (was_ready, node.setter.ready) == (False, True)
+    assert [pool.name for pool in node.manager.advertised()] == ["exclusive_a"]
+
+
+def test_an_owner_is_left_alone_on_its_core_after_the_last_pool_has_gone() -> None:
+    node = owner_on_2()
+    node.manager.reconfigure(NodePools(), MACHINE.topology())
+    node.run("late")
+    node.kernel.write(node.path("owner"), CPUSet.of(5))
+    node.setter.sweep()
+    assert {name: node.cpus(name) for name in ("owner", "plain", "late")} == {
+        "owner": "2",
+        "plain": "0-1,4-7",
+        "late": "0-1,4-7",
+    }
+
+    assert node.source.listed
+    del node.source.listed[0]
+    node.kernel.remove("kubepods/podowner-uid")
+    node.run("last")
+    assert node.setter.sweep().waiting_for == "a pool file for this node"
+    assert node.cpus("last") == EVERYTHING
+
+
+def test_nobody_is_moved_before_it_is_known_which_pools_there_are() -> None:
+    before = owner_on_2()
+    before.run("sharer", builders.container(shared_a=1))
+    before.source.saved["sharer"] = {"shared_a": ids("0")}
+    before.setter.sweep()
+    node = Node(source=before.source, kernel=before.kernel, manager=Manager(Names()), pools=None)
+    node.manager.update_topology(MACHINE.topology())
+
+    assert node.setter.sweep().repairs == ()
+    assert node.cpus("sharer") == "0"
+
+
 def test_a_container_whose_devices_come_late_is_confined_told_and_then_moved(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -401,6 +449,19 @@ def test_a_pod_that_is_listed_no_longer_keeps_its_cpus_while_its_cgroup_is_there
     assert node.manager.state()[1].owned == {}
 
 
+def test_a_list_that_has_lost_every_pod_moves_nobody() -> None:
+    node = owner_on_2()
+    node.run("sharer", builders.container(shared_a=1))
+    node.source.saved["sharer"] = {"shared_a": ids("0")}
+    node.setter.sweep()
+
+    listed, node.source.listed = node.source.listed, []
+    assert node.setter.sweep().repairs == ()
+    node.source.listed = listed
+    assert node.setter.sweep().repairs == ()
+    assert node.cpus("sharer") == "0"
+
+
 def test_a_kubelet_that_names_nobody_has_not_spoken_yet() -> None:
     node = Node()
     node.run("owner", builders.container(exclusive_a=1))
@@ -429,14 +490,14 @@ def test_the_loop_sweeps_when_woken_and_ends_when_stopped() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=node.setter.run, args=(stop,), daemon=True)
     thread.start()
-    assert node.swept.acquire(timeout=10), "it looks at once when it starts"
+    assert node.swept.acquire(timeout=DEADLINE_S), "it looks at once when it starts"
 
     node.run("plain")
     node.setter.wake()
-    assert node.swept.acquire(timeout=10)
+    assert node.swept.acquire(timeout=DEADLINE_S)
     stop.set()
     node.setter.wake()
-    thread.join(10)
+    thread.join(DEADLINE_S)
 
     assert not thread.is_alive()
     assert node.cpus("plain") == "1"
@@ -707,6 +768,10 @@ def test_two_pods_with_one_cpu_are_told() -> None:
     node.setter.sweep()
 
     assert (node.cpus("owner"), node.cpus("thief")) == ("2", "1")
+    assert not node.events.pods, "the earlier owner may just have ended"
+
+    node.now_s += 2
+    node.setter.sweep()
     assert [(pod, reason) for pod, reason, _ in node.events.pods] == [("thief", "CPUContested")]
 
 
@@ -737,7 +802,8 @@ def test_a_container_that_keeps_its_old_shared_cpus_is_told() -> None:
 
 def test_devices_of_pods_that_are_not_listed_are_kept_for_a_minute() -> None:
     node = Node()
-    node.source.saved = {"coming": {"exclusive_a": ids("2")}}
+    node.run("coming", builders.container(exclusive_a=1), listed=False)
+    node.source.saved = {"coming": {"exclusive_a": ids("2")}, "gone": {"exclusive_a": ids("4")}}
     node.setter.sweep()
     assert node.manager.state()[1].promised == {"exclusive_a": CPUSet.of(2)}
 
@@ -767,7 +833,8 @@ def test_a_static_cpu_manager_is_refused_until_it_is_gone() -> None:
     assert (
         "static CPU manager, which gives out CPUs 2-5: set cpuManagerPolicy" in report.waiting_for
     )
-    assert node.health.ready().lines == (f"cpusetter: failing: waiting for {report.waiting_for}",)
+    (line,) = node.health.ready().lines
+    assert line.startswith(f"cpusetter: failing: waiting for {report.waiting_for}")
     assert node.measured("cpupool_cpu_manager_conflict") == 1
     assert [reason for reason, _ in node.events.nodes] == ["KubeletCPUManagerStatic"]
 
@@ -811,6 +878,17 @@ def test_a_kubelet_that_turns_static_ends_the_writing_and_is_blamed_for_what_it_
     node.setter.kubelet_changed()
     node.setter.sweep()
     assert len(node.events.nodes) == 2
+
+
+def test_pools_that_come_back_to_a_static_cpu_manager_are_not_offered() -> None:
+    node = Node()
+    node.source.static_cpus = CPUSet.parse("2-5")
+    ready = []
+    for pools in (POOLS, NodePools(), POOLS):
+        node.manager.reconfigure(pools, MACHINE.topology())
+        node.setter.sweep()
+        ready.append(node.setter.ready)
+    assert ready == [False, True, False]
 
 
 def test_a_kubelet_that_never_tells_of_its_cpu_manager_is_not_waited_for_for_ever() -> None:
@@ -899,5 +977,5 @@ def running(node: Node) -> Iterator[None]:
     finally:
         stop.set()
         node.setter.wake()
-        thread.join(30)
+        thread.join(DEADLINE_S)
     assert not thread.is_alive()

@@ -1,0 +1,117 @@
+"""A cluster, this machine as its node, and the agent on it; or one line that says what is missing.
+
+Variables: KUBECONFIG, and CPUPOOL_E2E_...
+    NODE             this machine's name in the cluster, where its boot id does not tell
+    HOST_ROOT        where the node's file system is, if not at /
+    IMAGE            an image with a shell and `sleep`
+    AGENT            `daemonset` where one is deployed; else the suite starts its own
+    KUBELET_RESTART  a shell command, where systemd does not run the kubelet
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import Sysfs
+from tests.e2e.agents import DeployedAgent, HostAgent
+from tests.e2e.cluster import kubectl, read
+from tests.e2e.node import Layout, RealNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@pytest.fixture(scope="session")
+def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
+    """The node with an agent and a namespace of its own, which go when the session ends."""
+    body = _this_node()
+    name, host = body["metadata"]["name"], body["metadata"]["labels"]["kubernetes.io/hostname"]
+    machine = Path(_setting("HOST_ROOT", "/"))
+    root = HostRoot.under(machine)
+    configuration = json.loads(kubectl("get", "--raw", f"/api/v1/nodes/{name}/proxy/configz"))
+    cgroup_root = configuration["kubeletconfig"].get("cgroupRoot", "")
+    topology = Sysfs.at(root.sysfs).topology()
+    if len(topology.cores) < 2:
+        pytest.skip("needs a node with two cores")
+    with ExitStack() as opened:
+        agent = (
+            DeployedAgent(name, machine, cgroup_root)
+            if _setting("AGENT", "") == "daemonset"
+            else HostAgent(name, machine, cgroup_root, tmp_path_factory.mktemp("pools"))
+        )
+        opened.callback(agent.close)
+        namespace = kubectl(
+            *("create", "-f", "-", "-o", "jsonpath={.metadata.name}"),
+            given={
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"generateName": "cpupool-e2e-"},
+            },
+        )
+        opened.callback(kubectl, "delete", "namespace", namespace, "--wait=false")
+        yield RealNode(
+            name=name,
+            host=host,
+            namespace=namespace,
+            image=_setting("IMAGE", "busybox:1.36"),
+            root=root,
+            tree=CgroupFS(root.cgroup, cgroup_root),
+            layout=Layout.of(topology),
+            topology=topology,
+            agent=agent,
+        )
+
+
+@pytest.fixture
+def node(cluster_node: RealNode) -> Iterator[RealNode]:
+    """The node without pods of the tests, with the usual pools in force."""
+    layout = cluster_node.layout
+    cluster_node.configure(layout.pools())
+    cluster_node.agent.start()
+    cluster_node.await_devices(
+        exclusive_e2e=len(layout.exclusive), shared_e2e=1000 * len(layout.shared)
+    )
+    yield cluster_node
+    cluster_node.delete()
+
+
+@pytest.fixture
+def restart_kubelet(cluster_node: RealNode) -> str:
+    """The command that restarts the kubelet."""
+    if command := _setting("KUBELET_RESTART", ""):
+        return command
+    systemd = ["systemctl", "is-active", "--quiet", "kubelet"]
+    if shutil.which("systemctl") and not subprocess.run(systemd, check=False).returncode:
+        return "systemctl restart kubelet"
+    pytest.skip("CPUPOOL_E2E_KUBELET_RESTART does not say how to restart the kubelet")
+
+
+def _setting(name: str, default: str) -> str:
+    return os.environ.get(f"CPUPOOL_E2E_{name}", default)
+
+
+def _this_node() -> Any:
+    named = _setting("NODE", "")
+    boot_id = _BOOT_ID.read_text().strip()
+    bodies = [
+        body
+        for body in read("nodes")["items"]
+        if named in ("", body["metadata"]["name"])
+        and body["status"]["nodeInfo"]["bootID"] == boot_id
+    ]
+    if len(bodies) != 1:
+        found = [body["metadata"]["name"] for body in bodies]
+        pytest.skip(f"this machine is not one node of the cluster but {found}: CPUPOOL_E2E_NODE")
+    return bodies[0]

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from cpupool.core.pools import NodePools, Pool
+from cpupool.host.status import StatusFile
+from cpupool.manager.manager import Manager
+from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MACHINE = MACHINES["laptop_4c8t"]
+
+
+def test_an_edit_that_moves_nobody_is_shown(tmp_path: Path) -> None:
+    manager, file = Manager(), StatusFile(tmp_path / "status.json")
+    for multi_threaded in (False, True):
+        pool = Pool.named("exclusive_a", "2", multi_threaded=multi_threaded)
+        pools = NodePools.of(pool, Pool.named("default", "0-1"))
+        manager.reconfigure(pools, MACHINE.topology())
+        file.publish(*manager.state(), (), "")
+
+    shown = json.loads((tmp_path / "status.json").read_text())["pools"]["exclusive_a"]
+    assert shown["hyperThreadingPolicy"] == "multiThreaded"
