@@ -65,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
         return FAILED
     except OSError as error:
         # A full disk behind the output, or behind what a command writes.
-        return _say(str(error), FAILED)
+        where = error.filename or "the output"
+        return _say(f"{where}: {error.strerror}; write where there is room, and a right", FAILED)
     return code
 
 
@@ -93,6 +94,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is left over here, where it is known whose help knows better."""
+        parsed, left_over = super().parse_known_args(args, namespace)
+        if left_over:
+            self.error(f"unrecognized arguments: {' '.join(left_over)}")
+        return parsed, left_over
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -205,8 +205,9 @@ def test_a_lost_version_is_answered_at_once_however_long_the_server_was_away(
         eventually(lambda: server.count("watch", "pods") >= 16, "many failures and a watch")
         eventually(lambda: server.watching("pods"), "the watch")
         impatient = False
-        server.set_pods([body("c")])
         server.gone()
+        eventually(lambda: followed.restarts("410"), "the loss is noticed")
+        server.set_pods([body("c")])
         expect(followed, c="1")
 
 
