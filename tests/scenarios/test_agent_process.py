@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
+    from cpupool.local.devices import Listing
     from tests.machines import WrittenMachine
 
 NODE = "worker-1"
@@ -84,7 +86,7 @@ class World:
                 *("--host-root", self.folder, "--config", self.mount.folder),
                 *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
                 # Nothing is found by looking again: every step must be an event.
-                *("--sweep-interval", "60"),
+                *("--sweep-interval", "10"),
                 *options,
             ],
             stderr=subprocess.PIPE,
@@ -110,7 +112,7 @@ class World:
         """Run the agent in this process, where its probes have a port and the kernel no say."""
         settings = Settings(
             self.mount.folder,
-            interval_s=3600.0,
+            interval_s=10.0,
             moves_pinned=moves_pinned,
             telemetry=("127.0.0.1", 0),
         )
@@ -125,6 +127,12 @@ class World:
             yield agent
 
     def run(self, name: str, **pools: int) -> Pod:
+        """Start a pod once the node offers so much of each pool, as a scheduler would."""
+        for pool, amount in pools.items():
+            self.node.kubelet.wait_for(f"nokia.k8s.io/{pool}", partial(_offers, amount), DEADLINE_S)
+        return self.run_now(name, **pools)
+
+    def run_now(self, name: str, **pools: int) -> Pod:
         amounts = {f"nokia.k8s.io/{pool}": str(amount) for pool, amount in pools.items()}
         return self.node.run_pod(
             {
@@ -201,6 +209,10 @@ class World:
     @property
     def tree(self) -> CgroupFS:
         return CgroupFS(self.node.root.cgroup, self.node.cgroup_root)
+
+
+def _offers(amount: int, listing: Listing) -> bool:
+    return listing.allocatable >= amount
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def test_an_agent_killed_in_a_burst_of_pods_leaves_none_astray(world: World) -> 
     def admitted(name: str, pools: dict[str, int]) -> bool:
         """Make a pod as its controller does: again, while the kubelet refuses it."""
         with suppress(PodRefused):
-            world.run(name, **pools)
+            world.run_now(name, **pools)
             return True
         return False
 
