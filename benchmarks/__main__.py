@@ -29,6 +29,7 @@ from cpupool.core.pools import MAX_DEVICE_LIST_BYTES, NodePools, Pool
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.kubelet import channel
 from cpupool.kubelet.device_plugin import DevicePluginServer
+from cpupool.kubelet.serving import ServingLoop
 from cpupool.local import cgroups
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EventLog
@@ -130,8 +131,8 @@ def shared_pool() -> Iterator[Row]:
     pool = Pool.named("shared_big", "0-199")
     manager = Manager(Names())
     manager.reconfigure(NodePools.of(pool), Machine(cores=200).topology())
-    with tempfile.TemporaryDirectory(prefix="cpl-") as folder:
-        server = DevicePluginServer(manager, pool, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="cpl-") as folder, ServingLoop() as loop:
+        server = DevicePluginServer(manager, pool, Path(folder), loop)
         server.start()
         socket = Path(folder) / server.endpoint
         with channel.opened(socket, MAX_DEVICE_LIST_BYTES) as opened:

@@ -242,6 +242,8 @@ class Agent:
         self.wake()
         self._device_manager.wake()
         self._cluster.wake()
+        if self.server:
+            self.server.wake()
 
     def _cgroup_changed(self, path: Path) -> None:
         # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.

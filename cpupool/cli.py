@@ -9,7 +9,6 @@ import io
 import os
 import signal
 import sys
-import types
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from cpupool.commands import UsageError
@@ -29,8 +28,6 @@ COMMANDS: Final = {
     "kubelet-config": "print or check the kubelet settings that a pool file needs",
     "support-bundle": "collect what a diagnosis without the node needs, without secrets",
 }
-_RESIDENT: Final = "agent"
-"""The command that stays in every node's memory."""
 FAILED: Final = 1
 BAD_USAGE: Final = 2
 INTERRUPTED: Final = 130
@@ -68,19 +65,6 @@ def main(arguments: Sequence[str]) -> int:
         where = error.filename or "the output"
         return _say(f"{where}: {error.strerror}; write where there is room, and a right", FAILED)
     return code
-
-
-def _import_grpc_without_asyncio() -> None:
-    """Import grpc and spare the node 6 MiB (docs/dev/decisions/0006-grpc-without-asyncio.md)."""
-    before = sys.modules.get("asyncio")
-    sys.modules.setdefault("grpc.aio", types.ModuleType("grpc.aio"))
-    sys.modules["asyncio"] = None  # type: ignore[assignment]  # documented: halts its import
-    try:
-        importlib.import_module("grpc")
-    finally:
-        del sys.modules["asyncio"]
-        if before is not None:
-            sys.modules["asyncio"] = before
 
 
 def _say(message: str, code: int) -> int:
@@ -122,8 +106,6 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         if name == asked:
             # Only the command at hand is imported: `topology` needs no gRPC, the agent no drawing.
-            if name == _RESIDENT:
-                _import_grpc_without_asyncio()
             module = importlib.import_module(f"cpupool.commands.{name.replace('-', '_')}")
             module.add_parser(commands, summary)
         else:

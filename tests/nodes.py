@@ -129,10 +129,10 @@ class AnsweringAgent:
     def __init__(self) -> None:
         self.health, self.metrics = Health(), Metrics()
         self.health.set("kubelet", ok=True)
-        server = TelemetryServer("127.0.0.1", 0, self.metrics, self.health)
-        self.url = f"http://127.0.0.1:{server.port}"
+        self._server = TelemetryServer("127.0.0.1", 0, self.metrics, self.health)
+        self.url = f"http://127.0.0.1:{self._server.port}"
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=server.run, args=(self._stop,))
+        self._thread = threading.Thread(target=self._server.run, args=(self._stop,))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -140,6 +140,7 @@ class AnsweringAgent:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        self._server.wake()
         self._thread.join(DEADLINE_S)
 
 

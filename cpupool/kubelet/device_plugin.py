@@ -6,12 +6,14 @@ registration, keeps one ListAndWatch stream open, and asks Allocate for one cont
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import grpc
+import grpc.aio
 
 from cpupool.api.deviceplugin_pb2 import (
     AllocateRequest,
@@ -35,11 +37,12 @@ from cpupool.core.pools import PoolKind
 from cpupool.kubelet.status import StatusInterceptor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from cpupool.core.devices import Offer
     from cpupool.core.pools import Pool
+    from cpupool.kubelet.serving import ServingLoop
     from cpupool.manager.manager import Manager
 
 HEALTHY: Final = "Healthy"
@@ -48,16 +51,27 @@ UNHEALTHY: Final = "Unhealthy"
 MAX_SOCKET_PATH_BYTES: Final = 107
 """unix(7): sun_path has 108 bytes, the last of which is zero."""
 
-_WORKERS: Final = 8
 _STREAMS: Final = 3
-"""An open ListAndWatch holds a worker; the kubelet has one, two for a moment around its restart."""
-_STOP_S: Final = 10.0
+"""An open ListAndWatch holds a thread; the kubelet has one, two for a moment around its restart."""
 _PART: Final = 500
 """Devices that are messages at a time: a shared pool of 200 CPUs would need 20 MiB for all."""
 
 
+def endpoint(pool: Pool) -> str:
+    """Give the name of the pool's socket."""
+    return f"cpupool-{pool.name}.sock"
+
+
+def options(pool: Pool) -> DevicePluginOptions:
+    """Say what the kubelet shall ask; a shared pool's ids are all alike, so none is preferred."""
+    return DevicePluginOptions(get_preferred_allocation_available=pool.kind is PoolKind.EXCLUSIVE)
+
+
 class DevicePlugin(DevicePluginServicer):
     """Answers the kubelet for one pool; raises what `StatusInterceptor` turns into statuses.
+
+    Its methods run in the event loop, so what can take long, waiting for another list and encoding
+    it, is done in threads.
 
     Args:
         manager: the node's state.
@@ -66,52 +80,44 @@ class DevicePlugin(DevicePluginServicer):
 
     def __init__(self, manager: Manager, pool: Pool) -> None:
         self._manager = manager
+        self._options = options(pool)
         self._pool = pool.name
-        self._chooses = pool.kind is PoolKind.EXCLUSIVE
-        self._streams: list[grpc.ServicerContext] = []
-
-    @property
-    def options(self) -> DevicePluginOptions:
-        """What the kubelet shall ask; a shared pool's ids are all alike, so none is preferred."""
-        return DevicePluginOptions(get_preferred_allocation_available=self._chooses)
+        self._threads = ThreadPoolExecutor(_STREAMS, thread_name_prefix=endpoint(pool))
+        self._ended: list[threading.Event] = []
 
     @property
     def watched(self) -> bool:
         """Whether a ListAndWatch stream is open."""
-        return any(stream.is_active() for stream in self._streams)
+        return any(not ended.is_set() for ended in self._ended)
 
-    def GetDevicePluginOptions(  # noqa: N802  # the name in the protocol, here and below
-        self, request: Empty, context: grpc.ServicerContext
+    async def GetDevicePluginOptions(  # noqa: N802  # the name in the protocol, here and below
+        self, request: Empty, context: object
     ) -> DevicePluginOptions:
         """Answer what was also said at registration."""
         del request, context
-        return self.options
+        return self._options
 
-    def ListAndWatch(  # noqa: N802
-        self, request: Empty, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    async def ListAndWatch(  # noqa: N802
+        self, request: Empty, context: grpc.aio.ServicerContext[Empty, bytes]
+    ) -> AsyncIterator[bytes]:
         """Send the device list, encoded, at once and again whenever it changes."""
         del request
-        self._admit(context)
-        # Without a callback the stream is over already, and is_active() says so.
-        context.add_callback(self._manager.notify)
+        ended = self._admit()
+        # types-grpcio declares a class where any callable will do.
+        context.add_done_callback(lambda _context: self._end(ended))  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
         seen = -1
-        while True:
-            listed = self._manager.wait_for_devices(
-                self._pool, seen, lambda: not context.is_active()
-            )
-            if listed is None:
-                return
-            seen = listed.generation
-            yield _encoded(listed.offer)
+        while listed := await loop.run_in_executor(self._threads, self._next, seen, ended):
+            seen, message = listed
+            yield message
 
-    def GetPreferredAllocation(  # noqa: N802
-        self, request: PreferredAllocationRequest, context: grpc.ServicerContext
+    async def GetPreferredAllocation(  # noqa: N802
+        self, request: PreferredAllocationRequest, context: object
     ) -> PreferredAllocationResponse:
         """Choose devices for each container; the kubelet takes it as advice."""
         del context
         self._check_asked(request.container_requests)
-        if not self._chooses:
+        if not self._options.get_preferred_allocation_available:
             raise AllocationError(
                 self._pool, "a shared pool prefers no device over another", "take any"
             )
@@ -128,8 +134,8 @@ class DevicePlugin(DevicePluginServicer):
             )
         return response
 
-    def Allocate(  # noqa: N802
-        self, request: AllocateRequest, context: grpc.ServicerContext
+    async def Allocate(  # noqa: N802
+        self, request: AllocateRequest, context: object
     ) -> AllocateResponse:
         """Give each container its environment and annotations; nothing is recorded."""
         del context
@@ -142,8 +148,8 @@ class DevicePlugin(DevicePluginServicer):
             )
         return response
 
-    def PreStartContainer(  # noqa: N802
-        self, request: PreStartContainerRequest, context: grpc.ServicerContext
+    async def PreStartContainer(  # noqa: N802
+        self, request: PreStartContainerRequest, context: object
     ) -> PreStartContainerResponse:
         """Check the ids; there is nothing to prepare."""
         del context
@@ -151,11 +157,28 @@ class DevicePlugin(DevicePluginServicer):
         self._manager.devices(self._pool).offer.check_listed(request.devices_ids)
         return PreStartContainerResponse()
 
-    def _admit(self, stream: grpc.ServicerContext) -> None:
-        """Take a stream, and end the oldest where they would take the workers from other calls."""
-        self._streams = [*(one for one in self._streams if one.is_active()), stream]
-        while len(self._streams) > _STREAMS:
-            self._streams.pop(0).cancel()
+    def close(self) -> None:
+        """End every ListAndWatch and wait until no thread is left."""
+        for ended in self._ended:
+            self._end(ended)
+        self._threads.shutdown()
+
+    def _admit(self) -> threading.Event:
+        """Take a stream, and end the oldest where there is no thread for it."""
+        self._ended = [one for one in self._ended if not one.is_set()]
+        while len(self._ended) >= _STREAMS:
+            self._end(self._ended.pop(0))
+        self._ended.append(threading.Event())
+        return self._ended[-1]
+
+    def _end(self, ended: threading.Event) -> None:
+        ended.set()
+        self._manager.notify()
+
+    def _next(self, seen: int, ended: threading.Event) -> tuple[int, bytes] | None:
+        """Wait for a list with another generation; give that, and the list encoded."""
+        listed = self._manager.wait_for_devices(self._pool, seen, ended.is_set)
+        return None if listed is None else (listed.generation, _encoded(listed.offer))
 
     def _check_asked(self, asked: Sequence[object]) -> None:
         if not asked:
@@ -169,20 +192,22 @@ class DevicePluginServer:
         manager: the node's state.
         pool: an exclusive or a shared pool.
         folder: where the kubelet looks for plugins' sockets.
+        loop: serves; must run whenever this is started or stopped.
+
+    Attributes:
+        endpoint: the socket's name.
+        options: what the kubelet shall ask the plugin.
     """
 
-    def __init__(self, manager: Manager, pool: Pool, folder: Path) -> None:
-        self.endpoint: Final = f"cpupool-{pool.name}.sock"
+    def __init__(self, manager: Manager, pool: Pool, folder: Path, loop: ServingLoop) -> None:
+        self.endpoint: Final = endpoint(pool)
+        self.options: Final = options(pool)
         self._manager = manager
+        self._pool = pool
         self._path = folder / self.endpoint
-        self._plugin = DevicePlugin(manager, pool)
-        self._server: grpc.Server | None = None
-        self._workers: ThreadPoolExecutor | None = None
-
-    @property
-    def options(self) -> DevicePluginOptions:
-        """What the kubelet shall ask the plugin."""
-        return self._plugin.options
+        self._loop = loop
+        self._server: grpc.aio.Server | None = None
+        self._plugin: DevicePlugin | None = None
 
     @property
     def listening(self) -> bool:
@@ -192,7 +217,7 @@ class DevicePluginServer:
     @property
     def watched(self) -> bool:
         """Whether the kubelet is listening to the device list."""
-        return self._plugin.watched
+        return self._plugin is not None and self._plugin.watched
 
     def start(self) -> None:
         """Bind the socket, taking the place of a stale one, and serve.
@@ -207,31 +232,34 @@ class DevicePluginServer:
                 f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes, this one {length}",
                 "shorten the pool's name or the kubelet's root folder",
             )
-        workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix=self.endpoint)
-        server = grpc.server(workers, interceptors=[StatusInterceptor()])
-        add_DevicePluginServicer_to_server(self._plugin, server)
+        plugin = DevicePlugin(self._manager, self._pool)
         try:
             self._path.unlink(missing_ok=True)
             self._path.parent.stat()  # a missing folder is told in better words than grpc's
-            server.add_insecure_port(f"unix:{self._path}")
+            self._server = self._loop.call(self._serve(plugin))
         except (OSError, RuntimeError) as error:
             raise HostFileError(
                 str(self._path),
                 f"the device plugin's socket cannot be bound ({error})",
                 "check that the kubelet's device-plugins folder is mounted and writable",
             ) from error
-        server.start()
-        self._server, self._workers = server, workers
+        self._plugin = plugin
 
     def stop(self) -> None:
         """End every stream, remove the socket and wait until no thread is left."""
-        if self._server is None or self._workers is None:
+        if self._server is None or self._plugin is None:
             return
         # grpc-core removes the path when its listener goes: a successor may bind it only then.
-        stopped = self._server.stop(grace=None)
-        self._manager.notify()
-        self._workers.shutdown(wait=stopped.wait(_STOP_S))
-        self._server = self._workers = None
+        self._loop.call(self._server.stop(grace=None))
+        self._plugin.close()
+        self._server = self._plugin = None
+
+    async def _serve(self, plugin: DevicePlugin) -> grpc.aio.Server:
+        server = grpc.aio.server(interceptors=[StatusInterceptor()])
+        add_DevicePluginServicer_to_server(plugin, server)
+        server.add_insecure_port(f"unix:{self._path}")
+        await server.start()
+        return server
 
 
 def _encoded(offer: Offer) -> bytes:

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from cpupool.core.errors import AllocationError, UnavailableDevices
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from google.protobuf.message import Message
+
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Context = grpc.aio.ServicerContext[Any, Any]
 
 log = logs.get(__name__)
 
 
-class StatusInterceptor(grpc.ServerInterceptor):
+class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Answer refused, unreadable and failed calls with a status, and log each on one line.
 
     Requests are decoded here and not by grpc, which answers bytes that are no message with
     INTERNAL and writes a traceback. A handler answers with messages, or with encoded ones.
     """
 
-    def intercept_service(
+    async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> _Handler | None:
         """Wrap the handler of one call."""
-        handler = continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
@@ -40,13 +43,14 @@ class StatusInterceptor(grpc.ServerInterceptor):
         unary: Any = handler.unary_unary
         stream: Any = handler.unary_stream
 
-        def answer(data: bytes, context: grpc.ServicerContext) -> object:
-            with _answering(method, context):
-                return unary(decode(data), context)
+        async def answer(data: bytes, context: _Context) -> object:
+            async with _answering(method, context):
+                return await unary(decode(data), context)
 
-        def answers(data: bytes, context: grpc.ServicerContext) -> Iterator[object]:
-            with _answering(method, context):
-                yield from stream(decode(data), context)
+        async def answers(data: bytes, context: _Context) -> AsyncIterator[object]:
+            async with _answering(method, context):
+                async for message in stream(decode(data), context):
+                    yield message
 
         if stream is not None:
             return grpc.unary_stream_rpc_method_handler(answers, response_serializer=_encoded)
@@ -57,19 +61,19 @@ def _encoded(response: Message | bytes) -> bytes:
     return response if isinstance(response, bytes) else response.SerializeToString()
 
 
-@contextmanager
-def _answering(method: str, context: grpc.ServicerContext) -> Iterator[None]:
+@asynccontextmanager
+async def _answering(method: str, context: _Context) -> AsyncIterator[None]:
     try:
         yield
     except AllocationError as error:
         log.warning("call refused", method=method, reason=error)
-        context.abort(_code(error), str(error))
+        await context.abort(_code(error), str(error))
     except DecodeError as error:
         log.warning("call unreadable", method=method, reason=error)
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a request of {method}: {error}")
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a request of {method}: {error}")
     except Exception:  # the edge: the caller gets a status, the log the traceback
         log.exception("call failed", method=method)
-        context.abort(grpc.StatusCode.INTERNAL, "cpupool failed; its log has the details")
+        await context.abort(grpc.StatusCode.INTERNAL, "cpupool failed; its log has the details")
 
 
 def _code(error: AllocationError) -> grpc.StatusCode:

@@ -19,6 +19,7 @@ from cpupool.core.errors import CPUPoolError
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.registration import register
+from cpupool.kubelet.serving import ServingLoop
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class DeviceManager:
         self._ready = ready
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
+        self._loop = ServingLoop()
         self._kubelet: _KubeletIdentity | None = None
         self._complaint = ""
         self._wake = threading.Event()
@@ -118,18 +120,19 @@ class DeviceManager:
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set, then end every stream and remove every socket."""
         watch = DirectoryWatch(self._folder, self._changed)
-        try:
-            while not stop.is_set():
-                watch.ensure()
-                self._look(stop)
-                why = self._missing()
-                self._health.set(CONDITION, ok=not why, message=why)
-                self._wake.wait(self._pause_s())
-                self._wake.clear()
-        finally:
-            watch.stop()
-            for plugin in self._plugins.values():
-                plugin.server.stop()
+        with self._loop:
+            try:
+                while not stop.is_set():
+                    watch.ensure()
+                    self._look(stop)
+                    why = self._missing()
+                    self._health.set(CONDITION, ok=not why, message=why)
+                    self._wake.wait(self._pause_s())
+                    self._wake.clear()
+            finally:
+                watch.stop()
+                for plugin in self._plugins.values():
+                    plugin.server.stop()
 
     def wake(self) -> None:
         """Look now: the pools have changed, or `run` is to notice that it shall stop."""
@@ -186,7 +189,7 @@ class DeviceManager:
         for name, pool in advertised.items():
             if name not in self._plugins:
                 self._plugins[name] = _Plugin(
-                    DevicePluginServer(self._manager, pool, self._folder),
+                    DevicePluginServer(self._manager, pool, self._folder, self._loop),
                     self._manager.names.resource(name),
                 )
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _READ_S: Final = 5.0
 _PLACES: Final = 32
-_STOP_S: Final = 1.0
 
 log = logs.get(__name__)
 
@@ -81,12 +80,16 @@ class TelemetryServer:
         return port
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set, which is noticed within a second."""
+        """Serve until `stop` is set and `wake` called."""
         try:
             while not stop.is_set():
                 self._server.handle_request()
         finally:
             self.close()
+
+    def wake(self) -> None:
+        """Listen no longer, so that `run` notices that it shall stop."""
+        _hang_up(self._server.socket)
 
     def close(self) -> None:
         """Listen no longer, and end what is still being answered."""
@@ -112,7 +115,6 @@ def _probe(report: Report) -> _Page:
 class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     request_queue_size = 128
-    timeout = _STOP_S
 
     def __init__(self, address: str, port: int, pages: Mapping[str, Callable[[], _Page]]) -> None:
         # The kubelet and Prometheus come from outside the pod, by either family.
@@ -142,7 +144,7 @@ class _Server(ThreadingMixIn, TCPServer):
 
 
 def _hang_up(connection: socket.socket) -> None:
-    # Most are closed long since. In one that is not, the thread's read or write ends at once.
+    # Most are closed long since. In one that is not, the thread's read, write or wait ends at once.
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

@@ -22,10 +22,11 @@ from cpupool.core.errors import HostFileError
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.sysfs import RecordedTree, Sysfs
 from cpupool.kubelet.device_plugin import DevicePluginServer
+from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
 from tests.kubelets import dial
 from tests.machines import MACHINES
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,14 +55,15 @@ class Served(NamedTuple):
 def _serving(folder: Path, pool: Pool) -> Iterator[Served]:
     manager = Manager()
     manager.reconfigure(POOLS, MACHINE)
-    server = DevicePluginServer(manager, pool, folder)
-    server.start()
-    socket = folder / server.endpoint
-    try:
-        with dial(socket) as channel:
-            yield Served(manager, server, socket, DevicePluginStub(channel), channel)
-    finally:
-        server.stop()
+    with ServingLoop() as loop:
+        server = DevicePluginServer(manager, pool, folder, loop)
+        server.start()
+        socket = folder / server.endpoint
+        try:
+            with dial(socket) as channel:
+                yield Served(manager, server, socket, DevicePluginStub(channel), channel)
+        finally:
+            server.stop()
 
 
 def _allocate(*ids: str) -> AllocateRequest:
@@ -428,7 +430,7 @@ def test_stopping_ends_the_streams_and_leaves_no_socket_and_no_thread(folder: Pa
         streams = [served.stub.ListAndWatch(Empty(), timeout=DEADLINE_S) for _ in range(3)]
         for stream in streams:
             next(stream)
-        assert len(_workers(served.server)) >= 3
+        eventually(lambda: len(_workers(served.server)) >= 3, "a thread for each stream")
         served.server.stop()
         assert _workers(served.server) == []
         assert list(folder.iterdir()) == []
@@ -462,7 +464,7 @@ def test_a_server_starts_again_on_its_socket_after_a_stop(folder: Path) -> None:
 
 
 def test_a_server_that_was_not_started_stops_quietly(folder: Path) -> None:
-    DevicePluginServer(Manager(), SINGLE, folder).stop()
+    DevicePluginServer(Manager(), SINGLE, folder, ServingLoop()).stop()
 
 
 def test_a_stale_socket_is_replaced(folder: Path) -> None:
@@ -481,15 +483,18 @@ def test_a_wiped_socket_is_noticed(folder: Path) -> None:
 @pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
 def test_a_socket_path_has_at_most_107_bytes(folder: Path, length: int, fits: bool) -> None:
     name = "exclusive" + "x" * (length - len(f"{folder}/cpupool-exclusive.sock"))
-    server = DevicePluginServer(Manager(), Pool.named(name, "2"), folder)
-    if fits:
-        server.start()
-        server.stop()
-        return
-    with pytest.raises(HostFileError, match="at most 107 bytes, this one 108; shorten the pool"):
-        server.start()
+    with ServingLoop() as loop:
+        server = DevicePluginServer(Manager(), Pool.named(name, "2"), folder, loop)
+        if fits:
+            server.start()
+            server.stop()
+            return
+        words = "at most 107 bytes, this one 108; shorten the pool"
+        with pytest.raises(HostFileError, match=words):
+            server.start()
 
 
 def test_a_missing_folder_is_one_clear_error(folder: Path) -> None:
-    with pytest.raises(HostFileError, match=r"cannot be bound .*; check that the kubelet's"):
-        DevicePluginServer(Manager(), SINGLE, folder / "none").start()
+    words = r"cannot be bound .*; check that the kubelet's"
+    with ServingLoop() as loop, pytest.raises(HostFileError, match=words):
+        DevicePluginServer(Manager(), SINGLE, folder / "none", loop).start()
