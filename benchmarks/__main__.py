@@ -6,6 +6,7 @@ machines, absolute figures do not.
 
 from __future__ import annotations
 
+import os
 import socketserver
 import statistics
 import subprocess
@@ -55,6 +56,7 @@ CALLS = 300
 PATIENCE_S = 60.0
 POOLS = ("exclusive_a", "exclusive_b", "shared_a")
 SHARED = "128-143"
+AS_IN_THE_IMAGE = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 PODS = 250
 RESTARTS = 100
 QUIET_S = 60.0
@@ -189,6 +191,7 @@ def agent() -> Iterator[Row]:
                 *("--config", str(config), "--node-name", api.node, "--api-server", api.url),
                 *("--metrics-port", str(_free_port())),
             ],
+            env={**os.environ, **AS_IN_THE_IMAGE},
             stderr=subprocess.DEVNULL,
         )
         stack.callback(process.wait, PATIENCE_S)

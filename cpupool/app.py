@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-SWEEP_INTERVAL_S: Final = 10.0
+SWEEP_INTERVAL_S: Final = 30.0
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 _SIGNAL_S: Final = 2.0

@@ -46,6 +46,9 @@ NAME: Final = "cpusetter"
 _SETTLE_S: Final = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
 _STORM_S: Final = 0.2
+_SECOND_LOOK_S: Final = 1.0
+"""Whoever watches directories begins to watch a new one a moment after it was made: what was
+written meanwhile is found by looking once more."""
 _PASSES: Final = 3
 """A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
 that repaired something looks again; more often only if somebody else keeps writing."""
@@ -285,6 +288,7 @@ class CPUSetter:
             # What ran before the agent did has waited for no one.
             seen = _Seen(key, now_s, container.cpus, measured=not self._started)
             self._seen[container.path] = seen
+            self._due_s = min(self._due_s, now_s + _SECOND_LOOK_S)
         text = self._wanted_text(key, resolution)
         if container.cpus == text:
             self._arrived(seen, text, resolution)

@@ -979,3 +979,15 @@ def running(node: Node) -> Iterator[None]:
         node.setter.wake()
         thread.join(DEADLINE_S)
     assert not thread.is_alive()
+
+
+def test_a_new_container_is_looked_at_once_more_without_an_event() -> None:
+    node = Node(clock=time.monotonic)
+    with running(node):
+        eventually(lambda: node.setter.ready, "the first sweep")
+        node.run("plain")
+        node.setter.wake()
+        eventually(lambda: node.cpus("plain") == "1", "it is put right")
+        # Nobody is told of this write: the directory is not watched yet.
+        node.kernel.write(node.path("plain"), CPUSet.parse(EVERYTHING))
+        eventually(lambda: node.cpus("plain") == "1", "it is found")
