@@ -203,9 +203,12 @@ class LiveNode:
 
     def _all_seen(self) -> bool:
         found = self._last_sweep.found if self._last_sweep else ()
-        running = {process.instance.id for process in self.node.processes()}
-        return {one.id for one in found} == running and all(
-            str(one.wanted) == one.found for one in self._status().containers
+        processes = self.node.processes()
+        reported = {container for _, container in self.agent.manager.state()[1].containers}
+        return (
+            {one.id for one in found} == {process.instance.id for process in processes}
+            and {process.instance.id for process in processes if process.container} <= reported
+            and all(str(one.wanted) == one.found for one in self._status().containers)
         )
 
     def _init_runs(self, _pod: Pod, _name: str) -> None:

@@ -206,8 +206,9 @@ def join_devices(
 
     The checkpoint's word counts first: a name may be that of an earlier pod, whose successor a
     StatefulSet has made already. So podresources is believed only of pods whose name no other has.
+    A pod that has finished holds nothing, although the checkpoint may name it for a while.
     """
-    listed = tuple(pods)
+    listed = tuple(pod for pod in pods if not pod.finished)
     bearers = Counter((pod.namespace, pod.name) for pod in listed)
     joined: dict[ContainerRef, Mapping[str, Grant]] = {}
     for pod in listed:
