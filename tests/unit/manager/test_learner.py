@@ -183,7 +183,7 @@ def test_what_a_broken_checkpoint_knows_is_recalled_when_it_is_mended() -> None:
 def test_a_finished_pod_holds_nothing_though_the_checkpoint_still_names_it() -> None:
     ended = builders.pod("ended", builders.container(exclusive_a=1), finished=True)
     fresh = builders.pod("fresh", builders.container(exclusive_a=1))
-    saved = {ended.uid: granted("2"), fresh.uid: granted("4")}
-    manager, learner = learning(Outside((ended, fresh), saved=saved))
+    outside = Outside((ended, fresh), saved={ended.uid: granted("2"), fresh.uid: granted("4")})
+    manager, learner = learning(outside)
     learner.learn({ended.uid, fresh.uid}, 100.0)
     assert manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
