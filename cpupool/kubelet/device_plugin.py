@@ -137,7 +137,7 @@ class DevicePlugin(DevicePluginServicer):
     async def Allocate(  # noqa: N802
         self, request: AllocateRequest, context: object
     ) -> AllocateResponse:
-        """Give each container its environment and annotations; nothing is recorded."""
+        """Give each container its environment and annotations; the devices are promised."""
         del context
         self._check_asked(request.container_requests)
         response = AllocateResponse()

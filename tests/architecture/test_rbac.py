@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -15,10 +13,8 @@ from cpupool.kube.cluster import Cluster
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
-from tests.waiting import DEADLINE_S, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.clusters import running
+from tests.waiting import eventually
 
 FOLDER = Path(__file__).parents[2] / "daemonsets/agent"
 NODE = "node-a"
@@ -34,22 +30,6 @@ def documents() -> dict[str, dict[str, Any]]:
     by_kind = {document["kind"]: document for document in found}
     assert len(by_kind) == len(found)
     return by_kind
-
-
-@contextmanager
-def running(cluster: Cluster) -> Iterator[None]:
-    stop = threading.Event()
-    threads = [threading.Thread(target=loop, args=(stop,)) for loop in cluster.loops().values()]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        cluster.wake()
-        for thread in threads:
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
 
 
 def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:

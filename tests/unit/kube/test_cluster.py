@@ -9,6 +9,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.cluster import Cluster
 from cpupool.telemetry.metrics import Metrics
 from tests.apiserver import FakeAPIServer
+from tests.clusters import running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -26,19 +27,10 @@ def body(name: str, **spec: Any) -> dict[str, Any]:
 
 @contextmanager
 def joined(server: FakeAPIServer, node: str) -> Iterator[tuple[Cluster, threading.Event]]:
-    changed, stop = threading.Event(), threading.Event()
+    changed = threading.Event()
     cluster = Cluster(APIServer.at(server.url), node, Names(), Metrics(), changed.set)
-    threads = [threading.Thread(target=loop, args=(stop,)) for loop in cluster.loops().values()]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(cluster):
         yield cluster, changed
-    finally:
-        stop.set()
-        cluster.wake()
-        for thread in threads:
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
 
 
 def test_a_node_knows_its_own_pods_and_labels() -> None:
