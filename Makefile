@@ -6,7 +6,7 @@ WORKERS ?= 2
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test lint protos picture bench clean
+.PHONY: demo test lint protos picture bench starter clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -31,6 +31,10 @@ picture: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(PYTHON) -m benchmarks
 
+# build/<machine>/process-starter, for each machine that a compiler is here for.
+starter:
+	@tools/starter.sh build
+
 $(VENV)/.demo: pyproject.toml constraints.txt tools/setup.sh
 	@tools/setup.sh $(VENV)
 
@@ -38,4 +42,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt tools/setup.sh
 	@tools/setup.sh $(VENV) dev
 
 clean:
-	rm -rf $(VENV) .venv-protos .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-protos build .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -4,7 +4,8 @@
 #   tools/setup.sh VENV        what cpupool needs to run
 #   tools/setup.sh VENV dev    what its tests need, too
 #
-# Needs Python 3.11 or newer; everything else comes from the package index. Safe to run again.
+# Needs Python 3.11 or newer; everything else comes from the package index, and a C compiler from
+# apt-get. Safe to run again.
 set -eu
 
 venv=$1
@@ -32,6 +33,12 @@ install_packages() {
     }
 }
 
+# What the process starter is built with, for its tests.
+install_compiler() {
+    command -v cc >/dev/null || install_packages gcc libc6-dev ||
+        say "no C compiler: the process starter's tests are skipped (apt-get install gcc libc6-dev)"
+}
+
 python=$(find_python) || { install_packages python3 && python=$(find_python); } ||
     fail "Python 3.11 or newer is needed: install it, or name it with PYTHON3=/path/to/python"
 
@@ -52,9 +59,10 @@ pip install --constraint constraints.txt --editable . ||
 touch "$venv/.demo"
 if [ "$group" = dev ]; then
     say "installing the tools that the tests need"
+    install_compiler
     # pip reads dependency groups from 25.1 on; the one of the virtual environment may be older.
     pip install --upgrade 'pip>=25.1'
-    pip install --constraint constraints.txt --group dev ||
+    pip install --constraint constraints.txt --editable '.[webhook]' --group dev ||
         fail "the package index could not be reached or refused: see the lines above, then run again"
     touch "$venv/.dev"
 fi
