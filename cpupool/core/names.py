@@ -8,6 +8,13 @@ from typing import Final
 DEFAULT_DOMAIN: Final = "nokia.k8s.io"
 EXCLUSIVE_CPUS: Final = "EXCLUSIVE_CPUS"
 SHARED_CPUS: Final = "SHARED_CPUS"
+CPU_POOLS: Final = "CPU_POOLS"
+START_TIMEOUT: Final = "CPUPOOL_START_TIMEOUT"
+"""For pod authors: how many seconds the process starter waits for the container's CPUs."""
+
+STARTER: Final = "/opt/cpupool/process-starter"
+"""The process starter, as a container sees it."""
+
 POOL_FILE_PREFIX: Final = "poolconfig-"
 POOL_FILE_SUFFIX: Final = ".yaml"
 
@@ -36,6 +43,11 @@ class Names:
         domain, _, pool = resource.partition("/")
         return pool if domain == self.domain and pool else None
 
+    @property
+    def processes(self) -> str:
+        """Name the annotation by which a pod lists the processes to start: `nokia.k8s.io/cpus`."""
+        return f"{self.domain}/cpus"
+
     def allocated(self, pool: str) -> str:
         """Name the annotation by which an allocation is recognised on the container."""
         return f"{self.domain}/allocated.{pool}"
@@ -44,3 +56,14 @@ class Names:
 def pool_variable(pool: str) -> str:
     """Name the environment variable of one pool: `CPUPOOL_CPUS_<POOL>`."""
     return "CPUPOOL_CPUS_" + pool.upper().replace("-", "_").replace(".", "_")
+
+
+def is_reserved_variable(name: str) -> bool:
+    """Tell whether a variable is for cpupool alone to set, whatever its value."""
+    own = name in (EXCLUSIVE_CPUS, SHARED_CPUS) or name.startswith("CPUPOOL_")
+    return own and name != START_TIMEOUT
+
+
+def shared_pool_folder(pool: str) -> str:
+    """Name the folder in which a container finds the CPUs of a shared pool as they are now."""
+    return f"/run/cpupool/{pool}"

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.core.names import Names, pool_variable
+from cpupool.core.names import (
+    Names,
+    is_reserved_variable,
+    pool_variable,
+    shared_pool_folder,
+)
 
 
 def test_a_resource_names_its_pool() -> None:
@@ -32,3 +37,27 @@ def test_an_allocation_is_annotated_per_pool() -> None:
 
 def test_a_pools_variable_is_a_name_that_a_shell_accepts() -> None:
     assert pool_variable("exclusive-dpdk.v2_a") == "CPUPOOL_CPUS_EXCLUSIVE_DPDK_V2_A"
+
+
+def test_processes_are_annotated_under_the_domain() -> None:
+    assert Names("example.com").processes == "example.com/cpus"
+
+
+@pytest.mark.parametrize(
+    ("variable", "reserved"),
+    [
+        ("EXCLUSIVE_CPUS", True),
+        ("SHARED_CPUS", True),
+        ("CPUPOOL_CPUS_EXCLUSIVE_A", True),
+        ("CPUPOOL_ANYTHING", True),
+        ("CPUPOOL_START_TIMEOUT", False),
+        ("CPU_POOLS", False),
+        ("CPUPOOL", False),
+    ],
+)
+def test_a_pods_author_may_set_the_timeout_only(variable: str, reserved: bool) -> None:
+    assert is_reserved_variable(variable) is reserved
+
+
+def test_a_shared_pool_has_a_folder_in_its_containers() -> None:
+    assert shared_pool_folder("shared-a") == "/run/cpupool/shared-a"

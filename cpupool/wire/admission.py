@@ -1,0 +1,259 @@
+"""Admission: pods that ask for pools are checked, and completed before anybody runs them.
+
+What is written into a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with
+the request `0m`, and the process starter before the command. A body is never changed in place: what
+stays as it is is the same object before and after.
+
+The envelope is AdmissionReview of admission.k8s.io/v1 (k8s.io/api/admission/v1/types.go).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.errors import ManifestError, Problem, RemoteProtocolError, errors_in
+from cpupool.core.names import CPU_POOLS, STARTER
+from cpupool.core.pools import PoolKind
+from cpupool.wire import pod_rules, starter_argv
+from cpupool.wire.pod_requests import REQUESTING, PodRequests
+from cpupool.wire.pod_rules import same_cpu
+
+if TYPE_CHECKING:
+    from cpupool.wire.annotation import ContainerProcesses
+    from cpupool.wire.pod_requests import Body, ContainerRequests
+    from cpupool.wire.pod_rules import Rules
+
+_REVIEW: Final = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
+_UPDATED: Final = ("", "ephemeralcontainers")
+"""Subresources of pods whose updates can bring variables that are not the author's to set."""
+_UNPROCESSABLE: Final = 422
+_SHOWN_PROBLEMS: Final = 20
+_SHOWN_WARNINGS: Final = 16
+_WARNING_LENGTH: Final = 256
+"""The API server passes 4,096 characters of warnings on, and cuts longer ones at 256."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A pod that is let in.
+
+    Attributes:
+        body: the pod as it is to be stored.
+        warnings: what its author should know, each within the API's 256 characters.
+    """
+
+    body: Body
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A pod that is not let in.
+
+    Attributes:
+        problems: everything that is wrong with it.
+    """
+
+    problems: tuple[Problem, ...]
+
+    @property
+    def message(self) -> str:
+        """All problems for its author, one in a line."""
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        lines = [f"{len(self.problems)} problems:"]
+        lines += [f"{n}. {one}" for n, one in enumerate(self.problems[:_SHOWN_PROBLEMS], start=1)]
+        if len(self.problems) > _SHOWN_PROBLEMS:
+            lines.append(f"and {len(self.problems) - _SHOWN_PROBLEMS} more")
+        return "\n".join(lines)
+
+
+def admit(body: object, rules: Rules) -> Admitted | Denied:
+    """Check a new pod, and complete it; one that asks for nothing stays as it is.
+
+    Admitting the result again changes nothing.
+
+    Raises:
+        ManifestError: it is no pod that the API server would take.
+    """
+    pod = PodRequests.read(body, rules.names)
+    problems = _problems(pod, rules)
+    if pod.asks:
+        problems += pod_rules.check_commands(pod)
+    if refused := errors_in(problems):
+        return Denied(tuple(refused))
+    warnings = tuple(_cut(one) for one in problems[:_SHOWN_WARNINGS])
+    return Admitted(_completed(pod, rules) if pod.asks else pod.body, warnings)
+
+
+def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denied:
+    """Check an update, which cannot change what a pod asks for.
+
+    Only what is wrong since this update refuses it: a pod from before the webhook must be able to
+    lose a finalizer.
+
+    Raises:
+        ManifestError: one of the two is no pod that the API server would take.
+    """
+    new, old = (PodRequests.read(one, rules.names) for one in (body, before))
+    known = set(_problems(old, rules))
+    refused = [one for one in errors_in(_problems(new, rules)) if one not in known]
+    if refused:
+        return Denied(tuple(refused))
+    key = rules.names.processes
+    edited = new.annotations.get(key) != old.annotations.get(key)
+    warning = f"metadata.annotations[{key}]: read when a pod is created; create this one anew"
+    return Admitted(new.body, (warning,) if edited else ())
+
+
+def review(document: object, rules: Rules, *, mutate: bool = True) -> dict[str, Any]:
+    """Answer an AdmissionReview.
+
+    Args:
+        document: the request, as JSON.
+        rules: what to go by.
+        mutate: whether the webhook may complete pods; otherwise it only checks them.
+
+    Returns:
+        The AdmissionReview with the response, as JSON.
+
+    Raises:
+        RemoteProtocolError: the document is no request of admission.k8s.io/v1.
+    """
+    request = _request(document)
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+    try:
+        decision = _decide(request, rules)
+    except ManifestError as error:
+        response |= _refusal(str(error))
+    else:
+        if isinstance(decision, Denied):
+            response |= _refusal(decision.message)
+        elif decision:
+            response |= _completion(decision, request["object"] if mutate else decision.body)
+    return {**_REVIEW, "response": response}
+
+
+def patch(before: object, after: object, path: str = "") -> list[dict[str, Any]]:
+    """Write the way from one document to another as a JSON patch (RFC 6902).
+
+    It knows what admission does: entries of an object are added, replaced and removed, and a list
+    grows at its end, keeps its length or is replaced. What is the same object in both is not looked
+    into, so that a body may be as deep as it likes; a general diff compares everything.
+    """
+    if before is after:
+        return []
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        keys = {**before, **after}
+        return [change for key in keys for change in _entry(before, after, key, path)]
+    if isinstance(before, list) and isinstance(after, list):
+        pairs = list(zip(before, after, strict=False))
+        if len(before) == len(after):
+            return [
+                change
+                for place, (old, new) in enumerate(pairs)
+                for change in patch(old, new, f"{path}/{place}")
+            ]
+        if len(pairs) == len(before) and all(old is new for old, new in pairs):
+            added = after[len(before) :]
+            return [{"op": "add", "path": f"{path}/-", "value": value} for value in added]
+    elif type(before) is type(after) and before == after:
+        return []
+    return [{"op": "replace", "path": path, "value": after}]
+
+
+def _entry(before: Body, after: Body, key: str, path: str) -> list[dict[str, Any]]:
+    inner = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+    if key not in after:
+        return [{"op": "remove", "path": inner}]
+    if key not in before:
+        return [{"op": "add", "path": inner, "value": after[key]}]
+    return patch(before[key], after[key], inner)
+
+
+def _request(document: object) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping) or any(
+        document.get(key) != value for key, value in _REVIEW.items()
+    ):
+        raise RemoteProtocolError(
+            "this is no AdmissionReview of admission.k8s.io/v1; set admissionReviewVersions: [v1]"
+        )
+    request = document.get("request")
+    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
+        raise RemoteProtocolError("this AdmissionReview has no request with a uid; send one")
+    return request
+
+
+def _decide(request: Mapping[str, Any], rules: Rules) -> Admitted | Denied | None:
+    """Decide on the creation or update of a pod; None where the request is another one."""
+    kind, subresource = request.get("kind"), request.get("subResource") or ""
+    if isinstance(kind, Mapping) and (kind.get("group"), kind.get("kind")) == ("", "Pod"):
+        if request.get("operation") == "CREATE" and not subresource:
+            return admit(request.get("object"), rules)
+        if request.get("operation") == "UPDATE" and subresource in _UPDATED:
+            return admit_update(request.get("object"), request.get("oldObject"), rules)
+    return None
+
+
+def _completion(decision: Admitted, before: object) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    if decision.warnings:
+        answer["warnings"] = list(decision.warnings)
+    if changes := patch(before, decision.body):
+        encoded = base64.b64encode(json.dumps(changes).encode())
+        answer |= {"patchType": "JSONPatch", "patch": encoded.decode()}
+    return answer
+
+
+def _refusal(message: str) -> dict[str, Any]:
+    status = {"code": _UNPROCESSABLE, "reason": "Invalid", "message": message}
+    return {"allowed": False, "status": status}
+
+
+def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
+    return [*pod.problems, *pod_rules.check(pod, rules)] if pod.asks else []
+
+
+def _cut(warning: Problem) -> str:
+    text = f"{warning.path}: {warning.what}; {warning.remedy}"
+    return text if len(text) <= _WARNING_LENGTH else f"{text[: _WARNING_LENGTH - 3]}..."
+
+
+def _completed(pod: PodRequests, rules: Rules) -> Body:
+    done = iter([_complete(one, pod.entries.get(one.name), rules) for one in pod.containers])
+    spec = dict(pod.body["spec"])
+    for part in REQUESTING:
+        if spec.get(part):
+            spec[part] = [next(done) for _ in spec[part]]
+    return {**pod.body, "spec": spec}
+
+
+def _complete(container: ContainerRequests, entry: ContainerProcesses | None, rules: Rules) -> Body:
+    if not container.cpu_pools:
+        return container.body
+    body = {**container.body, "resources": _resources(container, rules)}
+    if CPU_POOLS not in dict(container.env):
+        variable = {"name": CPU_POOLS, "value": container.cpu_pools}
+        body["env"] = [*(container.body.get("env") or ()), variable]
+    if entry:
+        args = starter_argv.for_processes(container.requests, entry)
+    elif container.command and container.of_kind(PoolKind.EXCLUSIVE):
+        args = starter_argv.for_command(container.requests, pod_rules.own_command(container) or ())
+    else:
+        return body
+    return {**body, "command": [STARTER], "args": args}
+
+
+def _resources(container: ContainerRequests, rules: Rules) -> dict[str, Any]:
+    resources = dict(container.body["resources"])
+    for part, milli in (("requests", 0), ("limits", rules.limit_milli(container))):
+        if not same_cpu(container.cpu(part), milli):
+            amounts = {
+                key: value for key, value in (resources.get(part) or {}).items() if key != "cpu"
+            }
+            resources[part] = amounts if milli is None else {**amounts, "cpu": f"{milli}m"}
+    return resources

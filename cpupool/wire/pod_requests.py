@@ -1,0 +1,244 @@
+"""What a pod asks of the pools, and the fields of its body that say so.
+
+A body is a dict with Kubernetes' field names (k8s.io/api/core/v1/types.go), as it came: the API
+server has looked at nothing yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core import quantity
+from cpupool.core.errors import ManifestError, Problem, QuantityError
+from cpupool.core.names import STATIC_POD_MIRROR
+from cpupool.core.pools import PoolKind
+from cpupool.wire import annotation
+from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cpupool.core.names import Names
+    from cpupool.wire.annotation import ContainerProcesses
+
+Body = Mapping[str, Any]
+"""A pod, or a part of one."""
+
+REQUESTING: Final = ("initContainers", "containers")
+"""The lists of containers that may have requests; the API takes none of ephemeral containers."""
+_EPHEMERAL: Final = "ephemeralContainers"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequests:
+    """A container and what it asks for.
+
+    Attributes:
+        path: where it stands, as `spec.containers[0]`.
+        body: its fields.
+        name: its name.
+        command: its entry point; empty for the image's own.
+        args: the arguments of that.
+        env: name and value of each variable; None for a value from elsewhere.
+        requests: pool name → amount, cores or milli-CPUs.
+        readable: whether that is all it asks for; if not, a problem says why.
+    """
+
+    path: str
+    body: Body
+    name: str
+    command: Sequence[str]
+    args: Sequence[str]
+    env: Sequence[tuple[str, str | None]]
+    requests: Mapping[str, int]
+    readable: bool
+
+    def of_kind(self, kind: PoolKind) -> dict[str, int]:
+        """Give the requests of one kind of pools."""
+        return {
+            pool: amount for pool, amount in self.requests.items() if PoolKind.of_name(pool) is kind
+        }
+
+    @property
+    def cpu_pools(self) -> str:
+        """What `CPU_POOLS` tells the container; empty where it asks for no pool."""
+        kinds = (PoolKind.EXCLUSIVE, PoolKind.SHARED)
+        return "&".join(kind.value for kind in kinds if self.of_kind(kind))
+
+    def cpu(self, part: str) -> object:
+        """Give the native cpu of `requests` or `limits`, as written; None where it is not."""
+        return mapping(self.body["resources"].get(part), f"{self.path}.resources.{part}").get("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequests:
+    """A pod and what its containers ask for.
+
+    Attributes:
+        body: the pod.
+        containers: those that may have requests, init containers first.
+        ephemeral: path and variables of the others.
+        annotations: all of the pod's.
+        entries: the annotation of processes, by container.
+        problems: what is wrong with how it asks.
+        asks: whether it asks for anything, even in a way that cannot be read.
+    """
+
+    body: Body
+    containers: tuple[ContainerRequests, ...]
+    ephemeral: tuple[ContainerRequests, ...]
+    annotations: Mapping[str, str]
+    entries: Mapping[str, ContainerProcesses]
+    problems: tuple[Problem, ...]
+    asks: bool
+
+    @classmethod
+    def read(cls, body: object, names: Names) -> PodRequests:
+        """Read a pod.
+
+        Raises:
+            ManifestError: a field that is read has another type than Kubernetes gives it.
+        """
+        problems: list[Problem] = []
+        if body is None:
+            raise ManifestError("", "", "there is no pod")
+        pod = mapping(body, "")
+        annotations = _annotations(mapping(pod.get("metadata"), "metadata"))
+        spec = mapping(pod.get("spec"), "spec")
+        containers = [
+            one for part in REQUESTING for one in _containers(spec, part, names, problems)
+        ]
+        ephemeral = tuple(_containers(spec, _EPHEMERAL, names, problems))
+        text = annotations.get(names.processes)
+        path = f"metadata.annotations[{names.processes}]"
+        entries: tuple[ContainerProcesses, ...] = ()
+        # What is too long to be stored is refused as that, and not worth reading.
+        if text is not None and len(text) <= MAX_ANNOTATIONS_BYTES:
+            entries = annotation.parse(text, path, problems)
+        wanted = text is not None or problems or any(one.requests for one in containers)
+        return cls(
+            body=pod,
+            containers=tuple(containers),
+            ephemeral=ephemeral,
+            annotations=annotations,
+            entries={entry.container: entry for entry in entries},
+            problems=tuple(problems),
+            # The kubelet runs a static pod from its file; nobody reads what its mirror says.
+            asks=bool(wanted) and STATIC_POD_MIRROR not in annotations,
+        )
+
+
+def mapping(value: object, path: str) -> Mapping[str, Any]:
+    """Take a value for an object, null for an empty one.
+
+    Raises:
+        ManifestError: it is neither.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ManifestError("", path, "this is not an object with texts for keys")
+    return value
+
+
+def amount_text(value: object) -> str:
+    """Give an amount's text, which JSON and YAML may hold as a number.
+
+    Raises:
+        QuantityError: it is neither text nor number, or a number that no quantity can hold.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        # Python writes no number of thousands of digits.
+        if not -(2**63) <= value < 2**63:
+            raise QuantityError(type(value).__name__, "a quantity is from -2^63 to 2^63 - 1")
+        return str(value)
+    if isinstance(value, str | float):
+        return str(value)
+    raise QuantityError(type(value).__name__, "write a number, as 2, 500m or 1k")
+
+
+def _annotations(metadata: Body) -> dict[str, str]:
+    path = "metadata.annotations"
+    found = mapping(metadata.get("annotations"), path)
+    return {key: _text(value, f"{path}[{shown(key)}]") for key, value in found.items()}
+
+
+def _containers(
+    spec: Body, part: str, names: Names, problems: list[Problem]
+) -> Iterator[ContainerRequests]:
+    for place, value in enumerate(_list(spec.get(part), f"spec.{part}")):
+        path = f"spec.{part}[{place}]"
+        body = mapping(value, path)
+        before = len(problems)
+        requests = _requests(body, path, names, problems)
+        yield ContainerRequests(
+            path=path,
+            body=body,
+            name=_text(body.get("name"), f"{path}.name"),
+            command=_texts(body.get("command"), f"{path}.command"),
+            args=_texts(body.get("args"), f"{path}.args"),
+            env=tuple(_variables(body, f"{path}.env")),
+            requests=requests,
+            readable=len(problems) == before,
+        )
+
+
+def _requests(body: Body, path: str, names: Names, problems: list[Problem]) -> dict[str, int]:
+    resources = mapping(body.get("resources"), f"{path}.resources")
+    limits = mapping(resources.get("limits"), f"{path}.resources.limits")
+    requests = mapping(resources.get("requests"), f"{path}.resources.requests")
+    found = {}
+    for resource in sorted({*requests, *limits}):
+        pool = names.pool_of(resource)
+        if pool is None:
+            continue
+        where = f"{path}.resources.limits[{shown(resource)}]"
+        try:
+            limit, request = _count(limits.get(resource)), _count(requests.get(resource))
+        except QuantityError as error:
+            remedy = "an exclusive pool counts cores, a shared one milli-CPUs"
+            problems.append(Problem(str(error), remedy, path=where, pool=pool))
+            continue
+        # The API server takes a limit alone, and makes it the request.
+        if request is not None and request != limit:
+            what = f"its limit is {'missing' if limit is None else limit}, its request {request}"
+            problems.append(Problem(what, "make both the same", path=where, pool=pool))
+        elif limit:
+            found[pool] = limit
+    return found
+
+
+def _count(amount: object) -> int | None:
+    return None if amount is None else quantity.parse_count(amount_text(amount))
+
+
+def _variables(body: Body, path: str) -> Iterator[tuple[str, str | None]]:
+    for place, value in enumerate(_list(body.get("env"), path)):
+        where = f"{path}[{place}]"
+        variable = mapping(value, where)
+        elsewhere = variable.get("valueFrom") is not None
+        text = None if elsewhere else _text(variable.get("value"), f"{where}.value")
+        yield _text(variable.get("name"), f"{where}.name"), text
+
+
+def _list(value: object, path: str) -> Sequence[object]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise ManifestError("", path, "this is not a list")
+    return value
+
+
+def _texts(value: object, path: str) -> tuple[str, ...]:
+    return tuple(_text(item, f"{path}[{place}]") for place, item in enumerate(_list(value, path)))
+
+
+def _text(value: object, path: str) -> str:
+    """Take a value for text, null for an empty one, as the API server does."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ManifestError("", path, "this is not text")
+    return value

@@ -1,0 +1,332 @@
+"""The rules that a pod must keep to get what it asks of the pools."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core import pools, quantity
+from cpupool.core.errors import Problem, QuantityError, Severity
+from cpupool.core.names import CPU_POOLS, STARTER, Names, is_reserved_variable
+from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
+from cpupool.wire import starter_argv
+from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
+from cpupool.wire.pod_requests import amount_text, mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from cpupool.core.pools import NodePools
+    from cpupool.wire.annotation import ContainerProcesses
+    from cpupool.wire.pod_requests import ContainerRequests, PodRequests
+
+_EXCLUSIVE_SURPLUS_MILLI: Final = 100
+"""What CPU-Pooler adds to the limit of a container with exclusive CPUs only."""
+_MOST_THREADS: Final = 2
+"""CPUs of an exclusive core that an annotation may count on, as with multiThreaded pools."""
+_SHOWN_POOLS: Final = 8
+
+
+class CFSQuotas(Enum):
+    """Which containers get a cpu limit."""
+
+    ALL = "all"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class LargestPool:
+    """The most that a container can find behind a pool's name, on whichever node.
+
+    Attributes:
+        cpus: the CPUs listed.
+        multi_threaded: whether an exclusive CPU brings the siblings on its core.
+    """
+
+    cpus: int
+    multi_threaded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What admission goes by.
+
+    Attributes:
+        names: for the resource domain.
+        pools: each pool that is a resource → the most that a pool file gives it; None where the
+            pool files are not known.
+        cfs_quotas: whether a container with exclusive CPUs gets a cpu limit, too.
+    """
+
+    names: Names = field(default_factory=Names)
+    pools: Mapping[str, LargestPool] | None = None
+    cfs_quotas: CFSQuotas = CFSQuotas.ALL
+
+    def limit_milli(self, container: ContainerRequests) -> int | None:
+        """Compute a container's cpu limit as CPU-Pooler does; None where it gets none."""
+        exclusive = sum(container.of_kind(PoolKind.EXCLUSIVE).values())
+        shared = container.of_kind(PoolKind.SHARED)
+        if not exclusive:
+            return sum(shared.values())
+        if self.cfs_quotas is CFSQuotas.SHARED:
+            return None
+        if not shared:
+            return exclusive * MILLI_PER_CPU + _EXCLUSIVE_SURPLUS_MILLI
+        if self.pools is None:
+            return None
+        sizes = (self.pools[pool].cpus for pool in shared if pool in self.pools)
+        return (exclusive + sum(sizes)) * MILLI_PER_CPU
+
+    def threads(self, pool: str) -> int:
+        """Give how many CPUs a core of an exclusive pool brings, at most."""
+        known = None if self.pools is None else self.pools.get(pool)
+        return 1 if known and not known.multi_threaded else _MOST_THREADS
+
+
+def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
+    """Give every pool that is a resource, with the most that any of the files gives it."""
+    found: dict[str, LargestPool] = {}
+    for file in files:
+        for pool in file.advertised:
+            known = found.get(pool.name, LargestPool(0))
+            multi_threaded = pool.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
+            found[pool.name] = LargestPool(
+                max(known.cpus, len(pool.cpus)), known.multi_threaded or multi_threaded
+            )
+    return found
+
+
+def own_command(container: ContainerRequests) -> list[str] | None:
+    """Give a container's own command with its arguments.
+
+    It is behind the starter where the pod has been admitted before; None where a starter is there
+    with arguments that admission has not written.
+    """
+    words = [*container.command, *container.args]
+    if container.command[:1] != (STARTER,):
+        return words
+    return starter_argv.command_in(words[1:])
+
+
+def same_cpu(value: object, milli: int | None) -> bool:
+    """Tell whether an amount of cpu, as written, is so many milli-CPUs; None is no amount."""
+    if value is None or milli is None:
+        return value is None and milli is None
+    try:
+        return quantity.parse(amount_text(value)) * MILLI_PER_CPU == milli
+    except QuantityError:
+        return False
+
+
+def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
+    """Find everything wrong with a pod that asks for something, beyond how it is written."""
+    yield from _annotations_size(pod)
+    for container in (*pod.containers, *pod.ephemeral):
+        yield from _variables(container)
+    for container in pod.containers:
+        if container.readable:
+            yield from _pools(container, rules)
+            yield from _native_cpu(container, pod, rules)
+    by_name = {container.name: container for container in pod.containers}
+    for entry in pod.entries.values():
+        yield from _entry(entry, by_name.get(entry.container), rules)
+
+
+def check_commands(pod: PodRequests) -> Iterator[Problem]:
+    """Find what keeps the process starter from being put before a command; a new pod only has one.
+
+    No update can change a command, but the annotation that it was once compiled from may go.
+    """
+    for container in pod.containers:
+        if container.readable and container.name not in pod.entries:
+            yield from _command(container)
+
+
+def _annotations_size(pod: PodRequests) -> Iterator[Problem]:
+    size = sum(
+        len(text.encode(errors="surrogatepass"))
+        for pair in pod.annotations.items()
+        for text in pair
+    )
+    if size > MAX_ANNOTATIONS_BYTES:
+        yield Problem(
+            f"the annotations have {size} bytes, and Kubernetes takes {MAX_ANNOTATIONS_BYTES}",
+            "shorten them",
+            path="metadata.annotations",
+        )
+
+
+def _variables(container: ContainerRequests) -> Iterator[Problem]:
+    for place, (name, value) in enumerate(container.env):
+        path = f"{container.path}.env[{place}]"
+        if is_reserved_variable(name):
+            yield Problem(f"{shown(name)} is set by cpupool alone", "remove it", path=path)
+        elif name == CPU_POOLS and container.readable and value != container.cpu_pools:
+            meant = f"is {container.cpu_pools!r} here" if container.cpu_pools else "is not set here"
+            yield Problem(f"{name} is set by cpupool alone, and {meant}", "remove it", path=path)
+
+
+def _pools(container: ContainerRequests, rules: Rules) -> Iterator[Problem]:
+    remedy = f"use {_either(rules.pools)}" if rules.pools else "add it to a pool file"
+    for pool in container.requests:
+        resource = rules.names.resource(pool)
+        path = f"{container.path}.resources.limits[{shown(resource)}]"
+        if rules.pools is not None:
+            if pool not in rules.pools:
+                yield Problem(
+                    f"no pool file has an exclusive or shared pool {shown(pool)}",
+                    remedy,
+                    path=path,
+                )
+        elif not pools.is_name(pool):
+            yield Problem("no pool can have this name", "use the name of a pool", path=path)
+        elif PoolKind.of_name(pool) is PoolKind.DEFAULT:
+            yield Problem(
+                "a default pool is no resource, so no node can run this pod",
+                "remove the request, or name an exclusive or shared pool",
+                Severity.WARNING,
+                path,
+            )
+
+
+def _native_cpu(container: ContainerRequests, pod: PodRequests, rules: Rules) -> Iterator[Problem]:
+    if not container.cpu_pools:
+        return
+    path = f"{container.path}.resources"
+    limit = rules.limit_milli(container)
+    for part, milli in (("requests", 0), ("limits", limit)):
+        written = container.cpu(part)
+        if written is not None and not same_cpu(written, milli):
+            instead = "removed" if milli is None else f"replaced by {milli}m"
+            yield Problem(
+                f"the cpu of {_shown_amount(written)} is {instead}, as pools are requested, too",
+                "remove it",
+                Severity.WARNING,
+                f"{path}.{part}.cpu",
+            )
+    if limit is not None:
+        yield from _pod_level(container, limit, pod)
+    elif rules.pools is None and rules.cfs_quotas is CFSQuotas.ALL:
+        yield Problem(
+            "it gets no cpu limit, because the webhook does not know the size of its shared pool",
+            "give the webhook the pool files",
+            Severity.WARNING,
+            path,
+        )
+
+
+def _pod_level(container: ContainerRequests, milli: int, pod: PodRequests) -> Iterator[Problem]:
+    # A container's limit may not exceed its pod's (KEP-2837).
+    path = "spec.resources.limits"
+    resources = mapping(mapping(pod.body.get("spec"), "spec").get("resources"), "spec.resources")
+    written = mapping(resources.get("limits"), path).get("cpu")
+    if written is None:
+        return
+    try:
+        allowed = quantity.parse(amount_text(written)) * MILLI_PER_CPU
+    except QuantityError as error:
+        yield Problem(str(error), "correct it", path=f"{path}.cpu")
+        return
+    if milli > allowed:
+        yield Problem(
+            f"the pod is limited to {_shown_amount(written)} cpu, and its container"
+            f" {shown(container.name)} gets the limit {milli}m for its pools",
+            f"raise it to {milli}m at least, or remove it",
+            path=f"{path}.cpu",
+        )
+
+
+def _command(container: ContainerRequests) -> Iterator[Problem]:
+    if not container.of_kind(PoolKind.EXCLUSIVE):
+        return
+    path = f"{container.path}.command"
+    if not container.command:
+        yield Problem(
+            "there is none, so nothing makes the process wait for its exclusive CPUs",
+            "write the image's entry point here",
+            Severity.WARNING,
+            path,
+        )
+    elif own_command(container) is None:
+        yield Problem(
+            "this is the process starter with arguments that admission has not written",
+            "write the application's own command",
+            path=path,
+        )
+
+
+def _entry(
+    entry: ContainerProcesses, container: ContainerRequests | None, rules: Rules
+) -> Iterator[Problem]:
+    if container is None:
+        what = f"the pod has no container or init container {shown(entry.container)}"
+        yield Problem(what, "correct the name", path=f"{entry.path}.container")
+    elif not container.readable:
+        return
+    elif not container.cpu_pools:
+        what = f"container {shown(entry.container)} requests no exclusive or shared pool"
+        yield Problem(what, "request the pools of its processes", path=entry.path)
+    else:
+        yield from _unrequested(entry, container)
+        yield from _amounts(entry, container, rules)
+
+
+def _unrequested(entry: ContainerProcesses, container: ContainerRequests) -> Iterator[Problem]:
+    remedy = f"request it, or use {_either(container.requests)}"
+    for place, process in enumerate(entry.processes):
+        if process.pool not in container.requests:
+            yield Problem(
+                f"container {shown(entry.container)} does not request {shown(process.pool)}",
+                remedy,
+                path=f"{entry.path}.processes[{place}].pool",
+            )
+
+
+def _amounts(
+    entry: ContainerProcesses, container: ContainerRequests, rules: Rules
+) -> Iterator[Problem]:
+    used: Counter[str] = Counter()
+    for process in entry.processes:
+        used[process.pool] += process.cpus
+    path = f"{entry.path}.processes"
+    name = shown(entry.container)
+    for pool, requested in container.of_kind(PoolKind.SHARED).items():
+        if used[pool] != requested:
+            yield Problem(
+                f"they have {used[pool]} milli-CPUs of {shown(pool)} together, and container {name}"
+                f" requests {requested}",
+                "make both the same",
+                path=path,
+            )
+    for pool, requested in container.of_kind(PoolKind.EXCLUSIVE).items():
+        if used[pool] > requested * _MOST_THREADS:
+            yield Problem(
+                f"they have {used[pool]} CPUs of {shown(pool)} together, and the {requested} cores"
+                f" that container {name} requests have {requested * _MOST_THREADS} at most",
+                "request more, or pin fewer",
+                path=path,
+            )
+        elif used[pool] > requested * rules.threads(pool):
+            yield Problem(
+                f"they have {used[pool]} CPUs of {shown(pool)} together, which is singleThreaded:"
+                f" with the {requested} that container {name} requests the process starter fails",
+                "request more, or pin fewer",
+                Severity.WARNING,
+                path,
+            )
+
+
+def _shown_amount(value: object) -> str:
+    try:
+        return shown(amount_text(value))
+    except QuantityError as error:
+        return shown(error.text)
+
+
+def _either(names: Iterable[str]) -> str:
+    listed = [shown(name) for name in sorted(names)]
+    if len(listed) > _SHOWN_POOLS:
+        listed[_SHOWN_POOLS:] = [f"one of {len(listed) - _SHOWN_POOLS} others"]
+    return " or ".join(listed)

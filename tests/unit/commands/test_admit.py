@@ -1,0 +1,186 @@
+"""`cpupool admit`, as a pod author runs it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from cpupool.commands import UsageError, admit
+from cpupool.wire import admission
+from cpupool.wire.pod_rules import Rules
+from tests.pods import container, pod, process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POOLS = "pools:\n  exclusive-a: {cpus: 2-7}\n  shared-a: {cpus: 1}\n  default: {cpus: 0}\n"
+LARGER = "nodeSelector: {size: large}\npools:\n  shared-a: {cpus: 1-3}\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pod.yaml"
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    """Run the command; give its exit code and what it prints."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    admit.add_parser(parser.add_subparsers(), "")
+    parsed = parser.parse_args(["admit", *map(str, arguments)])
+    out = io.StringIO()
+    return parsed.run(parsed, out), out.getvalue()
+
+
+def exclusive(**fields: Any) -> dict[str, Any]:
+    return pod(container(pools={"exclusive-a": "1", "shared-a": "5"}, command=["app"], **fields))
+
+
+def written(path: Path, *bodies: Any) -> Path:
+    path.write_text(yaml.safe_dump_all(bodies, sort_keys=False))
+    return path
+
+
+def test_the_pod_is_printed_as_it_would_be_stored(path: Path) -> None:
+    body = pod(container(pools={"exclusive-a": "1"}, command=["sh", "-c", "a\nb\n"]))
+    code, text = run(written(path, body))
+    assert code == 0
+    assert yaml.safe_load(text) == admission.admit(body, Rules()).body  # type: ignore[union-attr]
+    assert "    - |\n      a\n      b\n" in text
+
+
+def test_kubectl_reads_every_text_as_text(path: Path) -> None:
+    """It knows numbers and booleans that Python's YAML does not."""
+    words = ["y", "N", "1e3", "-.5E-7", "0o17"]
+    body = pod(container(pools={"exclusive-a": "1"}, command=["app", *words, "yn", "1e", "e3"]))
+    _, text = run(written(path, body))
+    assert [line for line in text.splitlines() if line.startswith("    - '")] == [
+        f"    - '{word}'" for word in words
+    ]
+
+
+def test_pods_are_documents_and_warnings_are_comments(path: Path) -> None:
+    code, text = run(written(path, exclusive(), pod(container())))
+    assert code == 0
+    assert text.startswith(
+        "# warning: spec.containers[0].resources: it gets no cpu limit, because the webhook does"
+        " not know the size of its shared pool; give the webhook the pool files\napiVersion: v1\n"
+    )
+    first, second = yaml.safe_load_all(text)
+    assert first["spec"]["containers"][0]["command"] == ["/opt/cpupool/process-starter"]
+    assert second == pod(container())
+
+
+def test_a_denial_is_printed_beside_what_is_admitted(path: Path) -> None:
+    code, text = run(written(path, pod(container(pools={"exclusive-a": "x"})), pod(container())))
+    assert code == 1
+    assert text.startswith(
+        "default/a is denied: spec.containers[0].resources.limits[nokia.k8s.io/exclusive-a]: 'x' is"
+    )
+    assert text.endswith("---\n" + yaml.safe_dump(pod(container()), sort_keys=False))
+
+
+def test_pools_come_from_files_manifests_and_folders(path: Path, tmp_path: Path) -> None:
+    folder, manifest = tmp_path / "folder", tmp_path / "manifest.yaml"
+    folder.mkdir()
+    folder.joinpath("poolconfig-a.yaml").write_text(POOLS)
+    data = {"poolconfig-b.yaml": LARGER}
+    manifest.write_text(yaml.safe_dump({"kind": "ConfigMap", "data": data}))
+    written(path, exclusive())
+
+    code, text = run(path, "--pool-files", folder, manifest)
+
+    assert code == 0
+    limits = yaml.safe_load(text)["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["cpu"] == "4000m"
+    code, text = run(path, "--pool-files", manifest)
+    assert (code, "no pool file has" in text) == (1, True)
+
+
+def test_quotas_can_be_for_shared_cpus_only(path: Path) -> None:
+    code, text = run(written(path, exclusive()), "--cfs-quotas", "shared")
+    assert code == 0
+    assert "cpu" not in yaml.safe_load(text)["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_the_difference_can_be_printed_alone(path: Path) -> None:
+    body = pod(container(pools={"shared-a": "5"}))
+    body["metadata"] = {"generateName": "x-", "namespace": "n"}
+    code, text = run(written(path, body), "--diff")
+    assert code == 0
+    changed = [line for line in text.splitlines() if line.startswith(("+", "-"))]
+    assert changed == [
+        "--- n/x-",
+        "+++ n/x-, admitted",
+        "+        cpu: 0m",
+        "+        cpu: 5m",
+        "+    env:",
+        "+    - name: CPU_POOLS",
+        "+      value: shared",
+    ]
+    assert run(written(path, pod(container())), "--diff") == (0, "")
+    assert run(written(path, pod(container(pools={"shared-a": "x"}))), "--diff")[0] == 1
+
+
+def test_everything_can_be_printed_as_json(path: Path) -> None:
+    denied = pod(container(pools={"exclusive-a": "1"}), processes=[])
+    code, text = run(written(path, pod(container(pools={"shared-a": "5"})), denied), "--json")
+    assert code == 1
+    first, second = json.loads(text)["pods"]
+    assert second == {
+        "pod": "default/a",
+        "admitted": False,
+        "problems": [
+            {
+                "path": "metadata.annotations[nokia.k8s.io/cpus]",
+                "what": "it names no container",
+                "remedy": "name one, or remove the annotation",
+            }
+        ],
+    }
+    assert (first["pod"], first["admitted"], first["warnings"]) == ("default/a", True, [])
+    assert first["patch"][0]["path"] == "/spec/containers/0/resources/requests/cpu"
+    assert first["body"]["spec"]["containers"][0]["env"][0]["value"] == "shared"
+
+
+def test_another_domain_is_another_annotation(path: Path) -> None:
+    body = pod(container(pools={"exclusive-a": "1"}), processes=[{"processes": [process()]}])
+    assert run(written(path, body))[0] == 1
+    assert run(written(path, body), "--resource-domain", "example.com")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"kind: Deployment", "kind: 'Deployment' is not Pod"),
+        (b"kind: Pod\nspec: []", "pod.yaml: spec: this is not an object"),
+        (b"kind: Pod\nspec: {containers: [{name: 1}]}", "containers.0..name: this is not text"),
+        (b"{", "line|JSON|Expecting"),
+        (b"", "there is no pod in it"),
+        (b"\xff", "this is not UTF-8"),
+    ],
+)
+def test_a_file_without_pods_is_bad_usage(path: Path, text: bytes, words: str) -> None:
+    path.write_bytes(text)
+    with pytest.raises(UsageError, match=words) as raised:
+        run(path)
+    assert str(raised.value).count(str(path)) == 1
+
+
+def test_pool_files_that_cannot_be_used_are_bad_usage(path: Path, tmp_path: Path) -> None:
+    written(path, pod(container()))
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("pools: {a: {cpus: x}}")
+    with pytest.raises(UsageError, match="is not a CPU list"):
+        run(path, "--pool-files", bad)
+    with pytest.raises(UsageError, match="No such file"):
+        run(path, "--pool-files", tmp_path / "none")
+    with pytest.raises(UsageError, match="No such file"):
+        run(tmp_path / "none")
+    # The webhook would say of an empty folder that pools are not known, not that there is none.
+    with pytest.raises(UsageError, match="there is no pool file in it"):
+        run(path, "--pool-files", tmp_path)
