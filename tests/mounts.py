@@ -1,15 +1,16 @@
-"""A mounted ConfigMap, edited in the kubelet's way."""
+"""A mounted ConfigMap or Secret, edited in the kubelet's way."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
 class Mount:
-    """A ConfigMap's folder; one rename changes all its files.
+    """The folder of a ConfigMap or Secret; one rename changes all its files.
 
     Source: kubernetes pkg/volume/util/atomic_writer.go.
     """
@@ -20,8 +21,11 @@ class Mount:
 
     def show(self, **files: str) -> None:
         """Show these texts as `poolconfig-<name>.yaml` and nothing else."""
+        self.put({f"poolconfig-{name}.yaml": text for name, text in files.items()})
+
+    def put(self, names: Mapping[str, str]) -> None:
+        """Show files of these names and texts and nothing else."""
         self._edits += 1
-        names = {f"poolconfig-{name}.yaml": text for name, text in files.items()}
         edit = self.folder / f"..edit-{self._edits}"
         edit.mkdir(parents=True)
         for name, text in names.items():
@@ -30,7 +34,7 @@ class Mount:
         before = data.resolve()
         (self.folder / "..data_tmp").symlink_to(edit.name)
         (self.folder / "..data_tmp").rename(data)
-        for link in self.folder.glob("poolconfig-*"):
+        for link in self.folder.glob("[!.]*"):
             if link.name not in names:
                 link.unlink()
         for name in names:

@@ -54,6 +54,7 @@ class WrittenNode:
         folder: what plays `/`.
         root: its trees.
         pool_files: the folder of pool files.
+        starter: what containers have mounted to start their processes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,6 +72,8 @@ class WrittenNode:
         self.put("var/lib/kubelet/config.yaml", KUBELET)
         self.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"none","checksum":1}')
         self.put("etc/cpu-pooler/poolconfig-a.yaml", POOL_FILE)
+        self.starter = self.put("var/lib/cpupool/starter/1/process-starter", "")
+        self.starter.chmod(0o755)
         self.checkpoint()
         self.status()
 

@@ -369,6 +369,15 @@ def device_plugins(*, listening: bool, serving: int, expected: int) -> Row:
     return Row("device plugins", Verdict.OK, fact)
 
 
+def starter(*, can_run: bool) -> Row:
+    """Check that containers have a process starter that they can run."""
+    if can_run:
+        return Row("starter", Verdict.OK, "containers that need the process starter have it")
+    fact = "there is no process starter that can be run: containers that need it do not start"
+    remedy = "run the agent from its image, and mount /var/lib/cpupool writable and without noexec"
+    return Row("starter", Verdict.WARNING, fact, remedy)
+
+
 def _listed(texts: Iterable[str]) -> str:
     named = list(texts)
     more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""

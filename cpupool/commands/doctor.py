@@ -6,6 +6,7 @@ A fact that cannot be read is a row of its own and stops no other check.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import tempfile
 from collections import Counter
@@ -27,14 +28,15 @@ from cpupool.core.errors import (
     ProtocolError,
     refuse_errors,
 )
+from cpupool.core.names import STARTER
 from cpupool.core.pools import PoolKind, validate
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.interrupts import interrupts
+from cpupool.host.pool_files import read_pool_files
 from cpupool.host.processes import daemons
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.podresources import PodResources
-from cpupool.roles.configurator import read_pool_files
 from cpupool.wire import kubelet_checkpoint
 
 if TYPE_CHECKING:
@@ -269,6 +271,14 @@ def _device_plugins(known: _Known) -> Iterable[Row]:
     )
 
 
+def _starter(known: _Known) -> Iterable[Row]:
+    if known.node.bundle:
+        yield Row("starter", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        return
+    files = known.node.root.starters.glob(f"*/{Path(STARTER).name}")
+    yield checks.starter(can_run=any(one.is_file() and os.access(one, os.X_OK) for one in files))
+
+
 def _podresources(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
         yield Row("podresources", Verdict.SKIPPED, _NOT_IN_BUNDLE)
@@ -319,6 +329,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "kubelet": _kubelet,
     "CPU manager": _cpu_manager,
     "device plugins": _device_plugins,
+    "starter": _starter,
     "podresources": _podresources,
     "checkpoint": _checkpoint,
     "pools": _pools,

@@ -215,8 +215,15 @@ class FileLock:
         )
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(
+    path: Path, data: bytes, prepare: Callable[[Path], None] = lambda _fresh: None
+) -> None:
     """Replace a file whole: readers see the old content or the new, also after a crash.
+
+    Args:
+        path: the file.
+        data: what it is to hold.
+        prepare: called with the new file before it takes its place; only its owner may read it.
 
     Raises:
         HostFileError: it could not be written; the old file is as it was, and nothing else is left.
@@ -228,6 +235,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
+                prepare(temporary)
                 os.fsync(descriptor)
             temporary.replace(path)
         except BaseException:

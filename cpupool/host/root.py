@@ -17,6 +17,7 @@ class HostRoot:
         kubelet: The kubelet's data folder (`--root-dir`).
         run: The product's own run-time folder, emptied by a reboot.
         state: The product's own folder that a reboot leaves as it is.
+        base: Where the machine's `/` is, from which the kubelet and the runtime see these places.
     """
 
     sysfs: Path = Path("/sys")
@@ -25,6 +26,7 @@ class HostRoot:
     kubelet: Path = Path("/var/lib/kubelet")
     run: Path = Path("/run/cpupool")
     state: Path = Path("/var/lib/cpupool")
+    base: Path = Path("/")
 
     @classmethod
     def under(cls, folder: Path) -> HostRoot:
@@ -36,7 +38,12 @@ class HostRoot:
             kubelet=folder / "var/lib/kubelet",
             run=folder / "run/cpupool",
             state=folder / "var/lib/cpupool",
+            base=folder,
         )
+
+    def on_host(self, path: Path) -> str:
+        """Name a place as the kubelet and the container runtime do."""
+        return str("/" / path.relative_to(self.base))
 
     @property
     def device_plugins(self) -> Path:
@@ -82,3 +89,13 @@ class HostRoot:
     def last_good_pools(self) -> Path:
         """The text of the pool file that was put in force last."""
         return self.state / "last-good-pools.yaml"
+
+    @property
+    def starters(self) -> Path:
+        """The process starter, a folder for each version: mounted into containers."""
+        return self.state / "starter"
+
+    @property
+    def pool_folders(self) -> Path:
+        """A folder for each shared pool, with its CPUs: mounted into its containers."""
+        return self.state / "pools"

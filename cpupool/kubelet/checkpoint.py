@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
 from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError, HostFileError
+from cpupool.core.errors import CPUSetParseError, HostFileError, RemoteProtocolError
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS
 from cpupool.telemetry import log as logs
 from cpupool.wire import kubelet_checkpoint
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import PodDevices
     from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
+
+    _Stamp = tuple[int, int, int]
 
 log = logs.get(__name__)
 
@@ -34,7 +36,7 @@ class CheckpointFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: _Stamp | None = None
         self._found: Mapping[str, PodDevices] = {}
 
     def by_pod_uid(self) -> Mapping[str, PodDevices]:
@@ -44,24 +46,48 @@ class CheckpointFile:
             HostFileError: the file cannot be read.
             RemoteProtocolError: it is damaged.
         """
+        now, data = self._read(self._seen)
+        if now != self._seen:
+            checkpoint = kubelet_checkpoint.parse(data)
+            if not checkpoint.verified:
+                log.warning("kubelet checkpoint has a wrong checksum", path=self._path)
+            self._found, self._seen = _by_pod_uid(checkpoint), now
+        return self._found
+
+    def mounted(self) -> frozenset[str]:
+        """Give the host paths that device plugins have had mounted into containers.
+
+        A container is started with the stored reply again and again until its pod has ended.
+
+        Raises:
+            HostFileError: the file cannot be read.
+            RemoteProtocolError: it, or a reply in it, is damaged.
+        """
+        _, data = self._read(None)
+        try:
+            replies = [
+                ContainerAllocateResponse.FromString(entry.alloc_resp)
+                for entry in kubelet_checkpoint.parse(data).entries
+            ]
+        except DecodeError as error:
+            raise RemoteProtocolError(
+                "a reply in the kubelet's device checkpoint is damaged; it goes with its pod"
+            ) from error
+        return frozenset(mount.host_path for reply in replies for mount in reply.mounts)
+
+    def _read(self, seen: _Stamp | None) -> tuple[_Stamp, bytes]:
+        """Read the file unless it is as it was when seen."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 now = (status.st_mtime_ns, status.st_ino, status.st_size)
-                if now == self._seen:
-                    return self._found
-                data = file.read()
+                return now, b"" if now == seen else file.read()
         except OSError as error:
             raise HostFileError(
                 str(self._path),
                 f"the kubelet's device checkpoint cannot be read ({error.strerror})",
                 "check that the kubelet's folder is mounted and that a pod has had devices",
             ) from error
-        checkpoint = kubelet_checkpoint.parse(data)
-        if not checkpoint.verified:
-            log.warning("kubelet checkpoint has a wrong checksum", path=self._path)
-        self._found, self._seen = _by_pod_uid(checkpoint), now
-        return self._found
 
 
 def _by_pod_uid(checkpoint: Checkpoint) -> Mapping[str, PodDevices]:

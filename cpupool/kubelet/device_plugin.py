@@ -23,6 +23,7 @@ from cpupool.api.deviceplugin_pb2 import (
     DevicePluginOptions,
     Empty,
     ListAndWatchResponse,
+    Mount,
     PreferredAllocationRequest,
     PreferredAllocationResponse,
     PreStartContainerRequest,
@@ -37,13 +38,16 @@ from cpupool.core.pools import PoolKind
 from cpupool.kubelet.status import StatusInterceptor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from pathlib import Path
 
     from cpupool.core.devices import Offer
     from cpupool.core.pools import Pool
     from cpupool.kubelet.serving import ServingLoop
+    from cpupool.manager import ports
     from cpupool.manager.manager import Manager
+
+    _Mounts = Callable[[], Iterable[ports.Mount]]
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
@@ -76,10 +80,12 @@ class DevicePlugin(DevicePluginServicer):
     Args:
         manager: the node's state.
         pool: an exclusive or a shared pool.
+        mounts: gives what a container of the pool gets mounted.
     """
 
-    def __init__(self, manager: Manager, pool: Pool) -> None:
+    def __init__(self, manager: Manager, pool: Pool, mounts: _Mounts) -> None:
         self._manager = manager
+        self._mounts = mounts
         self._options = options(pool)
         self._pool = pool.name
         self._threads = ThreadPoolExecutor(_STREAMS, thread_name_prefix=endpoint(pool))
@@ -137,14 +143,25 @@ class DevicePlugin(DevicePluginServicer):
     async def Allocate(  # noqa: N802
         self, request: AllocateRequest, context: object
     ) -> AllocateResponse:
-        """Give each container its environment and annotations; the devices are promised."""
+        """Give each container its environment, annotations and mounts; the devices are promised.
+
+        A container of two pools gets two replies. Of mounts with one container path the kubelet
+        keeps one, any if their host paths differ, and its checkpoint names both
+        (deviceRunContainerOptions in pkg/kubelet/cm/devicemanager/pod_devices.go).
+        """
         del context
         self._check_asked(request.container_requests)
+        mounts = [
+            Mount(container_path=one.container_path, host_path=one.host_path, read_only=True)
+            for one in self._mounts()
+        ]
         response = AllocateResponse()
         for asked in request.container_requests:
             given = self._manager.allocate(self._pool, asked.devices_ids)
             response.container_responses.append(
-                ContainerAllocateResponse(envs=given.environment, annotations=given.annotations)
+                ContainerAllocateResponse(
+                    envs=given.environment, annotations=given.annotations, mounts=mounts
+                )
             )
         return response
 
@@ -193,19 +210,28 @@ class DevicePluginServer:
         pool: an exclusive or a shared pool.
         folder: where the kubelet looks for plugins' sockets.
         loop: serves; must run whenever this is started or stopped.
+        mounts: gives what a container of the pool gets mounted.
 
     Attributes:
         endpoint: the socket's name.
         options: what the kubelet shall ask the plugin.
     """
 
-    def __init__(self, manager: Manager, pool: Pool, folder: Path, loop: ServingLoop) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        pool: Pool,
+        folder: Path,
+        loop: ServingLoop,
+        mounts: _Mounts = lambda: (),
+    ) -> None:
         self.endpoint: Final = endpoint(pool)
         self.options: Final = options(pool)
         self._manager = manager
         self._pool = pool
         self._path = folder / self.endpoint
         self._loop = loop
+        self._mounts = mounts
         self._server: grpc.aio.Server | None = None
         self._plugin: DevicePlugin | None = None
 
@@ -232,7 +258,7 @@ class DevicePluginServer:
                 f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes, this one {length}",
                 "shorten the pool's name or the kubelet's root folder",
             )
-        plugin = DevicePlugin(self._manager, self._pool)
+        plugin = DevicePlugin(self._manager, self._pool, self._mounts)
         try:
             self._path.unlink(missing_ok=True)
             self._path.parent.stat()  # a missing folder is told in better words than grpc's

@@ -119,6 +119,19 @@ class FoundContainer:
     cpus: str
 
 
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or folder that a container sees, and cannot write.
+
+    Attributes:
+        container_path: where the container sees it.
+        host_path: what it is, as the kubelet and the container runtime name it.
+    """
+
+    container_path: str
+    host_path: str
+
+
 class CgroupTree(Protocol):
     """The node's container cgroups. One thread only writes."""
 

@@ -128,6 +128,7 @@ class Resolution:
         owned: no CPU is in two pods.
         promised: pool → exclusive CPUs of pods that are not known yet.
         kept_shared: CPUs of shared pools as they were, on which containers still run.
+        shared: shared pool → what a container that starts now gets of it, offline CPUs included.
         containers: every known container instance.
         pods: every pod by the id in its cgroup's name.
         unreported: for other directories of a known pod: its sandbox, or what is not reported yet.
@@ -138,6 +139,7 @@ class Resolution:
     owned: Owned
     promised: Mapping[str, CPUSet]
     kept_shared: CPUSet
+    shared: Mapping[str, CPUSet]
     containers: Mapping[ContainerKey, PlacedContainer]
     pods: Mapping[str, Pod]
     unreported: CPUAssignment
@@ -171,7 +173,8 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
     owned = _owners(facts, before)
     promised = dict(_promised(facts))
     taken = owned_cpus(owned) | CPUSet.union(promised.values())
-    placing = _Placing.by(facts, owned, facts.topology.with_siblings(taken))
+    barred = facts.topology.with_siblings(taken) | facts.blocked
+    placing = _Placing.by(facts, owned, barred)
     containers: dict[ContainerKey, PlacedContainer] = {}
     for pod in pods:
         for container in pod.containers:
@@ -183,6 +186,9 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
         owned=owned,
         promised=promised,
         kept_shared=CPUSet.union(facts.kept_shared.values()),
+        shared={
+            pool.name: pool.cpus - barred for pool in facts.pools if pool.kind is PoolKind.SHARED
+        },
         containers=containers,
         pods={pod.cgroup_uid: pod for pod in pods},
         unreported=CPUAssignment(Placement.DEFAULT, default=placing.default),
@@ -296,8 +302,8 @@ class _Placing:
     default: CPUSet
 
     @classmethod
-    def by(cls, facts: NodeFacts, owned: Owned, taken: CPUSet) -> _Placing:
-        common = facts.topology.online - facts.blocked - taken
+    def by(cls, facts: NodeFacts, owned: Owned, barred: CPUSet) -> _Placing:
+        common = facts.topology.online - barred
         return cls(facts, owned, common, _default_cpus(facts, owned, common))
 
     def confined(self, cause: Cause, reason: str) -> CPUAssignment:

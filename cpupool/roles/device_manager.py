@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from cpupool.host.mounts import Mounts
     from cpupool.host.root import HostRoot
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import TopologySource
@@ -57,7 +59,7 @@ class _Plugin:
         kubelet: the kubelet that accepted it.
         failures: attempts that failed since it last worked.
         why: the last of them.
-        due_s: no attempt before this time of the monotonic clock.
+        due_s: no attempt before this time of the monotonic clock; 0 once it works.
     """
 
     server: DevicePluginServer
@@ -79,6 +81,7 @@ class DeviceManager:
         manager: the node's state; its advertised pools are served.
         root: where the kubelet's folder is.
         topology: where online CPUs are read from.
+        mounts: what containers get mounted; kept as it should be from here.
         metrics: counts the registrations.
         health: hears that the loop turns, and whether the kubelet knows every pool.
         topology_changed: called when CPUs went offline or returned.
@@ -93,6 +96,7 @@ class DeviceManager:
         manager: Manager,
         root: HostRoot,
         topology: TopologySource,
+        mounts: Mounts,
         *,
         metrics: Metrics,
         health: Health,
@@ -105,6 +109,7 @@ class DeviceManager:
         self._folder = root.device_plugins
         self._kubelet_socket = root.kubelet_socket
         self._topology = topology
+        self._mounts = mounts
         self._metrics = metrics
         self._health = health
         self._topology_changed = topology_changed
@@ -158,7 +163,8 @@ class DeviceManager:
 
     def _pause_s(self) -> float:
         now = time.monotonic()
-        waits = (plugin.due_s - now for plugin in self._plugins.values() if plugin.due_s > now)
+        # What has come due since it was attended to is not to wait for the next look.
+        waits = (max(plugin.due_s - now, 0.0) for plugin in self._plugins.values() if plugin.due_s)
         return min((self._look_s, *waits))
 
     def _follow_topology(self) -> None:
@@ -182,14 +188,27 @@ class DeviceManager:
     def _follow_pools(self) -> None:
         # In this order: pools that come may end the readiness.
         pools = self._manager.advertised()
-        advertised = {pool.name: pool for pool in pools} if self._ready() else {}
+        ready = self._ready()
+        advertised = {pool.name: pool for pool in pools} if ready else {}
+        facts, resolution = self._manager.state()
+        if ready:
+            # Before any pool can be asked for, and at the same time as the cpusetter moves the
+            # containers: who starts in one waits until its cpuset and its pools' files agree.
+            # What pods hold is served before the pools are known.
+            self._mounts.provide(resolution.shared if facts.configured else None)
         for name in self._plugins.keys() - advertised.keys():
             self._plugins.pop(name).server.stop()
             log.info("pool no longer advertised", pool=name)
         for name, pool in advertised.items():
             if name not in self._plugins:
                 self._plugins[name] = _Plugin(
-                    DevicePluginServer(self._manager, pool, self._folder, self._loop),
+                    DevicePluginServer(
+                        self._manager,
+                        pool,
+                        self._folder,
+                        self._loop,
+                        partial(self._mounts.of, pool),
+                    ),
                     self._manager.names.resource(name),
                 )
 

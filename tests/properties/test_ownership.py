@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cpupool.core import devices
-from cpupool.core.assignments import Grant
+from cpupool.core.assignments import Grant, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
@@ -284,6 +284,17 @@ class Node(RuleBasedStateMachine):
                     assert placed.assignment.cpus.isdisjoint(mine)
                 assert placed.assignment.cpus <= facts.topology.online
 
+    @invariant()
+    def what_a_shared_pool_shows_is_where_its_containers_are(self) -> None:
+        """A container that starts waits until its cpuset is what its pools show."""
+        facts, resolution = self.manager.state()
+        for placed in resolution.containers.values():
+            if placed.assignment.placement is Placement.POOLS and not placed.assignment.stale:
+                shown = CPUSet.union(
+                    resolution.shared.get(pool, CPUSet()) for pool in placed.container.requests
+                )
+                assert placed.assignment.shared == shown & facts.topology.online
+
 
 TestOwnership = pytest.mark.timeout(300)(Node.TestCase)
-TestOwnership.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestOwnership.settings = settings(max_examples=300, stateful_step_count=40)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool import cli
+from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
 from cpupool.app import Agent, Settings
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
@@ -23,6 +24,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.cluster import Cluster
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
+from cpupool.wire import kubelet_checkpoint
 from tests.apiserver import FakeAPIServer
 from tests.machines import MACHINES
 from tests.mounts import Mount
@@ -30,10 +32,11 @@ from tests.unit import test_app
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
+    from cpupool.local.cgroups import Cgroups
     from cpupool.local.devices import Listing
     from tests.machines import WrittenMachine
 
@@ -73,15 +76,18 @@ class World:
 
     folder: Path
     machine: WrittenMachine
-    place: EmulatedCgroups
+    place: Cgroups
     node: EmbeddedNode
     api: FakeAPIServer
     mount: Mount
 
     @contextmanager
-    def agent(self, *options: str, end: int = signal.SIGTERM) -> Iterator[AgentProcess]:
+    def agent(
+        self, *options: str, before: Sequence[str] = (), end: int = signal.SIGTERM
+    ) -> Iterator[AgentProcess]:
         process = subprocess.Popen(
             [
+                *before,
                 *(sys.executable, "-W", "error", "-m", "cpupool", "agent"),
                 *("--host-root", self.folder, "--config", self.mount.folder),
                 *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
@@ -108,13 +114,16 @@ class World:
                 process.stderr.close()
 
     @contextmanager
-    def agent_here(self, *, moves_pinned: bool = True) -> Iterator[Agent]:
+    def agent_here(
+        self, *, moves_pinned: bool = True, starter: Path | None = None
+    ) -> Iterator[Agent]:
         """Run the agent in this process, where its probes have a port and the kernel no say."""
         settings = Settings(
             self.mount.folder,
             interval_s=10.0,
             moves_pinned=moves_pinned,
             telemetry=("127.0.0.1", 0),
+            starter=starter,
         )
         sysfs, server = Sysfs.at(self.machine.sys), APIServer.at(self.api.url)
         agent = Agent(
@@ -141,6 +150,24 @@ class World:
                 "spec": {"containers": [{"name": "main", "resources": {"limits": amounts}}]},
             }
         )
+
+    def replies(self, pod: Pod) -> list[ContainerAllocateResponse]:
+        """Give what Allocate has answered for a pod, as the kubelet keeps it."""
+        saved = kubelet_checkpoint.parse(self.node.root.checkpoint.read_bytes())
+        return [
+            ContainerAllocateResponse.FromString(one.alloc_resp)
+            for one in saved.entries
+            if one.pod_uid == pod.uid
+        ]
+
+    def mounts(self, pod: Pod) -> dict[str, str]:
+        """Give container path → host path of what a pod's container has mounted read-only."""
+        return {
+            mount.container_path: mount.host_path
+            for reply in self.replies(pod)
+            for mount in reply.mounts
+            if mount.read_only
+        }
 
     def disturb(self, pod: str, cpus: str) -> None:
         """Write other CPUs into a pod's container, as somebody else might."""
@@ -275,9 +302,9 @@ def test_pools_are_edited_while_pods_run(world: World) -> None:
         world.await_pool("exclusive_new", 2)
         world.await_pool("exclusive_a", 1)
         world.await_cpus(owner="2", sharer="5-8")
-        eventually(lambda: world.event("CPUPoolConfigApplied"), "an Event")
-        applied = world.event("CPUPoolConfigApplied")
-        assert applied
+        # The first is of the start.
+        eventually(lambda: len(world.events("CPUPoolConfigApplied")) == 2, "another Event")
+        applied = world.events("CPUPoolConfigApplied")[-1]
         assert applied["type"] == "Normal"
         assert "added exclusive_new; removed exclusive_a; resized" in applied["message"]
 

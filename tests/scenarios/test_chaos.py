@@ -1,8 +1,9 @@
 """Whatever happens to a node, in any order: the agent is a process, the rest speaks its protocols.
 
 After each step every container must come to the CPUs that follow from the kubelet's books and the
-pool file, as computed here without the agent's code. What was right and is concerned by nothing is
-not written; no CPU has two owners, in the books or in what the agent writes.
+pool file, as computed here without the agent's code, and every shared pool's files must say the
+same. What was right and is concerned by nothing is not written; no CPU has two owners, in the books
+or in what the agent writes.
 
 CPUPOOL_CHAOS_SEEDS=50 runs the seeds 0 to 49.
 """
@@ -277,6 +278,18 @@ class Chaos:
             found[pool] = CPUSet(map(int, seen)), (mine & self.online) - others
         return found
 
+    def shown(self) -> dict[str, tuple[object, object]]:
+        """Give pool → the online CPUs that a starting container reads of it, and should read."""
+        taken = self.reach(CPUSet.union(held.owned for held in self.pods.values()))
+        found: dict[str, tuple[object, object]] = {
+            pool: (None, "a file") for pool in self.in_force.cpus if pool.startswith("shared")
+        }
+        for file in self.node.root.pool_folders.glob("*/cpus"):
+            pool = file.parent.name
+            read = CPUSet.parse(file.read_text()) & self.online
+            found[pool] = read, self.in_force.of(pool) & self.online - taken
+        return found
+
     def ids(self, pod: Pod) -> dict[str, frozenset[str]]:
         """Ask the kubelet which devices of each pool a pod holds."""
         found = PodResources(self.node.root.podresources_socket).by_pod_name()
@@ -415,10 +428,14 @@ class Chaos:
             return
         eventually(
             lambda: (
-                not self.astray() and all(seen == should for seen, should in self.listed().values())
+                not self.astray()
+                and all(seen == should for seen, should in self.listed().values())
+                and all(read == should for read, should in self.shown().values())
             ),
             lambda: (
-                "\n".join([*self.history, str(self.astray()), str(self.listed())])
+                "\n".join(
+                    [*self.history, str(self.astray()), str(self.listed()), str(self.shown())]
+                )
                 + "\n"
                 + "".join(self.told[-40:])
             ),

@@ -12,6 +12,7 @@ from cpupool.api.deviceplugin_pb2 import AllocateRequest, ContainerAllocateReque
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
+from cpupool.host.mounts import Mounts
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.manager.manager import Manager
@@ -19,6 +20,7 @@ from cpupool.roles.device_manager import DeviceManager
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests.builders import container, given, pod
+from tests.events import Heard
 from tests.kubelets import RegisteringKubelet, dial
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -42,11 +44,16 @@ POOLS = NodePools.of(
 class Node:
     """A machine in a folder with a kubelet, and the role that is to serve it."""
 
-    def __init__(self, folder: Path, machine: WrittenMachine, look_s: float) -> None:
+    def __init__(
+        self, folder: Path, machine: WrittenMachine, look_s: float, pools: NodePools | None
+    ) -> None:
         self.root = HostRoot.under(folder)
         self.machine = machine
         self.manager = Manager()
-        self.manager.reconfigure(POOLS, machine.topology())
+        if pools:
+            self.manager.reconfigure(pools, machine.topology())
+        starter = folder / "starter"
+        starter.write_bytes(b"\x7fELF")
         self.kubelet = RegisteringKubelet(self.root.device_plugins)
         self.metrics = Metrics()
         self.health = Health()
@@ -54,6 +61,7 @@ class Node:
             self.manager,
             self.root,
             Sysfs.at(self.root.sysfs),
+            Mounts(self.root, starter, mounted=frozenset, events=Heard()),
             metrics=self.metrics,
             health=self.health,
             kubelet_changed=self._kubelet_changed,
@@ -92,8 +100,8 @@ class Node:
 
 
 @contextmanager
-def _node(folder: Path, look_s: float) -> Iterator[Node]:
-    made = Node(folder, MACHINES["telco_2s_2n_16c32t"].write(folder), look_s)
+def _node(folder: Path, look_s: float, pools: NodePools | None = POOLS) -> Iterator[Node]:
+    made = Node(folder, MACHINES["telco_2s_2n_16c32t"].write(folder), look_s, pools)
     yield made
     made.kubelet.stop()
 
@@ -151,6 +159,19 @@ def test_a_kubelet_that_restarts_is_registered_with_every_time(waiting_node: Nod
     assert node.kubelet.names() == [EXCLUSIVE] * 100 + [SHARED] * 100
     counted = node.metrics.render()[1].decode()
     assert f'cpupool_registrations_total{{resource="{EXCLUSIVE}"}} 100.0' in counted
+
+
+def test_an_attempt_that_is_due_before_the_look_has_ended_is_made(
+    waiting_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine."""
+    monkeypatch.setattr("cpupool.roles.device_manager._FIRST_RETRY_S", 0.0)
+    node = waiting_node
+    node.kubelet.refusals = 5
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+    assert node.kubelet.names() == [EXCLUSIVE, SHARED]
 
 
 def test_another_kubelet_is_told_to_whom_it_concerns(node: Node) -> None:
@@ -401,6 +422,27 @@ def test_a_pool_that_is_gone_is_served_until_no_pod_holds_anything_of_it(node: N
         node.manager.set_pods([])
         eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
     assert node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED]
+
+
+def test_what_pods_hold_is_served_with_the_starter_before_the_pools_are_known(folder: Path) -> None:
+    with _node(folder, look_s=3600.0, pools=None) as node:
+        owner = pod("owner", container(exclusive_a=1))
+        node.manager.set_pods([owner])
+        node.manager.record_devices(given(owner, exclusive_a="2"))
+        node.kubelet.start()
+        with node.running():
+            node.wait_for_lists(1, EXCLUSIVE)
+            # The kubelet hears of this before the role looks again.
+            node.manager.reconfigure(POOLS, node.machine.topology())
+            node.wait_for_lists(2, EXCLUSIVE)
+            request = AllocateRequest(
+                container_requests=[ContainerAllocateRequest(devices_ids=["1"])]
+            )
+            with dial(node.root.device_plugins / "cpupool-exclusive_a.sock") as channel:
+                reply = DevicePluginStub(channel).Allocate(request, timeout=DEADLINE_S)
+    assert [one.container_path for one in reply.container_responses[0].mounts] == [
+        "/opt/cpupool/process-starter"
+    ]
 
 
 def devices(node: Node) -> dict[str, str]:

@@ -81,7 +81,7 @@ def test_a_node_where_all_is_well(
     assert {verdict for told in verdicts(rows).values() for verdict in told} == {"ok"}
     assert set(rows) == {
         *("pool file", "agent", "rights", "cgroups", "kubelet", "CPU manager", "device plugins"),
-        *("podresources", "checkpoint", "pools", "isolation", "interrupts", "daemons"),
+        *("starter", "podresources", "checkpoint", "pools", "isolation", "interrupts", "daemons"),
         *("containers", "owners"),
     }
 
@@ -309,6 +309,16 @@ def test_sockets_on_which_nobody_listens(
     assert code == 1
     assert verdicts(rows)["device plugins"] == ["problem"]
     assert verdicts(rows)["podresources"] == ["problem"]
+
+
+def test_a_starter_that_no_container_can_run(examine: Any, node: WrittenNode) -> None:
+    node.starter.chmod(0o644)
+    assert verdicts(examine()[1])["starter"] == ["warning"]
+
+    # A runtime makes a folder where the source of a mount is missing.
+    node.starter.unlink()
+    node.starter.mkdir()
+    assert verdicts(examine()[1])["starter"] == ["warning"]
 
 
 def test_a_node_without_pods_or_cgroups(examine: Any, node: WrittenNode) -> None:

@@ -13,7 +13,7 @@ from cpupool.commands import UsageError, validate
 from cpupool.config import poolconfig
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
-from cpupool.roles.configurator import read_pool_files
+from cpupool.host.pool_files import read_pool_files
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
+from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse, Mount
 from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError, RemoteProtocolError
@@ -102,9 +102,32 @@ def test_a_file_replaced_within_one_clock_tick_is_read_again(tmp_path: Path) -> 
     assert source.by_pod_uid() == {"uid": {"main": {EXCLUSIVE: grant("3")}}}
 
 
+def test_what_containers_have_mounted_is_named_by_its_host_path(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    mounts = [Mount(container_path="/x", host_path=host) for host in ("/a", "/b")]
+    stored = ContainerAllocateResponse(mounts=mounts).SerializeToString()
+    devices = {0: ("2",)}
+    _write(path, Entry("1", "main", EXCLUSIVE, devices, stored), Entry("2", "c", "x/y", devices))
+    source = CheckpointFile(path)
+    assert source.mounted() == {"/a", "/b"}
+    _write(path)
+    assert source.mounted() == frozenset()
+
+
+def test_a_reply_that_cannot_be_read_hides_what_is_mounted(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    _write(path, Entry("uid", "main", EXCLUSIVE, {0: ("2",)}, b"\xff\xff"))
+    with pytest.raises(RemoteProtocolError, match=r"a reply .* is damaged"):
+        CheckpointFile(path).mounted()
+
+
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(HostFileError, match=r"cannot be read .*; check that the kubelet's folder"):
-        CheckpointFile(tmp_path / "none").by_pod_uid()
+    source = CheckpointFile(tmp_path / "none")
+    for read in (source.by_pod_uid, source.mounted):
+        with pytest.raises(
+            HostFileError, match=r"cannot be read .*; check that the kubelet's fold"
+        ):
+            read()
 
 
 def test_a_damaged_file_is_an_error_until_it_is_written_anew(tmp_path: Path) -> None:

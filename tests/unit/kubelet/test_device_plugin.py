@@ -24,6 +24,7 @@ from cpupool.host.sysfs import RecordedTree, Sysfs
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
+from cpupool.manager.ports import Mount
 from tests.kubelets import dial
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -52,11 +53,13 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def _serving(folder: Path, pool: Pool) -> Iterator[Served]:
+def _serving(
+    folder: Path, pool: Pool, mounts: Callable[[], list[Mount]] = list
+) -> Iterator[Served]:
     manager = Manager()
     manager.reconfigure(POOLS, MACHINE)
     with ServingLoop() as loop:
-        server = DevicePluginServer(manager, pool, folder, loop)
+        server = DevicePluginServer(manager, pool, folder, loop, mounts)
         server.start()
         socket = folder / server.endpoint
         try:
@@ -208,6 +211,18 @@ def test_allocate_answers_each_container_of_a_request(folder: Path) -> None:
     with _serving(folder, SINGLE) as served:
         replies = served.stub.Allocate(request, timeout=DEADLINE_S).container_responses
     assert [reply.envs["EXCLUSIVE_CPUS"] for reply in replies] == ["2", "3,8"]
+
+
+def test_allocate_mounts_what_is_there_at_that_moment_read_only(folder: Path) -> None:
+    there: list[Mount] = []
+    with _serving(folder, SINGLE, lambda: there) as served:
+        (without,) = served.stub.Allocate(_allocate("2"), timeout=DEADLINE_S).container_responses
+        there.append(Mount("/in/it", "/on/the/host"))
+        (reply,) = served.stub.Allocate(_allocate("3"), timeout=DEADLINE_S).container_responses
+    assert not without.mounts
+    (mount,) = reply.mounts
+    assert (mount.container_path, mount.host_path) == ("/in/it", "/on/the/host")
+    assert mount.read_only
 
 
 def test_allocate_moves_nobody(folder: Path) -> None:

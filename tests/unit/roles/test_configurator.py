@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError, HostFileError
+from cpupool.core.errors import ConfigError
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.manager.manager import Manager
-from cpupool.roles import configurator
 from cpupool.roles.configurator import Configurator
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -220,6 +219,19 @@ class TestEdits:
         assert world.valid()
         assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
 
+    def test_the_problems_of_all_files_are_told_together(self, world: World) -> None:
+        world.mount.show(
+            **{
+                name: f"pools: {{default: {{cpus: '{cpus}'}}}}\nnodeSelector: {{n: {name}}}\n"
+                for name, cpus in {"a": "5-2", "b": "0-1", "c": "x"}.items()
+            }
+        )
+        with pytest.raises(ConfigError) as raised:
+            world.role.load()
+
+        told = [str(problem).split(":")[0] for problem in raised.value.problems]
+        assert told == ["poolconfig-a.yaml", "poolconfig-c.yaml"]
+
 
 class TestChoice:
     def test_a_label_that_changes_chooses_another_file(self, world: World) -> None:
@@ -368,58 +380,3 @@ class TestRestarts:
         assert world.pools()
         assert world.valid()
         assert caplog.text.count("last good pools not kept") == 1
-
-
-class TestReading:
-    def test_only_pool_files_are_read_in_the_order_of_their_names(self, tmp_path: Path) -> None:
-        for name in ("poolconfig-b.yaml", "poolconfig-a.yaml", "other.yaml"):
-            (tmp_path / name).write_text(name)
-
-        assert list(configurator.read_pool_files(tmp_path).items()) == [
-            ("poolconfig-a.yaml", b"poolconfig-a.yaml"),
-            ("poolconfig-b.yaml", b"poolconfig-b.yaml"),
-        ]
-
-    def test_a_folder_that_is_missing_is_told_with_the_option_that_names_it(
-        self, tmp_path: Path
-    ) -> None:
-        with pytest.raises(HostFileError, match=r"missing.*--config"):
-            configurator.read_pool_files(tmp_path / "missing")
-
-    def test_an_endless_file_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "poolconfig-a.yaml").symlink_to("/dev/zero")
-        with pytest.raises(HostFileError, match=r"poolconfig-a\.yaml: a pool file has at most"):
-            configurator.read_pool_files(tmp_path)
-
-    def test_the_files_of_two_edits_are_never_mixed(self, tmp_path: Path) -> None:
-        mount = Mount(tmp_path)
-        mount.show(a="0", b="0")
-        ended = threading.Event()
-
-        def edit() -> None:
-            for number in range(300):
-                mount.show(a=str(number), b=str(number))
-            ended.set()
-
-        editor = threading.Thread(target=edit)
-        editor.start()
-        try:
-            while not ended.is_set():
-                texts = configurator.read_pool_files(tmp_path)
-                assert len(texts) == 2
-                assert len(set(texts.values())) == 1
-        finally:
-            editor.join(DEADLINE_S)
-
-    def test_the_problems_of_all_files_are_told_together(self, world: World) -> None:
-        world.mount.show(
-            **{
-                name: f"pools: {{default: {{cpus: '{cpus}'}}}}\nnodeSelector: {{n: {name}}}\n"
-                for name, cpus in {"a": "5-2", "b": "0-1", "c": "x"}.items()
-            }
-        )
-        with pytest.raises(ConfigError) as raised:
-            world.role.load()
-
-        told = [str(problem).split(":")[0] for problem in raised.value.problems]
-        assert told == ["poolconfig-a.yaml", "poolconfig-c.yaml"]

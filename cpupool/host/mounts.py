@@ -1,0 +1,247 @@
+"""What containers that request pools get mounted: the process starter, and the CPUs of their pools.
+
+Both are below the state folder, which a reboot leaves as it is: a container may start again before
+the agent does, and then a file of yesterday is mended, where a missing one would stay missing for
+as long as the container lives. Nothing is replaced under a running container but single files, and
+those whole; a version of the starter is never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.names import STARTER, shared_pool_folder
+from cpupool.core.pools import PoolKind
+from cpupool.host import files
+from cpupool.manager.ports import Mount
+from cpupool.telemetry import log as logs
+from cpupool.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from cpupool.core.pools import Pool
+    from cpupool.host.root import HostRoot
+    from cpupool.manager.ports import EventSink
+
+log = logs.get(__name__)
+
+SPARE_S: Final = 600.0
+"""How long a folder is not needed here before the kubelet's checkpoint is asked whether a pod has
+it. The kubelet writes that after Allocate has answered, and this agent may have begun in between.
+"""
+
+_STARTER_FILE: Final = "process-starter"
+_ELF: Final = b"\x7fELF"
+_PROGRAM, _TEXT, _FOLDER = 0o755, 0o644, 0o755
+_LABEL_TYPE: Final = "container_ro_file_t"
+_LABEL: Final = f"system_u:object_r:{_LABEL_TYPE}:s0".encode()
+"""What every container may read and execute, and none may write (container-selinux's policy).
+Without categories, which a file would have of the agent that makes it, all containers are equal."""
+_SELINUX: Final = "security.selinux"
+_GENERATION: Final = re.compile(rb'"generation": ([0-9]{1,18}),')
+
+
+class Mounts:
+    """Keeps what is mounted as it should be.
+
+    Level-triggered: each look compares what is there with what should be, and mends it. What fails
+    is told once, and tried again at the next look; until then containers go without.
+
+    Args:
+        root: where the state folder is.
+        starter: the process starter in the agent's image; None to give containers none.
+        mounted: gives the host paths that pods may yet be started with.
+        events: where the node's admin is told.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        root: HostRoot,
+        starter: Path | None,
+        *,
+        mounted: Callable[[], Collection[str]],
+        events: EventSink,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = root
+        self._source = starter
+        self._mounted = mounted
+        self._events = events
+        self._now_s = now_s
+        # The folder is there where the kernel has SELinux on, also in a container, which does not
+        # see what the host mounts on it.
+        self._selinux = (root.sysfs / "fs/selinux").is_dir()
+        self._starter: Path | None = None
+        self._spare_since: dict[Path, float] = {}
+        self._failing: dict[str, str] = {}
+
+    def provide(self, shared: Mapping[str, CPUSet] | None) -> None:
+        """Install the starter, show each shared pool's CPUs, and remove what nobody needs.
+
+        One thread only calls this.
+
+        Args:
+            shared: shared pool → what a container that starts now gets of it, offline CPUs
+                included. Of one that is gone it gets nothing. None where the pools are not known.
+        """
+        self._attempt("process starter", self._install)
+        if shared is None:
+            return
+        gone = (folder.name for folder in _folders(self._root.pool_folders))
+        for pool, cpus in {**dict.fromkeys(gone, CPUSet()), **shared}.items():
+            self._attempt(f"files of pool {pool}", partial(self._show, pool, cpus))
+        kept = {self._root.pool_folders / pool for pool in shared}
+        if self._starter is not None:
+            kept.add(self._starter.parent)
+        self._attempt("files that no pod has", partial(self._remove_spare, kept))
+
+    def of(self, pool: Pool) -> tuple[Mount, ...]:
+        """Give what a container of a pool gets mounted: only what is there.
+
+        A runtime makes a folder where the source of a mount is missing, and the container would
+        keep that.
+        """
+        found = []
+        if self._starter is not None and self._starter.is_file():
+            found.append(Mount(STARTER, self._root.on_host(self._starter)))
+        folder = self._root.pool_folders / pool.name
+        if pool.kind is PoolKind.SHARED and folder.is_dir():
+            found.append(Mount(shared_pool_folder(pool.name), self._root.on_host(folder)))
+        return tuple(found)
+
+    def _install(self) -> None:
+        if self._source is None:
+            return
+        if self._starter is None or not self._starter.is_file():
+            self._starter = self._copy(self._source)
+        self._open_to_all(self._starter, _PROGRAM)
+        if not os.access(self._starter, os.X_OK):
+            raise HostFileError(
+                self._root.on_host(self._starter),
+                "containers cannot run it",
+                "mount its file system without noexec",
+            )
+
+    def _copy(self, source: Path) -> Path:
+        program = source.read_bytes()
+        if not program.startswith(_ELF):
+            raise HostFileError(str(source), "is no program", "build the image again")
+        version = f"{VERSION}-{hashlib.sha256(program).hexdigest()[:12]}"
+        path = self._root.starters / version / _STARTER_FILE
+        self._make(path.parent)
+        if path.is_dir():
+            # containerd and CRI-O make a folder where the source of a mount is missing.
+            path.rmdir()
+        self._put(path, program, _PROGRAM)
+        return path
+
+    def _show(self, pool: str, cpus: CPUSet) -> None:
+        folder = self._root.pool_folders / pool
+        self._make(folder)
+        # First what containers wait for at their start: a disk may be full right after it.
+        self._put(folder / "cpus", f"{cpus}\n".encode(), _TEXT)
+        path = folder / "cpus.json"
+        before = _content(path)
+        generation = _generation(before or b"")
+        if before != _told(pool, cpus, generation):
+            generation += 1
+        self._put(path, _told(pool, cpus, generation), _TEXT)
+
+    def _make(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open_to_all(folder, _FOLDER)
+
+    def _put(self, path: Path, content: bytes, mode: int) -> None:
+        """Let a file hold this; where it does, it is not written."""
+        if _content(path) == content:
+            self._open_to_all(path, mode)
+        else:
+            files.write_atomically(path, content, lambda fresh: self._open_to_all(fresh, mode))
+
+    def _open_to_all(self, path: Path, mode: int) -> None:
+        """Let containers read it, whatever their user and the agent's umask."""
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
+        if not self._selinux:
+            return
+        try:
+            if os.getxattr(path, _SELINUX).rstrip(b"\0") != _LABEL:
+                os.setxattr(path, _SELINUX, _LABEL)
+        except OSError as error:
+            state = self._root.on_host(self._root.state)
+            self._complain(
+                "SELinux label",
+                f"{error.strerror}; containers cannot read what they get mounted: run"
+                f" chcon -R -t {_LABEL_TYPE} -l s0 {state}/starter {state}/pools",
+            )
+
+    def _remove_spare(self, kept: Collection[Path]) -> None:
+        now_s = self._now_s()
+        folders = (*_folders(self._root.starters), *_folders(self._root.pool_folders))
+        since = {
+            folder: self._spare_since.get(folder, now_s) for folder in folders if folder not in kept
+        }
+        due = [folder for folder, since_s in since.items() if now_s - since_s >= SPARE_S]
+        # The checkpoint is long: it is read again only after as long a time, whatever it says.
+        self._spare_since = {**since, **dict.fromkeys(due, now_s)}
+        try:
+            mounted = self._mounted() if due else ()
+        except CPUPoolError as error:
+            # Whoever places containers needs the checkpoint more, and tells of it.
+            log.debug("files are kept, as it is not known who has them", reason=error)
+            return
+        for folder in due:
+            name = self._root.on_host(folder)
+            if not any(f"{path}/".startswith(f"{name}/") for path in mounted):
+                shutil.rmtree(folder)
+                log.info("files that no pod has removed", path=folder)
+
+    def _attempt(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, CPUPoolError) as error:
+            self._complain(what, str(error))
+        else:
+            self._failing.pop(what, None)
+
+    def _complain(self, what: str, why: str) -> None:
+        if self._failing.get(what) != why:
+            self._failing[what] = why
+            log.warning("containers' files are not as they should be", what=what, reason=why)
+            self._events.node("CPUPoolFilesFailed", f"{what}: {why}")
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    if parent.is_dir():
+        yield from (entry for entry in parent.iterdir() if entry.is_dir())
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _told(pool: str, cpus: CPUSet, generation: int) -> bytes:
+    told = {"cpus": str(cpus), "generation": generation, "pool": pool}
+    return f"{json.dumps(told)}\n".encode()
+
+
+def _generation(told: bytes) -> int:
+    """Read how often a pool's CPUs have changed; 0 where nobody knows."""
+    found = _GENERATION.search(told)
+    return int(found[1]) if found else 0
