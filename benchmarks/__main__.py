@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.starter import starter
+from benchmarks.webhook import webhook
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.commands.drawing import show, table
@@ -67,7 +69,7 @@ Row = tuple[str, str, str]
 def main() -> None:
     """Run everything and print the table."""
     rows: list[Row] = []
-    for measure in (sweep, shared_pool, agent):
+    for measure in (sweep, shared_pool, starter, webhook, agent):
         print(f"measuring: {measure.__doc__}", file=sys.stderr, flush=True)
         rows += measure()
     show(table(("what", "measured", "aim"), rows), sys.stdout)

@@ -1,4 +1,4 @@
-"""The composition root: settings in, wired roles out, one supervisor for their threads."""
+"""The agent's composition root: settings in, wired roles out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.files import DirectoryWatch, FileLock
+from cpupool.host.mounts import Mounts
 from cpupool.host.status import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
@@ -22,6 +23,7 @@ from cpupool.roles import configurator, cpusetter, device_manager
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
+from cpupool.supervisor import supervise
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -31,24 +33,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cpupool.core.cpuset import CPUSet
     from cpupool.host.root import HostRoot
     from cpupool.manager.ports import EventSink, TopologySource
     from cpupool.manager.resolve import NodeFacts
     from cpupool.roles.cpusetter import SweepReport
-
-    Loop = Callable[[threading.Event], None]
+    from cpupool.supervisor import Loop
 
 log = logs.get(__name__)
 
 SWEEP_INTERVAL_S: Final = 30.0
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
-_SIGNAL_S: Final = 2.0
-_END_S: Final = 30.0
-
-
-class AgentFailed(CPUPoolError):
-    """A loop of the agent ended with an error; the process must be started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,7 @@ class Settings:
         interval_s: a sweep happens at least this often, whether or not an event calls for one.
         moves_pinned: as for `Manager`.
         telemetry: address, empty for every one, and port of probes and metrics; None for neither.
+        starter: the process starter, for containers to have mounted; None for none.
     """
 
     config: Path
@@ -70,6 +67,7 @@ class Settings:
     interval_s: float = SWEEP_INTERVAL_S
     moves_pinned: bool = True
     telemetry: tuple[str, int] | None = None
+    starter: Path | None = None
 
 
 class Cluster(PodSource, NodeLabels, Protocol):
@@ -127,6 +125,7 @@ class Agent:
         self._status = StatusFile(root.status)
         self._measured: NodeFacts | None = None
         self._offers = False
+        self._shared: Mapping[str, CPUSet] = {}
         self._cluster = join(self._metrics, self.wake)
         tree = CgroupFS(root.cgroup, settings.cgroup_root)
         self._watches = [
@@ -160,6 +159,12 @@ class Agent:
             self.manager,
             root,
             topology,
+            Mounts(
+                root,
+                settings.starter,
+                mounted=CheckpointFile(root.checkpoint).mounted,
+                events=self._cluster.events,
+            ),
             metrics=self._metrics,
             health=self.health,
             topology_changed=self._topology_changed,
@@ -188,7 +193,7 @@ class Agent:
         """Run until `stop` is set; while another agent runs on this node, wait.
 
         Raises:
-            AgentFailed: a loop ended with an error.
+            LoopFailed: a loop ended with an error.
         """
         work = {
             device_manager.NAME: self._device_manager.run,
@@ -262,10 +267,10 @@ class Agent:
     def _swept(self, swept: SweepReport) -> None:
         for watch in self._watches:
             watch.ensure()
-        if self._cpusetter.ready != self._offers:
-            self._offers = self._cpusetter.ready
-            self._device_manager.wake()
         facts, resolution = self.manager.state()
+        if (self._cpusetter.ready, resolution.shared) != (self._offers, self._shared):
+            self._offers, self._shared = self._cpusetter.ready, resolution.shared
+            self._device_manager.wake()
         self._measure(facts)
         self._status.publish(facts, resolution, swept.found, swept.waiting_for)
         self._observe(swept)
@@ -285,44 +290,3 @@ class Agent:
                 offline=pool.offline,
                 draining=pool.draining,
             )
-
-
-def supervise(
-    loops: Mapping[str, Loop],
-    stop: threading.Event,
-    wake: Callable[[], None],
-) -> None:
-    """Run loops in threads of their own until `stop`; one that fails ends them all.
-
-    Raises:
-        AgentFailed: names the loop that failed first.
-    """
-    failures: list[tuple[str, Exception]] = []
-
-    def guarded(name: str, loop: Loop) -> None:
-        try:
-            loop(stop)
-        except Exception as error:  # whatever ends a loop must end the process
-            log.exception("loop failed", name=name)
-            failures.append((name, error))
-        finally:
-            stop.set()
-
-    threads = [
-        threading.Thread(target=guarded, args=item, name=item[0], daemon=True)
-        for item in loops.items()
-    ]
-    for thread in threads:
-        thread.start()
-    # A signal that the kernel hands to another thread does not end an unlimited wait of this one.
-    while not stop.wait(_SIGNAL_S):
-        pass
-    wake()
-    for thread in threads:
-        thread.join(_END_S)
-    if failures:
-        name, error = failures[0]
-        raise AgentFailed(f"the {name} stopped: {error}; the agent must be started again")
-    hanging = [thread.name for thread in threads if thread.is_alive()]
-    if hanging:
-        raise AgentFailed(f"the {hanging[0]} did not end within {_END_S:g} s; look at its log")

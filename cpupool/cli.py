@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "demo": "run a whole node on this machine and watch containers stay on their CPUs",
     "agent": "run on a Kubernetes node: advertise the pools, place every container",
+    "webhook": "check and complete the pods that ask for pools, for the API server",
+    "certs": "make and renew the webhook's certificates in the cluster",
+    "admit": "show what the webhook makes of a pod, or why it denies it",
     "validate": "check pool files or the ConfigMap before a node sees them",
     "topology": "draw this machine, or a recorded one: sockets, NUMA nodes, cores, threads",
     "status": "draw which container of the node runs where, as the agent last saw it",

@@ -1,7 +1,8 @@
 """An API server in small, over real HTTP: pods, nodes and Events, watches, and every way to fail.
 
 It answers as kube-apiserver does where cpupool asks (lists in pages, watches from a version,
-bookmarks, 410, Status bodies, validation of Events), and refuses what cpupool must not ask.
+bookmarks, 410, Status bodies, validation of Events, updates of single objects from a version), and
+refuses what cpupool must not ask.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ KINDS = {"pods": "Pod", "nodes": "Node"}
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 _EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events")
+_SINGLE = re.compile(
+    r"/(?:api/v1/namespaces/[^/]+/(?=secrets)|apis/admissionregistration\.k8s\.io/v1/(?=mut))"
+    r"(secrets|mutatingwebhookconfigurations)/[^/]+"
+)
 _DROP = object()
 _END = object()
 
@@ -99,6 +104,7 @@ class FakeAPIServer:
         url: where it listens; the same all its life.
         requests: every request, refused ones included.
         events: the Events that were created.
+        updates: the path and the new body of every update that was taken, in their order.
         tokens: the bearer tokens that it takes; None for all and none.
         page: the most objects that a list gives at once, whatever was asked for.
     """
@@ -112,11 +118,13 @@ class FakeAPIServer:
         self.node = node
         self.requests: list[Request] = []
         self.events: list[Body] = []
+        self.updates: list[tuple[str, Body]] = []
         self.tokens: set[str] | None = None
         self.page = 500
         self._tls = tls
         self._lock = threading.Condition()
         self._objects: dict[str, dict[str, Body]] = {"pods": {}, "nodes": {}}
+        self._singles: dict[str, Body] = {}
         self._version = 100
         self._compacted = 0
         self._history: list[_Change] = []
@@ -165,6 +173,23 @@ class FakeAPIServer:
         with self._lock:
             known = uid in self._objects["nodes"]
             self._change("MODIFIED" if known else "ADDED", "nodes", uid, body)
+
+    def keep(self, path: str, body: Body) -> None:
+        """Hold this Secret or webhook configuration at its path, as a new version."""
+        with self._lock:
+            self._version += 1
+            metadata = {**body.get("metadata", {}), "resourceVersion": str(self._version)}
+            self._singles[path] = copy.deepcopy({**body, "metadata": metadata})
+
+    def kept(self, path: str) -> Body:
+        """Give what is held at a path."""
+        with self._lock:
+            return copy.deepcopy(self._singles[path])
+
+    def forget(self, path: str) -> None:
+        """Delete what is held at a path."""
+        with self._lock:
+            del self._singles[path]
 
     def verbs(self) -> set[tuple[str, str]]:
         """Give every (verb, resource) that was asked for."""
@@ -328,10 +353,13 @@ class FakeAPIServer:
         parameters = dict(parse_qsl(split.query))
         resource = split.path.removeprefix("/api/v1/")
         events = _EVENTS.fullmatch(split.path)
+        single = _SINGLE.fullmatch(split.path)
         body = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
         if events:
             resource = "events"
         verb = "create" if method == "POST" else "watch" if "watch" in parameters else "list"
+        if single:
+            resource, verb = single[1], {"GET": "get", "PUT": "update"}.get(method, verb)
         with self._lock:
             self.requests.append(Request(verb, resource, parameters))
             while self._slow and not self._closing:
@@ -342,6 +370,8 @@ class FakeAPIServer:
             handler.reply(*refusal)
         elif self.tokens is not None and token not in self.tokens:
             handler.reply(401, {}, _status(401, "Unauthorized", "Unauthorized"))
+        elif verb in {"get", "update"}:
+            handler.reply(*self._single(split.path, body))
         elif method == "POST" and events:
             handler.reply(*self._create_event(events[1], json.loads(body)))
         elif method != "GET" or resource not in KINDS:
@@ -350,6 +380,23 @@ class FakeAPIServer:
             self._stream(handler, resource, parameters)
         else:
             handler.reply(*self._list(resource, parameters))
+
+    def _single(self, path: str, text: bytes) -> tuple[int, dict[str, str], Body]:
+        """Read one object, or replace it if there is a body."""
+        with self._lock:
+            known = self._singles.get(path)
+            if known is None:
+                return 404, {}, _status(404, "NotFound", f"{path} not found")
+            if not text:
+                return 200, {}, known
+            body = json.loads(text)
+            if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
+                return 409, {}, _status(409, "Conflict", "the object has been modified")
+            self._version += 1
+            body["metadata"]["resourceVersion"] = str(self._version)
+            self._singles[path] = body
+            self.updates.append((path, body))
+            return 200, {}, body
 
     def _list(
         self, resource: str, parameters: Mapping[str, str]
@@ -467,6 +514,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.fake.answer(self, "POST")
+
+    def do_PUT(self) -> None:
+        self.server.fake.answer(self, "PUT")
 
     def log_message(self, *_: object) -> None:
         pass

@@ -8,10 +8,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# How long an example takes is the machine's affair, and that of the other tests on it.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
-import signal
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.app import SWEEP_INTERVAL_S, Agent, Settings
 from cpupool.commands import (
-    METRICS_PORT,
     POOL_FOLDER,
     UsageError,
     add_command,
@@ -21,16 +16,23 @@ from cpupool.commands import (
     add_trees,
     seconds,
 )
-from cpupool.core.names import Names
+from cpupool.commands.services import (
+    add_api_server,
+    add_log_format,
+    add_metrics_port,
+    api_server,
+    asked_to_end,
+)
+from cpupool.core.names import STARTER, Names
 from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
-from cpupool.kube.client import APIServer, NoAPIServer
 from cpupool.kube.cluster import Cluster
 from cpupool.telemetry import log
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from cpupool.commands import Commands
@@ -68,14 +70,16 @@ def add_parser(commands: Commands, summary: str) -> None:
         default=os.environ.get(_NODE_NAME),
         help=f"this node's name in the cluster (default: the variable {_NODE_NAME})",
     )
-    parser.add_argument(
-        "--api-server",
-        metavar="URL",
-        help="address of the API server, as `kubectl proxy` gives it (default: that of the cluster"
-        " in which this is a pod)",
-    )
+    add_api_server(parser)
     add_resource_domain(parser)
     add_trees(parser)
+    parser.add_argument(
+        "--starter",
+        metavar="FILE",
+        type=Path,
+        default=Path(STARTER),
+        help="the process starter, which containers of pools get mounted (default: %(default)s)",
+    )
     parser.add_argument(
         "--sweep-interval",
         metavar="SECONDS",
@@ -91,19 +95,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         " move it; or (auto) before Linux 6.2, where its pinned threads would roam, leave it until"
         " it restarts (default: %(default)s)",
     )
-    parser.add_argument(
-        "--metrics-port",
-        metavar="PORT",
-        type=_port,
-        default=METRICS_PORT,
-        help="port of /healthz, /readyz and /metrics; 0 for none (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="how log lines are written (default: %(default)s)",
-    )
+    add_metrics_port(parser)
+    add_log_format(parser)
     parser.add_argument("--verbose", action="store_true", help="log the reasons too")
     parser.set_defaults(run=run)
 
@@ -117,10 +110,8 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     """
     if not arguments.node_name:
         raise UsageError(f"the node has no name; give --node-name, or set {_NODE_NAME}")
-    server = _api_server(arguments.api_server)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    server = api_server(arguments.api_server)
+    stop = asked_to_end()
     level = logging.DEBUG if arguments.verbose else logging.INFO
     log.set_up(level, json=arguments.log_format == "json")
     settings = Settings(
@@ -131,6 +122,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         moves_pinned=arguments.move_pinned == "always"
         or kernel.remembers_affinity(os.uname().release),
         telemetry=("", arguments.metrics_port) if arguments.metrics_port else None,
+        starter=arguments.starter,
     )
     root = HostRoot.under(arguments.host_root)
     log.get(__name__).info(
@@ -146,18 +138,3 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
 
     Agent(settings, root, Sysfs.at(root.sysfs), join).run(stop)
     return 0
-
-
-def _api_server(url: str | None) -> APIServer:
-    try:
-        return APIServer.at(url) if url else APIServer.in_cluster(os.environ)
-    except NoAPIServer as error:
-        raise UsageError(str(error)) from error
-
-
-def _port(text: str) -> int:
-    with suppress(ValueError):
-        port = int(text)
-        if 0 <= port < 2**16:
-            return port
-    raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number up to 65535, or 0")

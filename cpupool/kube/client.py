@@ -40,8 +40,8 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 _REMEDIES: Final = {
-    401: "check that the agent's service account exists and its token is mounted",
-    403: "apply the agent's RBAC, which must grant {verb} on {resource}",
+    401: "check that this pod's service account exists and its token is mounted",
+    403: "apply this pod's RBAC, which must grant {verb} on {resource}",
     404: "check that --api-server names the API server",
 }
 
@@ -151,7 +151,7 @@ class Token:
             self._text = ""
 
     def _read(self) -> str:
-        remedy = "mount the service account's token into the agent's container"
+        remedy = "mount the service account's token into the container"
         try:
             text = self._path.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:

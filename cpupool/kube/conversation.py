@@ -1,4 +1,4 @@
-"""Talking to the API server: lists, watches and creations, with bodies as dicts.
+"""Talking to the API server: lists, watches, and single objects, with bodies as dicts.
 
 Requests are rare (a watch lives for minutes), so each has a connection of its own: nothing goes
 stale, and a renewed token or CA is in use from the next request on.
@@ -122,8 +122,38 @@ class Conversation:
             APIError: there is no answer, or it is a refusal.
         """
         path = f"/api/v1/namespaces/{namespace}/{resource}"
-        with self._answer("create", resource, path, {}, body=body, timeout_s=timeout_s) as response:
+        with self._answer(
+            "create", resource, path, {}, method="POST", body=body, timeout_s=timeout_s
+        ) as response:
             response.read()
+
+    def get(self, resource: str, path: str) -> dict[str, Any]:
+        """Read one object.
+
+        Args:
+            resource: what it is.
+            path: where it is, from `/api` or `/apis` on.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal.
+        """
+        with self._answer("get", resource, path, {}) as response:
+            return _decoded("get", resource, response.read())
+
+    def update(self, resource: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace one object, and give it as it is then.
+
+        Args:
+            resource: what it is.
+            path: as for `get`.
+            body: with the `resourceVersion` that was read: where the object has changed since, the
+                answer is 409.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal.
+        """
+        with self._answer("update", resource, path, {}, method="PUT", body=body) as response:
+            return _decoded("update", resource, response.read())
 
     @contextmanager
     def _answer(
@@ -133,6 +163,7 @@ class Conversation:
         path: str,
         parameters: Mapping[str, str],
         *,
+        method: str = "GET",
         body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         silence_s: float | None = None,
@@ -146,7 +177,7 @@ class Conversation:
             begun = self._begin(connection.sock)
             connection.timeout = timeout_s or server.answer_s
             connection.request(
-                "GET" if body is None else "POST",
+                method,
                 server.target(path, parameters),
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,

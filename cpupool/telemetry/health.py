@@ -1,4 +1,4 @@
-"""Health: whether the agent's loops turn (live), and whether it does its work (ready)."""
+"""Health: whether a process's loops turn (live), and whether it does its work (ready)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Health:
             self._beats_s[loop] = self._clock_s()
 
     def set(self, condition: str, *, ok: bool, message: str = "") -> None:
-        """Say whether one thing holds that the agent needs to do its work.
+        """Say whether one thing holds that the process needs to do its work.
 
         Args:
             condition: its name.
@@ -72,7 +72,7 @@ class Health:
                     loop: ""
                     if silent_s[loop] <= limit_s
                     else f"silent for {silent_s[loop]:.0f} s, {limit_s:g} s are allowed;"
-                    " the kubelet restarts the agent"
+                    " the kubelet restarts this container"
                     for loop, limit_s in self._limits_s.items()
                 }
             )

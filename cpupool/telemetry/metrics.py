@@ -1,6 +1,7 @@
 """Metrics: what Prometheus reads at /metrics.
 
-One registry per agent and no global one: two agents in one process, as in the tests, count apart.
+One registry per agent or webhook and no global one: two of them in one process, as in the tests,
+count apart.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 CONTAINER_STATES: Final = ("right", "repaired", "unknown", "failed")
 _PLACED_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SWEPT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_REVIEWED_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1)
 
 
-class Metrics:
-    """The numbers of one agent. Any thread may call any method."""
+class ProcessMetrics:
+    """The numbers that agent and webhook have in common. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -38,9 +40,70 @@ class Metrics:
         Info("cpupool_build", "The version that runs", registry=registry).info({"version": VERSION})
         self._config_valid = Gauge(
             "cpupool_config_valid",
-            "1 while the newest pool file is in force, 0 while an older one is kept",
+            "1 while the newest pool files are in force, 0 while older ones are kept",
             registry=registry,
         )
+
+    def config_valid(self, *, valid: bool) -> None:
+        """Say whether the newest pool files are those in force."""
+        self._config_valid.set(valid)
+
+    def render(self) -> tuple[str, bytes]:
+        """Give the content type and the body of /metrics, in Prometheus' text format 0.0.4."""
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+
+
+class WebhookMetrics(ProcessMetrics):
+    """The numbers of one webhook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reviews = Counter(
+            "cpupool_admission_reviews",
+            "Reviews by the operation on the pod and by the decision: allowed, mutated, denied,"
+            " unreadable (no review of a pod), failed (a bug)",
+            ("operation", "decision"),
+            registry=self._registry,
+        )
+        self._reviewed = Histogram(
+            "cpupool_admission_review_duration_seconds",
+            "One review, from the document to its answer",
+            buckets=_REVIEWED_S,
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "cpupool_https_refused",
+            "Requests that got no answer but an HTTP status: 400 (no review), 413 (too large), 415"
+            " (no JSON), 500 (a bug), 503 (too many at one time)",
+            ("status",),
+            registry=self._registry,
+        )
+        self._certificate_expiry = Gauge(
+            "cpupool_certificate_expiry_timestamp_seconds",
+            "When the certificate that is shown to clients expires; 0 while there is none",
+            registry=self._registry,
+        )
+
+    def reviewed(self, operation: str, decision: str, seconds: float) -> None:
+        """Count a review that took so long; operation and decision are each one word of a few."""
+        self._reviews.labels(operation, decision).inc()
+        self._reviewed.observe(seconds)
+
+    def refused(self, status: int) -> None:
+        """Count a request that got this HTTP status and no answer."""
+        self._refused.labels(str(int(status))).inc()
+
+    def certificate_expires(self, timestamp_s: float) -> None:
+        """Say until when the certificate that is shown is good."""
+        self._certificate_expiry.set(timestamp_s)
+
+
+class Metrics(ProcessMetrics):
+    """The numbers of one agent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        registry = self._registry
         self._pools = {
             what: Gauge(f"cpupool_pool_{what}", meaning, ("pool", "kind"), registry=registry)
             for what, meaning in (
@@ -107,10 +170,6 @@ class Metrics:
         self.containers({})
         self.confined({})
 
-    def config_valid(self, *, valid: bool) -> None:
-        """Say whether the newest pool file is the one in force."""
-        self._config_valid.set(valid)
-
     def pool(
         self, name: str, kind: str, *, capacity: int, allocated: int, offline: int, draining: int
     ) -> None:
@@ -169,7 +228,3 @@ class Metrics:
     def cpu_manager_conflict(self, *, found: bool) -> None:
         """Say whether the kubelet's static CPU manager was found."""
         self._cpu_manager_conflict.set(found)
-
-    def render(self) -> tuple[str, bytes]:
-        """Give the content type and the body of /metrics, in Prometheus' text format 0.0.4."""
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)

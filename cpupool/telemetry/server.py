@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.telemetry.health import Health, Report
-    from cpupool.telemetry.metrics import Metrics
+    from cpupool.telemetry.metrics import ProcessMetrics
 
 _READ_S: Final = 5.0
 _PLACES: Final = 32
@@ -40,11 +40,13 @@ class CannotListen(HostError):
         port: as asked for.
     """
 
-    def __init__(self, address: str, port: int, reason: str) -> None:
+    def __init__(
+        self, address: str, port: int, reason: str, purpose: str = "probes and metrics"
+    ) -> None:
         self.address = address
         self.port = port
         super().__init__(
-            f"port {port} for probes and metrics{address and f' on {address}'}: {reason};"
+            f"port {port} for {purpose}{address and f' on {address}'}: {reason};"
             " choose another, or end what uses it"
         )
 
@@ -62,7 +64,7 @@ class TelemetryServer:
         CannotListen: the port is taken, or the address is not this machine's.
     """
 
-    def __init__(self, address: str, port: int, metrics: Metrics, health: Health) -> None:
+    def __init__(self, address: str, port: int, metrics: ProcessMetrics, health: Health) -> None:
         pages: dict[str, Callable[[], _Page]] = {
             "/healthz": lambda: _probe(health.live()),
             "/readyz": lambda: _probe(health.ready()),

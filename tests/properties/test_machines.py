@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
@@ -32,7 +32,6 @@ def groups(machine: Machine, field: str) -> tuple[CPUSet, ...]:
     return tuple(sorted(map(CPUSet, members.values()), key=lambda group: group.first))
 
 
-@settings(deadline=None)
 @given(machines)
 def test_a_machine_reads_back_as_described(machine: Machine) -> None:
     topology = machine.topology()
@@ -48,7 +47,6 @@ def test_a_machine_reads_back_as_described(machine: Machine) -> None:
         assert topology.cpus[thread.cpu].package_id == thread.socket
 
 
-@settings(deadline=None)
 @given(machines, st.sets(st.integers(1, 40)))
 def test_cpus_that_go_offline_leave_every_group_and_are_remembered(
     machine: Machine, off: set[int]

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool import app
-from cpupool.app import Agent, AgentFailed, Settings
+from cpupool.app import Agent, Settings
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
@@ -39,47 +37,6 @@ POD = f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
 ID = "ab" * 32
 CONTAINER = f"{POD}/cri-containerd-{ID}.scope"
 _QUIET_S = 0.2
-
-
-class TestSupervise:
-    def test_a_loop_that_fails_ends_the_others_and_is_named(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        woken = threading.Event()
-        ended = threading.Event()
-
-        def failing(_stop: threading.Event) -> None:
-            raise HostFileError("/sys", "gone", "mount it")
-
-        def other(stop: threading.Event) -> None:
-            if woken.wait(DEADLINE_S) and stop.is_set():
-                ended.set()
-
-        with pytest.raises(AgentFailed, match=r"the failing one stopped: .*/sys.*gone"):
-            app.supervise({"other": other, "failing one": failing}, threading.Event(), woken.set)
-
-        assert ended.is_set()
-        assert 'loop failed name="failing one"' in caplog.text
-
-    def test_loops_that_are_stopped_end_without_an_error(self) -> None:
-        stop = threading.Event()
-        started = threading.Semaphore(0)
-
-        def loop(stop: threading.Event) -> None:
-            started.release()
-            stop.wait(DEADLINE_S)
-
-        def stop_both() -> None:
-            assert started.acquire(timeout=DEADLINE_S)
-            assert started.acquire(timeout=DEADLINE_S)
-            stop.set()
-
-        stopper = threading.Thread(target=stop_both)
-        stopper.start()
-        app.supervise({"one": loop, "two": loop}, stop, lambda: None)
-        stopper.join(DEADLINE_S)
-
-        assert stop.is_set()
 
 
 class World:
@@ -320,17 +277,3 @@ class TestAgent:
     def test_an_agent_that_waits_for_another_can_be_stopped(self, world: World) -> None:
         with world.running(), started(world.agent()) as second:
             eventually(lambda: get(second, "/readyz")[0] == 503, "an answer")
-
-
-def test_a_loop_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_END_S", 0.05)
-    release = threading.Event()
-    stop = threading.Event()
-    stop.set()
-
-    def sleeper(_stop: threading.Event) -> None:
-        release.wait(DEADLINE_S)
-
-    with pytest.raises(AgentFailed, match=r"the sleeper did not end within 0\.05 s"):
-        app.supervise({"sleeper": sleeper}, stop, lambda: None)
-    release.set()

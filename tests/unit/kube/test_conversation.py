@@ -27,7 +27,7 @@ def test_a_refusal_carries_the_servers_words_and_a_remedy(server: FakeAPIServer)
     error = refused.value
     assert (error.status, error.reason, error.version_lost) == (403, "Forbidden", False)
     assert str(error) == (
-        "API server: list nodes: 403 Forbidden: refused by the test; apply the agent's RBAC, which"
+        "API server: list nodes: 403 Forbidden: refused by the test; apply this pod's RBAC, which"
         " must grant list on nodes"
     )
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpupool.core.assignments import Cause
-from cpupool.telemetry.metrics import CONTAINER_STATES, Metrics
+from cpupool.telemetry.metrics import CONTAINER_STATES, Metrics, WebhookMetrics
 from cpupool.version import VERSION
+
+if TYPE_CHECKING:
+    from cpupool.telemetry.metrics import ProcessMetrics
 
 Series = dict[tuple[str, tuple[str, ...]], float]
 
@@ -15,7 +20,7 @@ def metrics() -> Metrics:
     return Metrics()
 
 
-def _scraped(metrics: Metrics) -> Series:
+def _scraped(metrics: ProcessMetrics) -> Series:
     """Read the page as Prometheus does: (name, label values in the labels' order) → value."""
     content_type, body = metrics.render()
     assert content_type.startswith("text/plain; version=0.0.4")
@@ -107,3 +112,22 @@ def test_a_switch_goes_both_ways(metrics: Metrics) -> None:
 def test_two_agents_in_one_process_count_apart(metrics: Metrics) -> None:
     metrics.repaired("new")
     assert _named(_scraped(Metrics()), "cpupool_repairs_total") == {}
+
+
+def test_a_webhook_counts_reviews_and_none_of_the_agents_numbers() -> None:
+    webhook = WebhookMetrics()
+    webhook.reviewed("CREATE", "mutated", 0.002)
+    webhook.refused(503)
+    webhook.certificate_expires(1.5e9)
+    webhook.config_valid(valid=True)
+    series = _scraped(webhook)
+    assert series["cpupool_admission_reviews_total", ("mutated", "CREATE")] == 1
+    assert series["cpupool_admission_review_duration_seconds_bucket", ("0.001",)] == 0
+    assert series["cpupool_admission_review_duration_seconds_bucket", ("0.0025",)] == 1
+    assert series["cpupool_https_refused_total", ("503",)] == 1
+    assert series["cpupool_certificate_expiry_timestamp_seconds", ()] == 1.5e9
+    assert series["cpupool_config_valid", ()] == 1
+    assert series["cpupool_build_info", (VERSION,)] == 1
+    agent = _scraped(Metrics()).keys() - _scraped(WebhookMetrics()).keys()
+    assert agent
+    assert not agent & series.keys()

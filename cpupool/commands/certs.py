@@ -1,0 +1,153 @@
+"""`cpupool certs`: the webhook's certificates, for those who have no cert-manager."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import signal
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from cpupool.commands import UsageError, add_command
+from cpupool.commands.services import add_api_server, add_log_format, api_server, missing
+from cpupool.kube.client import SERVICE_ACCOUNT
+from cpupool.telemetry import log
+from cpupool.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cpupool.commands import Commands
+    from cpupool.roles.certificates import CertificateKeeper, Outcome
+
+_NAMESPACE: Final = "POD_NAMESPACE"
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DAY: Final = "%Y-%m-%d"
+_EXAMPLES: Final = """\
+examples:
+  cpupool certs --watch                  in a pod of the webhook's Deployment
+  kubectl proxy & cpupool certs --api-server http://127.0.0.1:8001 --namespace cpupool
+
+A certificate authority of its own signs the webhook's certificate; both are renewed in time and
+kept in the Secret. The authorities to trust are written into the MutatingWebhookConfiguration.
+What is good is left alone, and several may run at once.
+
+Exit code 0: all is well now, or with --watch, it was asked to end; 1: it did not come to that; 2:
+the command line is wrong.
+"""
+
+
+def add_parser(commands: Commands, summary: str) -> None:
+    """Add the command's arguments."""
+    parser = add_command(
+        commands,
+        "certs",
+        summary,
+        "Makes what the webhook's certificates lack in the cluster, and renews what is due.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "--namespace",
+        metavar="NAME",
+        type=_label,
+        default=os.environ.get(_NAMESPACE),
+        help=f"where the webhook is installed (default: the variable {_NAMESPACE}, or the namespace"
+        " of this pod)",
+    )
+    for option, default, meaning in (
+        ("--secret", "cpupool-webhook-tls", "the Secret that holds the certificates"),
+        ("--service", "cpupool-webhook", "the Service of the webhook"),
+        ("--webhook-configuration", "cpupool-webhook", "the MutatingWebhookConfiguration"),
+    ):
+        parser.add_argument(
+            option,
+            metavar="NAME",
+            type=_label,
+            default=default,
+            help=f"{meaning} (default: %(default)s)",
+        )
+    add_api_server(parser)
+    add_log_format(parser)
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--watch", action="store_true", help="stay, and look again every minute")
+    shape.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Look at the certificates once, or until SIGTERM or SIGINT.
+
+    Raises:
+        UsageError: a library is missing, or the namespace or the API server is not named.
+        CPUPoolError: something could not be read or written.
+    """
+    level = logging.INFO if arguments.watch else logging.WARNING
+    log.set_up(level, json=arguments.log_format == "json")
+    if arguments.watch:
+        # Ends whatever is going on, at once: a write has happened by then or it has not. First,
+        # because until then the kernel keeps SIGTERM from the first process of a container.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            keeper = _keeper(arguments)
+            log.get(__name__).info("certificates are watched", version=VERSION)
+            keeper.run(threading.Event())
+        return 0
+    outcome = _keeper(arguments).look()
+    if arguments.json:
+        print(json.dumps(_as_json(outcome), indent=2), file=out)
+    else:
+        out.writelines(f"{line}\n" for line in _lines(outcome))
+    return 0
+
+
+def _keeper(arguments: argparse.Namespace) -> CertificateKeeper:
+    try:
+        # Imported here, because who installs cpupool without the webhook has no such library.
+        from cpupool.roles.certificates import CertificateKeeper, Installed  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    installed = Installed(
+        namespace=arguments.namespace or _own_namespace(SERVICE_ACCOUNT / "namespace"),
+        secret=arguments.secret,
+        service=arguments.service,
+        configuration=arguments.webhook_configuration,
+    )
+    return CertificateKeeper(api_server(arguments.api_server), installed)
+
+
+def _own_namespace(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        text = path.read_text("ascii").strip()
+        if _LABEL.fullmatch(text):
+            return text
+    raise UsageError(f"the namespace is not known; give --namespace, or set {_NAMESPACE}")
+
+
+def _label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no DNS label; write it as cpupool-webhook")
+    return text
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    if not outcome.changes:
+        yield "all is well"
+    for change in outcome.changes:
+        yield f"{change.what}: {change.why}"
+    for name, term in outcome.terms.items():
+        yield f"{name}: good until {term.until:{_DAY}}, renewed from {term.renewal:{_DAY}} on"
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "changes": [{"what": change.what, "why": change.why} for change in outcome.changes],
+        "certificates": {
+            name: {"until": term.until.isoformat(), "renewal": term.renewal.isoformat()}
+            for name, term in outcome.terms.items()
+        },
+    }

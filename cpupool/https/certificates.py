@@ -1,0 +1,401 @@
+"""The webhook's certificates: what its Secret holds, what of that is due, and what replaces it.
+
+A certificate authority (CA) of the webhook's own signs one serving certificate. Whoever is to trust
+the webhook trusts a bundle of CAs, so that another CA can take over without a gap. Nothing here
+reads a clock or writes anything: times are given, and what comes out is for others to put in place.
+
+Source: RFC 5280 for the certificates. A Secret of the type kubernetes.io/tls names its entries
+`tls.crt` and `tls.key`, and cert-manager adds `ca.crt`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final, Self
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+CA_LIFE: Final = timedelta(days=5 * 365)
+SERVING_LIFE: Final = timedelta(days=90)
+SKEW: Final = timedelta(minutes=10)
+"""A new certificate is good for clocks that are behind ours by this much."""
+SETTLE: Final = timedelta(hours=1)
+"""A new CA is in the bundle for so long before it signs in place of another one."""
+
+MOST_TRUSTED: Final = 16
+"""CAs in the bundle: where somebody takes the CA's key away again and again, it must not outgrow a
+Secret. The oldest leaves it first."""
+
+SERVING_CERTIFICATE: Final = "tls.crt"
+SERVING_KEY: Final = "tls.key"
+BUNDLE: Final = "ca.crt"
+CA_KEY: Final = "ca.key"
+
+_BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_UNREADABLE: Final = (
+    TypeError,
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its private key.
+
+    Attributes:
+        certificate: the certificate.
+        key: the private key, PKCS #8 in PEM.
+    """
+
+    certificate: x509.Certificate
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """For how long a certificate will do.
+
+    Attributes:
+        until: when it expires.
+        renewal: when it is due, after two thirds of its life.
+    """
+
+    until: datetime
+    renewal: datetime
+
+    @classmethod
+    def of(cls, certificate: x509.Certificate) -> Self:
+        """Read it off a certificate."""
+        begins, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        return cls(until, begins + (until - begins) * 2 / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is usable of that which the Secret holds.
+
+    Attributes:
+        trusted: the CAs of the bundle, the newest first.
+        signer: the one of them whose key there is.
+        serving: what the webhook shows its clients.
+        problems: what is not usable, and why; what is absent altogether is no problem.
+    """
+
+    trusted: tuple[x509.Certificate, ...] = ()
+    signer: Pair | None = None
+    serving: Pair | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def bundle(self) -> bytes:
+        """Give the CAs in PEM, one after the other."""
+        return b"".join(_pem(certificate) for certificate in self.trusted)
+
+    def ca_data(self) -> dict[str, bytes]:
+        """Give the entries of the Secret that are about CAs, none where there is none to sign."""
+        return {BUNDLE: self.bundle, CA_KEY: self.signer.key} if self.signer else {}
+
+    def serving_data(self) -> dict[str, bytes]:
+        """Give the entries of the Secret that the webhook serves with, none where it cannot."""
+        if self.serving is None:
+            return {}
+        return {SERVING_CERTIFICATE: _pem(self.serving.certificate), SERVING_KEY: self.serving.key}
+
+    def terms(self) -> dict[str, Term]:
+        """Say how long the certificates in use will do: `serving` and `ca`, where there is one."""
+        pairs = {"serving": self.serving, "ca": self.signer}
+        return {name: Term.of(pair.certificate) for name, pair in pairs.items() if pair}
+
+
+def expires(pem: bytes) -> datetime:
+    """Tell until when the first certificate of a PEM file is good.
+
+    Raises:
+        ValueError: there is none in it.
+    """
+    try:
+        return x509.load_pem_x509_certificate(pem).not_valid_after_utc
+    except _UNREADABLE as error:
+        raise ValueError(f"no certificate that can be read: {error}") from error
+
+
+def service_names(service: str, namespace: str) -> tuple[str, ...]:
+    """Name a Service as its clients may; the API server asks for the first."""
+    name = f"{service}.{namespace}"
+    return (f"{name}.svc", f"{name}.svc.cluster.local", name)
+
+
+def read(data: Mapping[str, bytes], in_use: bytes = b"") -> Held:
+    """Read what the Secret holds; whatever cannot be used is left out and told of.
+
+    Args:
+        data: the entries of the Secret; any may be missing, or anything.
+        in_use: the bundle that clients trust now. Where the Secret's own is lost, its CAs go on
+            being trusted, because what they signed may still be served.
+    """
+    problems: list[str] = []
+    trusted = _authorities(data.get(BUNDLE, b""), problems) or _authorities(in_use, [])
+    ca_key = _key(CA_KEY, data, problems)
+    signer = None
+    if ca_key:
+        mine = [ca for ca in trusted if _belong_together(ca, ca_key)]
+        signer = Pair(mine[0], ca_key) if mine else None
+        if signer is None:
+            problems.append(f"{CA_KEY} is the key of no CA in {BUNDLE}")
+    return Held(trusted, signer, _serving(data, problems), tuple(problems))
+
+
+def without_expired(held: Held, now: datetime) -> Held:
+    """Leave the CAs out of the bundle that nobody trusts any more."""
+    return replace(held, trusted=tuple(ca for ca in held.trusted if now <= ca.not_valid_after_utc))
+
+
+def ca_due(held: Held, names: Sequence[str], now: datetime) -> str:
+    """Tell why a CA must be made, in a few words; empty where none must."""
+    if held.signer is None:
+        return "there is none with its key"
+    if now >= Term.of(held.signer.certificate).renewal:
+        return "two thirds of its life are over"
+    if not _signs(held.signer, names, now):
+        return "what it signs is not accepted"
+    return ""
+
+
+def with_ca(held: Held, now: datetime) -> Held:
+    """Make a CA, which signs from now on; those of before stay in the bundle."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"cpupool webhook CA {now:%Y-%m-%d}")
+    usage = _usage(key_cert_sign=True)
+    certificate = (
+        _builder(name, name, key.public_key(), now, now + CA_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return replace(
+        held,
+        trusted=(certificate, *held.trusted)[:MOST_TRUSTED],
+        signer=Pair(certificate, _key_pem(key)),
+    )
+
+
+def serving_due(held: Held, names: Sequence[str], now: datetime) -> str:
+    """Tell why a serving certificate must be made, in a few words; empty where none must.
+
+    One that clients do not accept is replaced at once. Any other waits for a CA that is new, until
+    every API server has heard of it.
+    """
+    if held.serving is None or held.signer is None:
+        return "there is none"
+    certificate, authority = held.serving.certificate, held.signer.certificate
+    if _names_of(certificate) != set(names):
+        return "it is for other names"
+    if not _accepted(certificate, held.trusted, names, now):
+        return "no CA of the bundle vouches for it now"
+    settled = now >= authority.not_valid_before_utc + SKEW + SETTLE
+    if settled and not _accepted(certificate, [authority], names, now):
+        return "another CA signs now"
+    if settled and now >= Term.of(certificate).renewal:
+        return "two thirds of its life are over"
+    return ""
+
+
+def with_serving(held: Held, names: Sequence[str], now: datetime) -> Held:
+    """Make a serving certificate.
+
+    Raises:
+        ValueError: there is no CA to sign it.
+    """
+    if held.signer is None:
+        raise ValueError("a CA must be made first")
+    return replace(held, serving=_signed(held.signer, names, now))
+
+
+def _signed(signer: Pair, names: Sequence[str], now: datetime) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    authority = signer.certificate
+    ends = min(now + SERVING_LIFE, authority.not_valid_after_utc)
+    own = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
+    signing = _loaded_key(signer.key)
+    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+    certificate = (
+        # The names do not fit: a common name has at most 64 characters.
+        _builder(_name("cpupool webhook"), authority.subject, key.public_key(), now, ends)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(own, critical=False)
+        .add_extension(issuer_key, critical=False)
+        .sign(signing, hashes.SHA256())
+    )
+    return Pair(certificate, _key_pem(key))
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    now: datetime,
+    ends: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _usage(*, key_cert_sign: bool = False, digital_signature: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=key_cert_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _signs(signer: Pair, names: Sequence[str], now: datetime) -> bool:
+    """Tell by trying whether clients of this CA take what it signs; it may be anybody's."""
+    try:
+        sample = _signed(signer, names, now)
+    except _UNREADABLE:
+        return False
+    return _accepted(sample.certificate, [signer.certificate], names, now)
+
+
+def _accepted(
+    certificate: x509.Certificate,
+    trusted: Iterable[x509.Certificate],
+    names: Iterable[str],
+    now: datetime,
+) -> bool:
+    """Tell whether a client that trusts these takes the certificate for each of the names."""
+    try:
+        policy = PolicyBuilder().store(Store([*trusted])).time(now)
+        for name in names:
+            policy.build_server_verifier(x509.DNSName(name)).verify(certificate, [])
+    except (VerificationError, *_UNREADABLE):
+        return False
+    return True
+
+
+def _authorities(bundle: bytes, problems: list[str]) -> tuple[x509.Certificate, ...]:
+    found: dict[x509.Certificate, None] = {}
+    blocks = _BLOCK.findall(bundle)
+    if bundle and not blocks:
+        problems.append(f"{BUNDLE} holds no certificate")
+    for number, block in enumerate(blocks, 1):
+        try:
+            certificate = x509.load_pem_x509_certificate(block)
+            basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+            # What is asked of it later must have an answer.
+            certificate.public_key()
+            Term.of(certificate)
+        except _UNREADABLE as error:
+            problems.append(f"{BUNDLE}: certificate {number} cannot be read: {error}")
+            continue
+        if basic.ca:
+            found[certificate] = None
+        else:
+            problems.append(f"{BUNDLE}: certificate {number} is not that of a CA")
+    return tuple(found)
+
+
+def _serving(data: Mapping[str, bytes], problems: list[str]) -> Pair | None:
+    text = data.get(SERVING_CERTIFICATE, b"")
+    key = _key(SERVING_KEY, data, problems)
+    if not text or not key:
+        if text or key:
+            problems.append(f"of {SERVING_CERTIFICATE} and {SERVING_KEY} only one can be used")
+        return None
+    try:
+        certificate = x509.load_pem_x509_certificate(text)
+        # What is asked of it later must have an answer.
+        certificate.public_key()
+        _names_of(certificate)
+        Term.of(certificate)
+    except _UNREADABLE as error:
+        problems.append(f"{SERVING_CERTIFICATE} cannot be read: {error}")
+        return None
+    if _pem(certificate) != text:
+        problems.append(f"{SERVING_CERTIFICATE} holds more than one certificate")
+        return None
+    if not _belong_together(certificate, key):
+        problems.append(f"{SERVING_KEY} is not the key of {SERVING_CERTIFICATE}")
+        return None
+    return Pair(certificate, key)
+
+
+def _key(entry: str, data: Mapping[str, bytes], problems: list[str]) -> bytes:
+    """Give the text of a private key, empty where it is none."""
+    text = data.get(entry, b"")
+    if not text:
+        return b""
+    try:
+        _loaded_key(text)
+    except _UNREADABLE as error:
+        problems.append(f"{entry} is no private key that can be used: {error}")
+        return b""
+    return text
+
+
+def _loaded_key(text: bytes) -> ec.EllipticCurvePrivateKey:
+    key = load_pem_private_key(text, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError("it is not one of an elliptic curve")
+    return key
+
+
+def _belong_together(certificate: x509.Certificate, key: bytes) -> bool:
+    return certificate.public_key() == _loaded_key(key).public_key()
+
+
+def _names_of(certificate: x509.Certificate) -> set[str]:
+    try:
+        own = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return set()
+    return {str(name.value) for name in own.value}
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,184 @@
+"""Requests: read whole, handed to the function of their path as a document, and answered.
+
+Starlette finds the path. Whatever a client sends costs it its own request and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, Router
+
+from cpupool.core.errors import CPUPoolError, RemoteProtocolError
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import Receive, Scope, Send
+
+    Function = Callable[[object], object]
+
+log = logs.get(__name__)
+
+_SMALL_BYTES: Final = 64 * 1024
+"""A body for which there is always room: as much as uvicorn reads of it before it is asked for.
+Answers go out in pieces of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a server takes upon itself.
+
+    Attributes:
+        connections: how many there may be, more than an API server has requests under way
+            (`--max-mutating-requests-inflight`, 200); each costs about 300 KiB.
+        stay_s: how long a client may keep others waiting for its place with nothing to answer.
+        body_bytes: of one request; an API server takes objects of 3 MiB.
+        held_bytes: of all requests that are not whole yet, and answers that are not sent yet.
+        handshake_s: for TLS.
+        request_s: from its first byte until the answer; an API server waits for 5 s here.
+        idle_s: between two requests; longer than the 90 s after which an API server closes, so that
+            none is sent into a connection that is just being closed.
+        linger_s: how long new connections are taken after the stop; kube-proxies and API servers
+            hear late that a pod is to end.
+    """
+
+    connections: int = 256
+    stay_s: float = 1.0
+    body_bytes: int = 4 * 2**20
+    held_bytes: int = 32 * 2**20
+    handshake_s: float = 5.0
+    request_s: float = 10.0
+    idle_s: float = 120.0
+    linger_s: float = 5.0
+
+
+class _Refused(CPUPoolError):
+    """A request that is not answered.
+
+    Attributes:
+        status: the HTTP status that says why.
+        headers: what else is said.
+    """
+
+    def __init__(self, status: HTTPStatus, what: str, **headers: str) -> None:
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        super().__init__(what)
+
+
+class Desk:
+    """Where requests are read, no more at one time than there is room for, and answered.
+
+    Args:
+        functions: path → what makes the answer of a document.
+        refused: called for each request that gets no document, with the status that it gets.
+        limits: how much it takes upon itself.
+
+    Attributes:
+        held_bytes: of what is being read or sent.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        refused: Callable[[HTTPStatus], None],
+        limits: Limits,
+    ) -> None:
+        self._functions = functions
+        self._limits = limits
+        self._refused = refused
+        self.held_bytes = 0
+
+    def router(self) -> Router:
+        """Give the ASGI application."""
+        routes = [
+            Route(path, partial(self._answer, function), methods=["POST"])
+            for path, function in self._functions.items()
+        ]
+        return Router(routes, redirect_slashes=False)
+
+    async def _answer(self, function: Function, request: Request) -> Response:
+        try:
+            self._check(request)
+            body = await self._read(request)
+            return _Answer(_answered(function, body), self)
+        except _Refused as refused:
+            self._refused(refused.status)
+            return PlainTextResponse(f"{refused}\n", refused.status, refused.headers)
+        except ClientDisconnect:
+            return Response()
+
+    def _check(self, request: Request) -> None:
+        media_type = request.headers.get("content-type", "").partition(";")[0]
+        if media_type.strip().lower() != "application/json":
+            raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+        if int(request.headers.get("content-length", "0")) > self._limits.body_bytes:
+            raise self._too_large()
+
+    async def _read(self, request: Request) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                self.held_bytes += len(part)
+                parts.append(part)
+                if size > self._limits.body_bytes:
+                    raise self._too_large()
+                if self.held_bytes > self._limits.held_bytes and size > _SMALL_BYTES:
+                    what = "too much is sent at one time; send this again"
+                    raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, what, Retry_After="1")
+            return b"".join(parts)
+        finally:
+            self.held_bytes -= size
+
+    def _too_large(self) -> _Refused:
+        what = f"a request has at most {self._limits.body_bytes} bytes; send less"
+        return _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what)
+
+
+class _Answer(Response):
+    """A JSON document, sent no faster than the client reads it, and counted until it is sent."""
+
+    def __init__(self, body: bytes, desk: Desk) -> None:
+        super().__init__(body, media_type="application/json")
+        self._desk = desk
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        self._desk.held_bytes += len(self.body)
+        try:
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
+            for begin in range(0, len(self.body), _SMALL_BYTES):
+                piece = self.body[begin : begin + _SMALL_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body"})
+        finally:
+            self._desk.held_bytes -= len(self.body)
+
+
+def _answered(function: Function, body: bytes) -> bytes:
+    try:
+        document = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"this is no JSON: {error}; correct it") from error
+    try:
+        return json.dumps(function(document)).encode()
+    except RemoteProtocolError as error:
+        raise _Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+    except Exception as error:  # a request's edge: the next one must find the server alive
+        log.exception("request failed")
+        what = "the server has a bug; see its log"
+        raise _Refused(HTTPStatus.INTERNAL_SERVER_ERROR, what) from error
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no value")

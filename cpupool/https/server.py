@@ -1,0 +1,317 @@
+"""The HTTPS server: JSON documents are posted to a few paths, and answered by functions.
+
+uvicorn reads and writes HTTP. What it leaves to others is here: who may connect, how long anything
+may take, and which certificate is shown. Whatever a client sends, or does not, costs it its own
+connection and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from cpupool.core.errors import HostError
+from cpupool.https.desk import Desk, Limits
+from cpupool.telemetry import log as logs
+from cpupool.telemetry.server import CannotListen
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+    from http import HTTPStatus
+    from pathlib import Path
+
+    from cpupool.https.desk import Function
+
+log = logs.get(__name__)
+
+_BEAT_S: Final = 10.0
+_PAUSE_S: Final = 1.0
+"""After a connection could not be taken for lack of file descriptors or memory."""
+_GOODBYE_S: Final = 2.0
+"""For a client to read the rest of its answer, and to close its side too."""
+_LONGEST_HEADER_BYTES: Final = 16 * 1024
+
+
+class CertificateError(HostError):
+    """A certificate and its key that no server can use.
+
+    Attributes:
+        path: of the certificate.
+    """
+
+    def __init__(self, path: str, key: str, reason: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path}: cannot be used with the key {key}: {reason}; write both anew as PEM"
+        )
+
+
+class HTTPSServer:
+    """Answers `POST` of JSON documents; listens from the moment it is made until `run` ends.
+
+    Args:
+        address: where to listen; empty for every address, IPv4 and IPv6.
+        port: 0 takes a free one.
+        functions: path → what makes the answer of a document; it must not block, and raises
+            `RemoteProtocolError` for a document that it cannot answer.
+        beat: called every few seconds while connections are taken.
+        refused: called for each request that gets no document, with the status that it gets.
+        limits: how much it takes upon itself.
+
+    Raises:
+        CannotListen: the port is taken, or the address is not this machine's.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        functions: Mapping[str, Function],
+        *,
+        beat: Callable[[], None] = lambda: None,
+        refused: Callable[[HTTPStatus], None] = lambda _status: None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._beat = beat
+        self._context: ssl.SSLContext | None = None
+        self._desk = Desk(functions, refused, self._limits)
+        self._http = Config(
+            self._desk.router(),
+            interface="asgi3",
+            http=H11Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.CRITICAL,
+            access_log=False,
+            timeout_keep_alive=int(self._limits.idle_s),
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            h11_max_incomplete_event_size=_LONGEST_HEADER_BYTES,
+        )
+        self._http.load()
+        self._state = ServerState()
+        self._clients: dict[socket.socket, float] = {}
+        self._conversations: set[asyncio.Task[None]] = set()
+        self._socket = _listening(address, port)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @property
+    def presents(self) -> bool:
+        """Whether there is a certificate to show."""
+        return self._context is not None
+
+    def present(self, certificate: Path, key: Path) -> None:
+        """Show this certificate to whoever connects from now on; until the first, all are refused.
+
+        Args:
+            certificate: a PEM file with the certificate, and those that lead to its CA.
+            key: a PEM file with its key, which has no passphrase.
+
+        Raises:
+            CertificateError: they cannot be used; what was shown before still is.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        try:
+            # Without a passphrase OpenSSL would ask for it on the terminal.
+            context.load_cert_chain(certificate, key, password="")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            raise CertificateError(str(certificate), str(key), str(reason)) from error
+        self._context = context
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set and a little longer, and finish what is being answered then."""
+        asyncio.run(self._serve(stop))
+
+    def close(self) -> None:
+        """Listen no longer; for a server that does not run."""
+        self._socket.close()
+
+    async def _serve(self, stop: threading.Event) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_tell)
+        # It warns of clients that are gone when their answer is written.
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
+        accepting = asyncio.create_task(self._accept())
+        beating = asyncio.create_task(self._beat_until(accepting))
+        await asyncio.to_thread(stop.wait)
+        # Whoever asks meanwhile is told to ask somewhere else the next time.
+        self._state.default_headers = [(b"connection", b"close")]
+        await asyncio.sleep(self._limits.linger_s)
+        for task in (accepting, beating):
+            task.cancel()
+        self._socket.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._conversations:
+            await asyncio.wait(self._conversations, timeout=self._limits.request_s)
+        for conversation in self._conversations:
+            conversation.cancel()
+
+    async def _beat_until(self, task: asyncio.Task[None]) -> None:
+        while not task.done():
+            self._beat()
+            await asyncio.sleep(_BEAT_S)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._make_room()
+            try:
+                client, _ = await loop.sock_accept(self._socket)
+            except ConnectionError:
+                continue
+            except OSError as error:
+                log.warning("connection not taken", reason=error.strerror)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if self._context is None:
+                client.close()
+                continue
+            self._clients[client] = loop.time()
+            task = asyncio.create_task(self._converse(client, self._context))
+            self._conversations.add(task)
+            task.add_done_callback(self._conversations.discard)
+
+    async def _make_room(self) -> None:
+        """Wait for a free place; whoever has not come on for long has to leave its own."""
+        while len(self._clients) >= self._limits.connections:
+            oldest, since_s = next(iter(self._clients.items()))
+            wait_s = since_s + self._limits.stay_s - asyncio.get_running_loop().time()
+            if wait_s <= 0:
+                del self._clients[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            else:
+                first = asyncio.FIRST_COMPLETED
+                await asyncio.wait(self._conversations, timeout=wait_s, return_when=first)
+
+    async def _converse(self, client: socket.socket, context: ssl.SSLContext) -> None:
+        connection = _Connection(self._http, self._state, self._limits, client, self._clients)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                client,
+                ssl=context,
+                ssl_handshake_timeout=self._limits.handshake_s,
+                ssl_shutdown_timeout=_GOODBYE_S,
+            )
+            await connection.ended.wait()
+        except OSError as error:
+            log.debug("no TLS with a client", reason=error)
+            # Its frames hold the connection's buffers, and asyncio's future holds it: a circle of
+            # 300 KiB, of which a crowd leaves hundreds before they are collected.
+            error.__traceback__ = None
+        finally:
+            self._clients.pop(client, None)
+            if connection.transport:
+                connection.transport.abort()
+
+
+class _Connection(H11Protocol):
+    """A connection that hangs up on whoever takes too long; uvicorn knows a limit between requests.
+
+    Args:
+        http: uvicorn's settings.
+        state: uvicorn's list of connections.
+        limits: how long anything may take.
+        client: the connection's socket.
+        clients: when each has connected, begun a request or been answered, in that order.
+    """
+
+    def __init__(
+        self,
+        http: Config,
+        state: ServerState,
+        limits: Limits,
+        client: socket.socket,
+        clients: dict[socket.socket, float],
+    ) -> None:
+        super().__init__(http, state, {})
+        self.ended = asyncio.Event()
+        self._limits = limits
+        self._client = client
+        self._clients = clients
+        self._idle = True
+        self._limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._come_on(self._limits.request_s)
+
+    def data_received(self, data: bytes) -> None:
+        if self._idle:
+            self._idle = False
+            self._come_on(self._limits.request_s)
+        super().data_received(data)
+        self._rest()
+
+    def on_response_complete(self) -> None:
+        # Whoever is answered early has as long again for the rest of what it sends.
+        self._come_on(self._limits.request_s)
+        super().on_response_complete()
+        self._rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # uvicorn leaves its own after a reset: the connection's buffers would stay for so long.
+        for limit in (self._limit, self.timeout_keep_alive_task):
+            if limit:
+                limit.cancel()
+        self.ended.set()
+
+    def _rest(self) -> None:
+        """Be idle where neither side has begun anything."""
+        nothing = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
+        if not self._idle and self.conn.states == nothing and not self.conn.trailing_data[0]:
+            self._idle = True
+            self._come_on(self._limits.idle_s)
+
+    def _come_on(self, limit_s: float) -> None:
+        """Begin what may take so long."""
+        if self._limit:
+            self._limit.cancel()
+        self._limit = self.loop.call_later(limit_s, self.transport.abort)
+        if self._clients.pop(self._client, None):
+            self._clients[self._client] = self.loop.time()
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    both = socket.has_dualstack_ipv6()
+    host = address or ("::" if both else "0.0.0.0")  # noqa: S104 - API servers come from anywhere
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dual = both and not address
+    try:
+        made = socket.create_server((host, port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        raise CannotListen(address, port, error.strerror or str(error), "HTTPS") from error
+    # Connections inherit it. An answer is written in two parts: with Nagle's algorithm, the second
+    # waits 40 ms for the client to acknowledge the first.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    return made
+
+
+def _tell(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log in one line what asyncio would print: a client has broken off in the middle of a word."""
+    log.warning("connection failed", reason=context["message"], error=context.get("exception"))

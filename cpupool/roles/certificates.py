@@ -1,0 +1,284 @@
+"""Keeps the webhook's certificates in the cluster: its Secret, and whom the API servers trust.
+
+Every look reads both objects, decides what is due, and writes only that. Several replicas may look
+at once: each write carries the version that was read, and who comes second reads again.
+
+A certificate is never where a client does not trust it yet, because of two orders:
+
+* the bundle is in the webhook's configuration before a certificate that needs it is in the Secret;
+* the configuration is read before the Secret, so whoever holds an old Secret holds an old version
+  of the configuration, too, and cannot take a new CA out of it again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.https import certificates
+from cpupool.kube.client import APIError
+from cpupool.kube.conversation import Conversation
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from cpupool.https.certificates import Term
+    from cpupool.kube.client import APIServer
+    from cpupool.kube.views import Body
+
+log = logs.get(__name__)
+
+NAME: Final = "certificates"
+LOOK_S: Final = 60.0
+"""Two small requests. Whose bundle was taken away is trusted by nobody until the next look."""
+LONGEST_PAUSE_S: Final = 300.0
+TRIES: Final = 10
+
+
+class NotInstalled(CPUPoolError):
+    """An object of the webhook is not there, or may not be read or written.
+
+    Attributes:
+        title: the object, as `Secret cpupool/cpupool-webhook-tls`.
+    """
+
+    def __init__(self, title: str, what: str) -> None:
+        self.title = title
+        super().__init__(
+            f"{title}: {what}; apply the webhook's manifests: kubectl apply -k daemonsets/webhook"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The webhook's objects by name.
+
+    Attributes:
+        namespace: where the Secret and the Service are.
+        secret: holds the certificates and their keys.
+        service: as which the API servers call the webhook.
+        configuration: the MutatingWebhookConfiguration, which tells them whom to trust.
+    """
+
+    namespace: str
+    secret: str
+    service: str
+    configuration: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that a look has changed.
+
+    Attributes:
+        what: what was made or written.
+        why: why that was due.
+    """
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a look has come to.
+
+    Attributes:
+        changes: what has become different, in the order in which it has.
+        terms: how long the certificates that the Secret holds now will do, by name.
+    """
+
+    changes: tuple[Change, ...]
+    terms: Mapping[str, Term]
+
+
+class CertificateKeeper:
+    """Makes the webhook's certificates, renews them, and tells the API servers whom to trust.
+
+    Args:
+        server: the API server.
+        installed: what the webhook's objects are called.
+        now: the time, in UTC.
+    """
+
+    def __init__(
+        self,
+        server: APIServer,
+        installed: Installed,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        talk = Conversation(server)
+        self._now = now
+        self._names = certificates.service_names(installed.service, installed.namespace)
+        self._secret = _Object(
+            talk,
+            "secrets",
+            f"/api/v1/namespaces/{installed.namespace}/secrets/{installed.secret}",
+            f"Secret {installed.namespace}/{installed.secret}",
+        )
+        self._configuration = _Object(
+            talk,
+            "mutatingwebhookconfigurations",
+            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/"
+            + installed.configuration,
+            f"MutatingWebhookConfiguration {installed.configuration}",
+        )
+
+    def run(self, stop: threading.Event) -> None:
+        """Look every minute until `stop` is set, and sooner after trouble."""
+        failures = 0
+        told: Mapping[str, Term] = {}
+        while not stop.is_set():
+            pause_s = LOOK_S
+            try:
+                terms = self.look().terms
+                failures = 0
+                if terms != told:
+                    log.info("certificates are good", **_ends(terms))
+                told = terms
+            except CPUPoolError as error:
+                told = {}
+                pause_s = min(2.0 ** min(failures, 20), LONGEST_PAUSE_S)
+                failures += 1
+                log.warning("certificates not looked at", reason=error, again_in_s=pause_s)
+            stop.wait(pause_s)
+
+    def look(self) -> Outcome:
+        """Make and write what is due.
+
+        Raises:
+            NotInstalled: an object is missing, or a right.
+            APIError: the API server does not answer, or refuses, or others write all the time.
+        """
+        changes: list[Change] = []
+        for _ in range(TRIES - 1):
+            try:
+                return self._look(changes)
+            except APIError as error:
+                if error.status != 409:
+                    raise
+        return self._look(changes)
+
+    def _look(self, changes: list[Change]) -> Outcome:
+        configuration = self._configuration.read()
+        if not _webhooks(configuration):
+            raise NotInstalled(self._configuration.title, "there is no webhook in it")
+        secret = self._secret.read()
+        now = self._now()
+        data = _data(secret)
+        held = certificates.read(data, _in_use(configuration))
+        for problem in held.problems:
+            log.warning("unusable, made anew", object=self._secret.title, what=problem)
+        held = certificates.without_expired(held, now)
+        what, why = "bundle tidied", "a CA has expired or cannot be read"
+        if due := certificates.ca_due(held, self._names, now):
+            held = certificates.with_ca(held, now)
+            what, why = "CA made", due
+        if any(data.get(entry) != text for entry, text in held.ca_data().items()):
+            secret = self._secret.write(_with_data(secret, held.ca_data()))
+            _note(changes, what, why, held.terms())
+        trusting = _with_bundle(configuration, held.bundle)
+        if trusting != configuration:
+            self._configuration.write(trusting)
+            _note(changes, "bundle published", "the configuration had another one", held.terms())
+        if due := certificates.serving_due(held, self._names, now):
+            held = certificates.with_serving(held, self._names, now)
+            self._secret.write(_with_data(secret, held.serving_data()))
+            _note(changes, "serving certificate made", due, held.terms())
+        return Outcome(tuple(changes), held.terms())
+
+
+class _Object:
+    """One object of the API server's.
+
+    Args:
+        talk: with whom it is read and written.
+        resource: what it is, in the words of RBAC.
+        path: where it is.
+        title: what people call it.
+    """
+
+    def __init__(self, talk: Conversation, resource: str, path: str, title: str) -> None:
+        self._talk = talk
+        self._resource = resource
+        self._path = path
+        self.title = title
+
+    def read(self) -> Body:
+        try:
+            return self._talk.get(self._resource, self._path)
+        except APIError as error:
+            raise self._explained(error, "get") from error
+
+    def write(self, body: Body) -> Body:
+        try:
+            return self._talk.update(self._resource, self._path, body)
+        except APIError as error:
+            raise self._explained(error, "update") from error
+
+    def _explained(self, error: APIError, verb: str) -> CPUPoolError:
+        if error.status == 404:
+            return NotInstalled(self.title, "there is none")
+        if error.status == 403:
+            return NotInstalled(self.title, f"there is no right to {verb} it")
+        return error
+
+
+def _note(changes: list[Change], what: str, why: str, terms: Mapping[str, Term]) -> None:
+    changes.append(Change(what, why))
+    log.info(what, reason=why, **_ends(terms))
+
+
+def _ends(terms: Mapping[str, Term]) -> Mapping[str, object]:
+    return {f"{name}_until": term.until.isoformat() for name, term in terms.items()}
+
+
+def _data(secret: Body) -> dict[str, bytes]:
+    """Decode a Secret's entries; what is no base64 is as good as absent."""
+    data = secret.get("data")
+    entries = data.items() if isinstance(data, dict) else ()
+    return {name: text for name, value in entries if (text := _decoded(value))}
+
+
+def _decoded(value: Any) -> bytes:  # noqa: ANN401 - JSON may hold anything
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        return b""
+
+
+def _encoded(text: bytes) -> str:
+    return base64.b64encode(text).decode("ascii")
+
+
+def _with_data(secret: Body, entries: Mapping[str, bytes]) -> Body:
+    held = secret.get("data")
+    kept = held if isinstance(held, dict) else {}
+    new = {name: _encoded(text) for name, text in entries.items()}
+    return {**secret, "data": {**kept, **new}}
+
+
+def _webhooks(configuration: Body) -> list[Body]:
+    webhooks = configuration.get("webhooks")
+    return webhooks if isinstance(webhooks, list) else []
+
+
+def _in_use(configuration: Body) -> bytes:
+    webhooks = _webhooks(configuration)
+    return b"\n".join(_decoded(one["clientConfig"].get("caBundle", "")) for one in webhooks)
+
+
+def _with_bundle(configuration: Body, bundle: bytes) -> Body:
+    text = _encoded(bundle)
+    webhooks = [
+        {**one, "clientConfig": {**one["clientConfig"], "caBundle": text}}
+        for one in _webhooks(configuration)
+    ]
+    return {**configuration, "webhooks": webhooks}

@@ -1,0 +1,255 @@
+"""Reviews pods for the API server, by the pool files and with the certificate of the moment.
+
+Both are mounted folders that others write: the files of now are compared with those that were
+looked at last, and events only say *look now*. What cannot be used changes nothing: the last good
+pools and the last good certificate stay.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.config import poolconfig
+from cpupool.config.poolconfig import Source
+from cpupool.core.errors import HostFileError, Problem, RemoteProtocolError, errors_in
+from cpupool.host.files import DirectoryWatch
+from cpupool.host.pool_files import read_pool_files
+from cpupool.https.certificates import expires
+from cpupool.https.server import CertificateError, HTTPSServer
+from cpupool.telemetry import log as logs
+from cpupool.wire import admission, pod_rules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpupool.https.desk import Limits
+    from cpupool.telemetry.health import Health
+    from cpupool.telemetry.metrics import WebhookMetrics
+    from cpupool.wire.pod_rules import Rules
+
+log = logs.get(__name__)
+
+NAME: Final = "webhook"
+SERVER: Final = "server"
+CERTIFICATE: Final = "certificate"
+_CHECK_S: Final = 10.0
+"""How often the folders are looked at without an event."""
+_SILENT_S: Final = 60.0
+_OPERATIONS: Final = ("CREATE", "UPDATE", "DELETE", "CONNECT")
+_SHOWN_CHARACTERS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the webhook is told from outside.
+
+    Attributes:
+        config: the folder with `poolconfig-<name>.yaml` files; missing or empty where the pools of
+            the cluster are not to be known.
+        certificate: the PEM file of the serving certificate.
+        key: the PEM file of its key.
+        rules: what to go by beside the pools.
+        address: where to listen; empty for every address.
+        port: as for `HTTPSServer`.
+        limits: how much it takes upon itself.
+    """
+
+    config: Path
+    certificate: Path
+    key: Path
+    rules: Rules
+    address: str = ""
+    port: int = 8443
+    limits: Limits | None = None
+
+
+class Webhook:
+    """The role that answers the API server.
+
+    Args:
+        settings: what it is told.
+        metrics: told of every review, and whether the newest pool files are in force.
+        health: hears that the loops turn, and whether there is a certificate.
+
+    Attributes:
+        server: what `run` lets answer; its own `run` is a loop beside that one.
+
+    Raises:
+        CannotListen: the port cannot be had.
+    """
+
+    def __init__(self, settings: Settings, metrics: WebhookMetrics, health: Health) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._health = health
+        self._rules = settings.rules
+        self._texts: Mapping[str, bytes] | str | None = None
+        self._pair: tuple[bytes, bytes] | str | None = None
+        self._wake = threading.Event()
+        self.server = HTTPSServer(
+            settings.address,
+            settings.port,
+            {
+                "/mutating-pods": partial(self.review, mutate=True),
+                "/validating-pods": partial(self.review, mutate=False),
+            },
+            beat=partial(health.beat, SERVER),
+            refused=metrics.refused,
+            limits=settings.limits,
+        )
+        for loop in (NAME, SERVER):
+            health.expect(loop, _SILENT_S)
+        health.set(CERTIFICATE, ok=False, message="it is starting; wait")
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow the pool files and the certificate until `stop` is set and `wake` called."""
+        folders = {self._settings.config, self._settings.certificate.parent}
+        folders.add(self._settings.key.parent)
+        watches = [DirectoryWatch(folder, lambda _path: self._wake.set()) for folder in folders]
+        try:
+            while not stop.is_set():
+                self._health.beat(NAME)
+                for watch in watches:
+                    watch.ensure()
+                with logs.operation("config"):
+                    self.look()
+                self._wake.wait(_CHECK_S)
+                self._wake.clear()
+        finally:
+            for watch in watches:
+                watch.stop()
+
+    def wake(self) -> None:
+        """Look now; once `run` is to end, be ready for no more requests."""
+        self._health.set(NAME, ok=False, message="it is ending; ask another one")
+        self._wake.set()
+
+    def look(self) -> None:
+        """Go by the pool files and the certificate of now, or tell why not."""
+        self._look_at_pools()
+        self._look_at_certificate()
+
+    def review(self, document: object, *, mutate: bool) -> dict[str, Any]:
+        """Answer an AdmissionReview.
+
+        Raises:
+            RemoteProtocolError: the document is none.
+        """
+        begun_s = time.perf_counter()
+        asked = _part(document, "request")
+        decision = "failed"
+        try:
+            answer = admission.review(document, self._rules, mutate=mutate)
+            decision = _tell(asked, answer["response"])
+        except RemoteProtocolError:
+            decision = "unreadable"
+            raise
+        finally:
+            operation = asked.get("operation")
+            known = str(operation) if operation in _OPERATIONS else "other"
+            self._metrics.reviewed(known, decision, time.perf_counter() - begun_s)
+        return answer
+
+    def _look_at_pools(self) -> None:
+        folder = self._settings.config
+        texts: Mapping[str, bytes] | str
+        try:
+            texts = read_pool_files(folder) if folder.exists() else {}
+        except (HostFileError, OSError) as error:
+            texts = str(error)
+        if texts == self._texts:
+            return
+        self._texts = texts
+        if isinstance(texts, str):
+            self._refuse([texts])
+            return
+        problems: list[Problem] = []
+        sources = itertools.starmap(Source.of, texts.items())
+        files = poolconfig.parse_all(sources, self._rules.names, problems)
+        if refused := errors_in(problems):
+            self._refuse([str(problem) for problem in refused])
+            return
+        pools = pod_rules.largest_pools(file.pools for file in files) if texts else None
+        self._rules = replace(self._rules, pools=pools)
+        self._metrics.config_valid(valid=True)
+        if pools is None:
+            log.warning("pools not known, requests are checked by their form", folder=folder)
+        else:
+            log.info("pools known", files=len(files), pools=", ".join(sorted(pools)))
+
+    def _refuse(self, problems: list[str]) -> None:
+        self._metrics.config_valid(valid=False)
+        for problem in problems:
+            log.error("pool file", problem=problem)
+        kept = "are not known" if self._rules.pools is None else "of before stay"
+        log.error("pool configuration refused", problems=len(problems), so=f"the pools {kept}")
+
+    def _look_at_certificate(self) -> None:
+        certificate, key = self._settings.certificate, self._settings.key
+        pair: tuple[bytes, bytes] | str
+        try:
+            pair = certificate.read_bytes(), key.read_bytes()
+        except FileNotFoundError as error:
+            pair = f"{error.filename}: there is none yet; wait for `cpupool certs` or cert-manager"
+        except OSError as error:
+            pair = f"{error.filename}: {error.strerror}; let this process read it"
+        if pair == self._pair:
+            return
+        self._pair = pair
+        if isinstance(pair, str):
+            self._go_without(pair)
+            return
+        try:
+            expiry = expires(pair[0])
+            self.server.present(certificate, key)
+        except (CertificateError, ValueError) as error:
+            self._go_without(str(error))
+            return
+        self._metrics.certificate_expires(expiry.timestamp())
+        self._health.set(CERTIFICATE, ok=True)
+        log.info("certificate in use", file=certificate, expires=expiry.isoformat())
+        if expiry <= datetime.now(UTC):
+            log.warning("certificate has expired", so="API servers refuse it; renew it")
+
+    def _go_without(self, reason: str) -> None:
+        kept = "the one of before stays" if self.server.presents else "nothing is served"
+        log.warning("certificate not taken", reason=reason, so=kept)
+        if not self.server.presents:
+            self._health.set(CERTIFICATE, ok=False, message=reason)
+
+
+def _tell(asked: Mapping[str, Any], response: Mapping[str, Any]) -> str:
+    """Log what is done to a pod, and name it in a word."""
+    if response["allowed"] and "patch" not in response:
+        return "allowed"
+    facts = {
+        "pod": f"{asked.get('namespace') or 'default'}/{_name(asked)}",
+        "user": _part(asked, "userInfo").get("username"),
+        "operation": asked.get("operation"),
+    }
+    told = {name: str(value)[:_SHOWN_CHARACTERS] for name, value in facts.items()}
+    if asked.get("dryRun") is True:
+        told["dry_run"] = "true"
+    if response["allowed"]:
+        log.info("pod completed", **told)
+        return "mutated"
+    log.info("pod denied", **told, reason=response["status"]["message"][:_SHOWN_CHARACTERS])
+    return "denied"
+
+
+def _name(asked: Mapping[str, Any]) -> object:
+    metadata = _part(_part(asked, "object"), "metadata")
+    return asked.get("name") or metadata.get("name") or metadata.get("generateName") or "(no name)"
+
+
+def _part(document: object, key: str) -> Mapping[str, Any]:
+    """Give a part of a document that may be anything."""
+    part = document.get(key) if isinstance(document, Mapping) else None
+    return part if isinstance(part, Mapping) else {}

@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from cryptography.x509.oid import NameOID
+from cryptography.x509.verification import PolicyBuilder, Store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpupool.https import certificates
+from cpupool.https.certificates import Held, Pair
+from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+
+NAMES = certificates.service_names("cpupool-webhook", "cpupool")
+NOW = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def kept(held: Held, now: datetime, names: tuple[str, ...] = NAMES) -> Held:
+    """Do what is due, as the role does."""
+    held = certificates.without_expired(held, now)
+    if certificates.ca_due(held, names, now):
+        held = certificates.with_ca(held, now)
+    if certificates.serving_due(held, names, now):
+        held = certificates.with_serving(held, names, now)
+    return held
+
+
+def data(held: Held) -> dict[str, bytes]:
+    return {**held.ca_data(), **held.serving_data()}
+
+
+def verify(serving: Pair | None, bundle: bytes, now: datetime) -> None:
+    """Take what is served as a client does that trusts this bundle."""
+    assert serving
+    trusted = Store(x509.load_pem_x509_certificates(bundle))
+    for name in NAMES:
+        verifier = (
+            PolicyBuilder().store(trusted).time(now).build_server_verifier(x509.DNSName(name))
+        )
+        verifier.verify(serving.certificate, [])
+
+
+def certificate(
+    key: CertificateIssuerPrivateKeyTypes,
+    *,
+    begins: datetime = NOW - DAY,
+    ends: datetime = NOW + 2000 * DAY,
+    constraints: x509.BasicConstraints | None = None,
+    permitted: str = "",
+) -> x509.Certificate:
+    """Sign a certificate with its own key, as somebody else may have made it."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "theirs")])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+    )
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    # The one that is true is keyCertSign.
+    signs = x509.KeyUsage(False, False, False, False, False, True, False, False, False)
+    builder = builder.add_extension(own, critical=False).add_extension(signs, critical=True)
+    if constraints:
+        builder = builder.add_extension(constraints, critical=True)
+    if permitted:
+        only = x509.NameConstraints([x509.DNSName(permitted)], None)
+        builder = builder.add_extension(only, critical=True)
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return builder.sign(key, algorithm)
+
+
+def pem(key: CertificateIssuerPrivateKeyTypes, password: bytes = b"") -> bytes:
+    encryption = BestAvailableEncryption(password) if password else NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+
+
+def pem_of(one: x509.Certificate) -> bytes:
+    return one.public_bytes(Encoding.PEM)
+
+
+P256 = ec.generate_private_key(ec.SECP256R1())
+RSA = rsa.generate_private_key(65537, 2048)
+CA = x509.BasicConstraints(ca=True, path_length=None)
+
+
+def ending_first() -> x509.Certificate:
+    """Bend a certificate so that it begins long after its end."""
+    begins, ends = NOW - 2 * DAY, NOW - DAY
+    der = certificate(P256, begins=begins, ends=ends, constraints=CA).public_bytes(Encoding.DER)
+    bent = der.replace(begins.strftime("%y%m%d").encode(), b"490101", 1)
+    return x509.load_der_x509_certificate(bent)
+
+
+GOOD = data(kept(Held(), NOW))
+OTHER = data(kept(Held(), NOW))
+
+
+def test_over_years_clients_accept_what_is_served_whichever_bundle_they_know() -> None:
+    before = held = kept(Held(), NOW)
+    authorities, served = set(held.trusted), {held.serving}
+    for day in range(12 * 365):
+        now = NOW + day * DAY
+        held = kept(held, now)
+        for one in {before.serving, held.serving}:
+            for bundle in {before.bundle, held.bundle}:
+                verify(one, bundle, now)
+        assert len(held.trusted) <= 2
+        authorities |= set(held.trusted)
+        served.add(held.serving)
+        before = held
+    # One at the start, then every 40 months; every 60 days, and sooner with each new CA.
+    assert len(authorities) == 4
+    assert len(served) == 12 * 365 // 60 + 3
+
+
+def test_a_new_ca_is_trusted_for_an_hour_before_it_signs() -> None:
+    old = Held()
+    for day in range(0, 1218, 30):
+        old = kept(old, NOW + day * DAY)
+    due = NOW + 1218 * DAY
+    new = kept(old, due)
+    assert new.trusted[1:] == old.trusted
+    assert new.serving == old.serving
+    assert kept(new, due + timedelta(minutes=59)) == new
+    later = kept(new, due + timedelta(minutes=60))
+    assert later.trusted == new.trusted
+    verify(later.serving, pem_of(new.trusted[0]), due + timedelta(minutes=60))
+
+
+def test_a_ca_leaves_the_bundle_when_it_has_expired() -> None:
+    ends = NOW + DAY
+    short = certificate(P256, ends=ends, constraints=CA)
+    held = Held(trusted=(*kept(Held(), NOW).trusted, short))
+    assert certificates.without_expired(held, ends) == held
+    assert certificates.without_expired(held, ends + DAY / 2).trusted == held.trusted[:1]
+
+
+def test_nothing_is_due_soon_after_or_a_little_before() -> None:
+    held = kept(Held(), NOW)
+    for now in (NOW, NOW + 59 * DAY, NOW - timedelta(minutes=9)):
+        assert kept(held, now) == held
+
+
+def test_what_is_written_is_read_again() -> None:
+    held = kept(Held(), NOW)
+    assert certificates.read(data(held)) == held
+    assert certificates.read({}) == Held()
+
+
+def test_the_terms_are_those_of_the_certificates() -> None:
+    terms = kept(Held(), NOW).terms()
+    assert terms["serving"].until == NOW + 90 * DAY
+    assert terms["ca"].until == NOW + 1825 * DAY
+    assert terms["serving"].renewal < NOW + 60 * DAY < terms["ca"].renewal
+    assert Held().terms() == {}
+
+
+def test_a_tls_client_is_answered_under_each_name(folder: Path) -> None:
+    held = kept(Held(), datetime.now(UTC))
+    for name, text in held.serving_data().items():
+        (folder / name).write_bytes(text)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    client = ssl.create_default_context(cadata=held.bundle.decode())
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    for name in NAMES:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.settimeout(DEADLINE_S)
+            serving = threading.Thread(target=_serve_once, args=(listening, context))
+            serving.start()
+            with (
+                socket.create_connection(listening.getsockname(), DEADLINE_S) as connection,
+                client.wrap_socket(connection, server_hostname=name) as secured,
+            ):
+                assert secured.recv(5) == b"hello"
+            serving.join(DEADLINE_S)
+
+
+def _serve_once(listening: socket.socket, context: ssl.SSLContext) -> None:
+    connection, _ = listening.accept()
+    connection.settimeout(DEADLINE_S)
+    with context.wrap_socket(connection, server_side=True) as secured:
+        secured.sendall(b"hello")
+
+
+def test_a_serving_certificate_signs_nothing_and_serves_only() -> None:
+    held = kept(Held(), NOW)
+    assert held.serving
+    extensions = held.serving.certificate.extensions
+    usage = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert [*usage] == [x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+@pytest.mark.parametrize(
+    ("changed", "now", "why"),
+    [
+        pytest.param({"tls.crt": b"", "tls.key": b""}, NOW, "there is none", id="none"),
+        pytest.param({}, NOW + 60 * DAY, "two thirds of its life are over", id="old"),
+        pytest.param({}, NOW + 91 * DAY, "no CA of the bundle vouches for it now", id="expired"),
+        pytest.param({}, NOW - DAY, "no CA of the bundle vouches for it now", id="not yet valid"),
+        pytest.param(
+            {"ca.crt": OTHER["ca.crt"], "ca.key": OTHER["ca.key"]},
+            NOW,
+            "no CA of the bundle vouches for it now",
+            id="another CA",
+        ),
+        pytest.param(
+            {"ca.crt": GOOD["ca.crt"] + OTHER["ca.crt"], "ca.key": OTHER["ca.key"]},
+            NOW,
+            "",
+            id="another CA that is new",
+        ),
+        pytest.param(
+            {"ca.crt": GOOD["ca.crt"] + OTHER["ca.crt"], "ca.key": OTHER["ca.key"]},
+            NOW + DAY,
+            "another CA signs now",
+            id="another CA that is known",
+        ),
+    ],
+)
+def test_a_serving_certificate_is_due(changed: dict[str, bytes], now: datetime, why: str) -> None:
+    held = certificates.read({**GOOD, **changed})
+    assert certificates.serving_due(held, NAMES, now) == why
+
+
+def test_a_serving_certificate_for_other_names_is_replaced_at_once() -> None:
+    held = kept(Held(), NOW)
+    for names in (certificates.service_names("other", "cpupool"), NAMES[:2], (*NAMES, "more")):
+        assert certificates.serving_due(held, names, NOW) == "it is for other names"
+        replaced = kept(held, NOW, names)
+        assert replaced.trusted == held.trusted
+        assert certificates.serving_due(replaced, names, NOW) == ""
+
+
+def test_the_longest_names_that_kubernetes_allows_fit() -> None:
+    names = certificates.service_names("s" * 63, "n" * 63)
+    held = kept(Held(), NOW, names)
+    assert certificates.serving_due(held, names, NOW) == ""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(certificate(P256, ends=NOW - DAY / 2, constraints=CA), id="expired"),
+        pytest.param(certificate(P256, begins=NOW + DAY, constraints=CA), id="not yet valid"),
+        pytest.param(
+            certificate(P256, begins=NOW - 4000 * DAY, constraints=CA), id="two thirds over"
+        ),
+        pytest.param(certificate(P256, constraints=CA, permitted="a.example"), id="other names"),
+        pytest.param(ending_first(), id="ends before it begins"),
+    ],
+)
+def test_a_ca_that_cannot_sign_for_the_webhook_is_replaced(odd: x509.Certificate) -> None:
+    held = certificates.read({"ca.crt": pem_of(odd), "ca.key": pem(P256)})
+    assert held.problems == ()
+    assert certificates.ca_due(held, NAMES, NOW)
+    done = kept(held, NOW)
+    assert done.trusted[0] != odd
+    verify(done.serving, done.bundle, NOW)
+
+
+def test_somebody_elses_ca_that_can_sign_is_kept() -> None:
+    theirs = certificate(P256, constraints=CA)
+    held = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
+    assert held.trusted == (theirs,)
+    verify(held.serving, pem_of(theirs), NOW)
+
+
+def test_nothing_outlives_its_ca() -> None:
+    theirs = certificate(P256, ends=NOW + 10 * DAY, begins=NOW - DAY, constraints=CA)
+    held = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
+    assert held.terms()["serving"].until == NOW + 10 * DAY
+
+
+CURVE = ec.generate_private_key(ec.SECP224R1())
+ED25519 = ed25519.Ed25519PrivateKey.generate()
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"tls.crt": b"x"}, "tls.crt cannot be read"),
+        ({"tls.crt": GOOD["tls.crt"][:-40]}, "tls.crt cannot be read"),
+        ({"tls.crt": GOOD["tls.crt"] * 2}, "tls.crt holds more than one certificate"),
+        ({"tls.crt": b""}, "of tls.crt and tls.key only one can be used"),
+        ({"tls.key": b""}, "of tls.crt and tls.key only one can be used"),
+        ({"tls.key": b"\xff\0"}, "tls.key is no private key that can be used"),
+        ({"tls.key": pem(RSA)}, "tls.key is no private key that can be used"),
+        ({"tls.key": pem(P256, b"s3cret")}, "tls.key is no private key that can be used"),
+        ({"tls.key": OTHER["tls.key"]}, "tls.key is not the key of tls.crt"),
+        ({"ca.crt": b"x"}, "ca.crt holds no certificate"),
+        ({"ca.crt": GOOD["ca.crt"][:60] + b"\n" + GOOD["ca.crt"][70:]}, "certificate 1 cannot"),
+        ({"ca.crt": GOOD["tls.crt"]}, "ca.crt: certificate 1 is not that of a CA"),
+        ({"ca.crt": pem_of(certificate(P256))}, "ca.crt: certificate 1 cannot be read"),
+        ({"ca.key": GOOD["ca.crt"]}, "ca.key is no private key that can be used"),
+        ({"ca.key": pem(ED25519)}, "ca.key is no private key that can be used"),
+        ({"ca.key": OTHER["ca.key"]}, "ca.key is the key of no CA in ca.crt"),
+        (
+            {"ca.crt": pem_of(certificate(CURVE, constraints=CA)), "ca.key": pem(CURVE)},
+            "",
+        ),
+    ],
+)
+def test_what_is_damaged_is_told_and_made_anew(changed: dict[str, bytes], problem: str) -> None:
+    held = certificates.read({**GOOD, **changed})
+    assert bool(held.problems) == bool(problem)
+    assert not problem or re.search(re.escape(problem), "; ".join(held.problems))
+    done = certificates.read(data(kept(held, NOW)))
+    assert done.problems == ()
+    assert kept(done, NOW) == done
+    verify(done.serving, done.bundle, NOW)
+
+
+def test_what_is_good_survives_damage_beside_it() -> None:
+    damaged = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    held = certificates.read({**GOOD, "ca.crt": b"# ours\n" + damaged + GOOD["ca.crt"] * 2})
+    good = certificates.read(GOOD)
+    assert (held.trusted, held.signer, held.serving) == (good.trusted, good.signer, good.serving)
+    without_key = kept(certificates.read({**GOOD, "ca.key": b""}), NOW)
+    assert without_key.trusted[1:] == good.trusted
+    assert without_key.serving == good.serving
+
+
+def test_where_the_bundle_is_lost_the_one_in_use_is_trusted_on() -> None:
+    good = certificates.read(GOOD)
+    leaf = GOOD["tls.crt"]
+    held = kept(certificates.read({}, leaf + b"rubbish" + GOOD["ca.crt"]), NOW)
+    assert held.trusted[1:] == good.trusted
+    verify(good.serving, held.bundle, NOW)
+    assert certificates.read(GOOD, OTHER["ca.crt"]).trusted == good.trusted
+
+
+def test_a_secret_that_is_emptied_again_and_again_does_not_grow() -> None:
+    held = kept(Held(), NOW)
+    for _ in range(2 * certificates.MOST_TRUSTED):
+        before, held = held, kept(certificates.read({}, held.bundle), NOW)
+        verify(before.serving, held.bundle, NOW)
+        verify(held.serving, held.bundle, NOW)
+    assert len(held.trusted) == certificates.MOST_TRUSTED
+
+
+def test_keys_are_not_shown() -> None:
+    held = certificates.read({**GOOD, "tls.crt": b"x"})
+    assert "PRIVATE" not in repr(certificates.read(GOOD)) + repr(held.problems)
+    with pytest.raises(ValueError, match="a CA must be made first"):
+        certificates.with_serving(Held(), NAMES, NOW)
+
+
+PIECES = (
+    *GOOD.values(),
+    *OTHER.values(),
+    pem(RSA),
+    pem(P256),
+    pem_of(certificate(P256, constraints=CA)),
+    pem_of(certificate(RSA, constraints=CA)),
+    pem_of(certificate(ED25519, constraints=CA)),
+)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> bytes:
+    """Draw something that was once an entry of a Secret, or never."""
+    text = draw(st.sampled_from(PIECES))
+    match draw(st.sampled_from(["whole", "cut", "bent", "two", "bytes"])):
+        case "cut":
+            return text[: draw(st.integers(0, len(text)))]
+        case "bent":
+            place = draw(st.integers(0, len(text) - 1))
+            return text[:place] + draw(st.binary(min_size=1, max_size=4)) + text[place + 1 :]
+        case "two":
+            return text + draw(st.sampled_from(PIECES))
+        case "bytes":
+            return draw(st.binary(max_size=200))
+    return text
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from([*GOOD]), entries()), st.booleans(), entries())
+def test_whatever_the_secret_holds_one_pass_makes_it_good(
+    hostile: dict[str, bytes], rest: bool, in_use: bytes
+) -> None:
+    held = kept(certificates.read({**(GOOD if rest else {}), **hostile}, in_use), NOW)
+    verify(held.serving, held.bundle, NOW)
+    again = certificates.read(data(held))
+    assert again.problems == ()
+    assert kept(again, NOW) == again
