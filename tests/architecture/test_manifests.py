@@ -1,4 +1,4 @@
-"""What is deployed is what the API takes, what the agent needs, and no more rights than that."""
+"""What is deployed is what the API takes, what each part needs, and no more rights than that."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 KUSTOMIZATIONS = sorted(ROOT.glob("daemonsets/*/kustomization.yaml"))
+CERTIFICATES = ROOT / "daemonsets/webhook-cert-manager/certificates.yaml"
 MANIFESTS = sorted(
     path
     for folder in ("daemonsets", "configmaps")
     for path in ROOT.joinpath(folder).rglob("*.yaml")
-    if path.name != "kustomization.yaml"
+    if path not in (path.with_name("kustomization.yaml"), CERTIFICATES)
 )
+"""Those whose kinds are Kubernetes' own."""
+CERT_MANAGER = "cert-manager.io/v1"
+WORKLOADS = ("DaemonSet", "Deployment")
 OLDEST, NEWEST = "1.28", "1.37"
 """The versions of Kubernetes between which cpupool runs."""
 
@@ -107,9 +111,18 @@ def test_kustomize_builds_what_the_api_takes(path: Path) -> None:
 
     found = documents(built.stdout)
     for document in found:
-        kubernetes_validate.validate(document, NEWEST, strict=True)
-    (container,) = only("DaemonSet", found)["spec"]["template"]["spec"]["containers"]
-    assert parsed(container["args"])
+        if document["apiVersion"] != CERT_MANAGER:
+            kubernetes_validate.validate(document, NEWEST, strict=True)
+    pods = [one["spec"]["template"]["spec"] for one in found if one["kind"] in WORKLOADS]
+    containers = [container for pod in pods for container in pod["containers"]]
+    domains = {vars(parsed(one["args"])).get("resource_domain") for one in containers} - {None}
+    # The API server is told of the same resource domain as the agent and the webhook.
+    domains |= {
+        re.findall("'([^']*)'", one["matchConditions"][0]["expression"])[0]
+        for document in found
+        for one in document.get("webhooks", ())
+    }
+    assert len(domains) == 1
 
 
 def test_the_agent_takes_its_arguments_and_serves_its_probes(
@@ -174,8 +187,12 @@ def test_the_agent_has_no_more_rights_than_it_needs(
     assert not {"hostPID", "hostIPC", "hostNetwork", "securityContext"} & set(pod)
 
 
-def test_the_manifests_carry_the_version_of_the_code(agent: dict[str, Any]) -> None:
-    assert agent["image"] == f"cpupool:{VERSION}"
+def test_the_manifests_carry_the_version_of_the_code() -> None:
+    found = [one for path in MANIFESTS for one in documents(path.read_text())]
+    pods = [one["spec"]["template"]["spec"] for one in found if one["kind"] in WORKLOADS]
+    images = [container["image"] for pod in pods for container in pod["containers"]]
+
+    assert images == [f"cpupool:{VERSION}"] * 3
     assert f"--tag cpupool:{VERSION} " in (ROOT / "Containerfile").read_text()
 
 

@@ -1,45 +1,66 @@
-"""The agent is granted what it asks the API server for, and nothing that it does not ask for."""
+"""Each part is granted what it asks the API server for, and nothing that it does not ask for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster import Cluster
+from cpupool.roles.certificates import CertificateKeeper, Installed
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.clusters import running
 from tests.waiting import eventually
 
-FOLDER = Path(__file__).parents[2] / "daemonsets/agent"
+FOLDER = Path(__file__).parents[2] / "daemonsets"
 NODE = "node-a"
+PARTS = {"agent": "DaemonSet", "webhook": "Deployment"}
 
 
-def documents() -> dict[str, dict[str, Any]]:
-    """Give the agent's objects by kind; there is one of each."""
+def documents(part: str) -> dict[str, dict[str, Any]]:
+    """Give a part's objects by kind; there is one of each."""
     found = [
         document
-        for name in ("rbac.yaml", "daemonset.yaml")
-        for document in yaml.safe_load_all((FOLDER / name).read_text())
+        for path in (FOLDER / part).glob("*.yaml")
+        if path.name != "kustomization.yaml"
+        for document in yaml.safe_load_all(path.read_text())
     ]
     by_kind = {document["kind"]: document for document in found}
     assert len(by_kind) == len(found)
     return by_kind
 
 
-def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
-    granted = {
-        (group, resource, verb)
-        for rule in documents()["ClusterRole"]["rules"]
-        for group in rule["apiGroups"]
+def rules(part: str) -> list[dict[str, Any]]:
+    found = documents(part)
+    kinds = [kind for kind in ("ClusterRole", "Role") if kind in found]
+    return [rule for kind in kinds for rule in found[kind]["rules"]]
+
+
+def granted(part: str) -> list[tuple[str, str]]:
+    return sorted(
+        (verb, resource)
+        for rule in rules(part)
         for resource in rule["resources"]
         for verb in rule["verbs"]
-    }
+    )
+
+
+def groups(part: str) -> dict[str, str]:
+    """Give the API group of each resource."""
+    found: dict[str, str] = {}
+    for rule in rules(part):
+        (group,) = rule["apiGroups"]
+        found |= dict.fromkeys(rule["resources"], group)
+    return found
+
+
+def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
     with FakeAPIServer(NODE) as server:
         cluster = Cluster(APIServer.at(server.url), NODE, Names(), Metrics(), lambda: None)
         with running(cluster):
@@ -49,22 +70,59 @@ def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
             eventually(lambda: len(server.events) == 2, "two Events")
         asked = server.verbs()
 
-    # The fake knows the core group only, which has no name.
-    assert {("", resource, verb) for verb, resource in asked} == granted
+    assert granted("agent") == sorted(asked)
+    assert groups("agent") == {"pods": "", "nodes": "", "events": ""}
 
 
-def test_the_rights_are_those_of_the_agents_pod() -> None:
-    found = documents()
-    account, binding = found["ServiceAccount"]["metadata"], found["ClusterRoleBinding"]
-    daemonset = found["DaemonSet"]
-    pod = daemonset["spec"]["template"]["spec"]
-
-    assert binding["subjects"] == [{"kind": "ServiceAccount", **account}]
-    assert binding["roleRef"] == {
-        "apiGroup": "rbac.authorization.k8s.io",
-        "kind": "ClusterRole",
-        "name": found["ClusterRole"]["metadata"]["name"],
+def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
+    found = documents("webhook")
+    secret, configuration = found["Secret"], found["MutatingWebhookConfiguration"]
+    names = {
+        "secrets": secret["metadata"]["name"],
+        "mutatingwebhookconfigurations": configuration["metadata"]["name"],
     }
+    namespace, group = secret["metadata"]["namespace"], "admissionregistration.k8s.io"
+    places = {
+        "secrets": f"/api/v1/namespaces/{namespace}",
+        "mutatingwebhookconfigurations": f"/apis/{group}/v1",
+    }
+    paths = {resource: f"{places[resource]}/{resource}/{name}" for resource, name in names.items()}
+    installed = Installed(
+        namespace=namespace,
+        secret=names["secrets"],
+        service=found["Service"]["metadata"]["name"],
+        configuration=names["mutatingwebhookconfigurations"],
+    )
+    with FakeAPIServer(NODE) as server:
+        server.keep(paths["secrets"], secret)
+        server.keep(paths["mutatingwebhookconfigurations"], configuration)
+        CertificateKeeper(APIServer.at(server.url), installed).look()
+        asked, kept = server.verbs(), server.kept(paths["mutatingwebhookconfigurations"])
+
+    assert granted("webhook") == sorted(asked)
+    assert groups("webhook") == {"secrets": "", "mutatingwebhookconfigurations": group}
+    # For every Secret and every configuration they would be the cluster's.
+    limited = {one: rule["resourceNames"] for rule in rules("webhook") for one in rule["resources"]}
+    assert limited == {resource: [name] for resource, name in names.items()}
+    assert found["Role"]["metadata"]["namespace"] == namespace
+    assert all(one["clientConfig"].pop("caBundle") for one in kept["webhooks"])
+    assert kept["webhooks"] == configuration["webhooks"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_rights_are_those_of_the_parts_pods(part: str) -> None:
+    found = documents(part)
+    account, workload = found["ServiceAccount"]["metadata"], found[PARTS[part]]
+    pod = workload["spec"]["template"]["spec"]
+
+    for kind in {"ClusterRole", "Role"} & found.keys():
+        assert found[f"{kind}Binding"]["subjects"] == [{"kind": "ServiceAccount", **account}]
+        assert found[f"{kind}Binding"]["roleRef"] == {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": kind,
+            "name": found[kind]["metadata"]["name"],
+        }
     assert pod["serviceAccountName"] == account["name"]
-    assert pod["automountServiceAccountToken"]
-    assert daemonset["metadata"]["namespace"] == account["namespace"]
+    # In the webhook's pod one container mounts a token of its own.
+    assert pod["automountServiceAccountToken"] == (part == "agent")
+    assert workload["metadata"]["namespace"] == account["namespace"]

@@ -9,16 +9,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpupool import cli
-from cpupool.telemetry.metrics import Metrics
+from cpupool.telemetry.metrics import Metrics, ProcessMetrics, WebhookMetrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs/user"
 PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
-def metrics() -> set[str]:
-    """Give the agent's own metrics by the names that a query uses, each histogram by its base."""
-    _, body = Metrics().render()
+def own(metrics: ProcessMetrics) -> set[str]:
+    """Give cpupool's metrics by the names that a query uses, each histogram by its base."""
+    _, body = metrics.render()
     families = {
         family.name + "_total" * (family.type == "counter")
         for family in text_string_to_metric_families(body.decode())
@@ -27,14 +27,19 @@ def metrics() -> set[str]:
     return {name for name in families if not name.endswith("_created")}
 
 
-def test_every_argument_of_the_agent_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (DOCS / "configuration.md").read_text()
+@pytest.mark.parametrize(
+    ("command", "page"), [("agent", "configuration.md"), ("webhook", "webhook.md")]
+)
+def test_every_argument_is_documented(
+    capsys: pytest.CaptureFixture[str], command: str, page: str
+) -> None:
+    text = (DOCS / page).read_text()
 
     with pytest.raises(SystemExit):
-        cli.main(["agent", "--help"])
+        cli.main([command, "--help"])
 
     taken = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
-    assert set(re.findall(r"^\| `(--[a-z-]+)` \|", page, re.MULTILINE)) == taken
+    assert set(re.findall(r"^\| `(--[a-z-]+)` \|", text, re.MULTILINE)) == taken
 
 
 def test_the_readme_names_every_command() -> None:
@@ -44,10 +49,26 @@ def test_the_readme_names_every_command() -> None:
     assert set(named) == set(cli.COMMANDS)
 
 
-def test_the_metrics_of_the_operations_page_are_those_of_the_agent() -> None:
-    named = set(re.findall(r"\bcpupool_\w+", (DOCS / "operations.md").read_text()))
+def test_the_readme_shows_what_admit_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "README.md").read_text()
+    ((command, shown),) = re.findall(
+        r"^```\n\$ cpupool (admit .*)\n((?s:.+?))```", page, re.MULTILINE
+    )
+    monkeypatch.chdir(ROOT)
 
-    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} == metrics()
+    assert cli.main(command.split()) == 0
+    assert capsys.readouterr().out.endswith(shown)
+
+
+@pytest.mark.parametrize(
+    ("page", "metrics"), [("operations.md", Metrics()), ("webhook.md", WebhookMetrics())]
+)
+def test_the_metrics_of_a_page_are_those_of_its_process(page: str, metrics: ProcessMetrics) -> None:
+    named = set(re.findall(r"\bcpupool_\w+", (DOCS / page).read_text()))
+
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} == own(metrics)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
