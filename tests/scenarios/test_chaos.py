@@ -264,7 +264,8 @@ class Chaos:
             for pool, ids in holder.ids.items():
                 held[pool] |= ids
         found: dict[str, tuple[object, object]] = {}
-        for pool in {*self.in_force.cpus, *held} - {"default"}:
+        # Of pools that are gone, too: until the kubelet knows, it admits pods to them in vain.
+        for pool in {*held, *(pool for pools in GOOD for pool in pools.cpus)} - {"default"}:
             seen = self.node.kubelet.listing(f"{PREFIX}{pool}").healthy
             own = self.in_force.of(pool)
             if pool.startswith("shared"):
