@@ -1,5 +1,7 @@
 #!/bin/sh
-# Generates the gRPC code from protos/ into FOLDER, as modules of the package cpupool.api.
+# Generates the code of every file of protos/ into FOLDER, as modules of the package cpupool.api;
+# gRPC stubs only of those that declare services. The messages of the tests' own CRI client are made
+# where their file is.
 #
 #   tools/protos.sh FOLDER
 #
@@ -16,7 +18,15 @@ if [ ! -x "$venv/bin/python" ]; then
     "$venv/bin/python" -m pip --quiet install --upgrade 'pip>=25.1'
     "$venv/bin/python" -m pip --quiet install --group protos
 fi
-"$venv/bin/python" -m grpc_tools.protoc -Icpupool/api=protos \
-    --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
-    cpupool/api/deviceplugin.proto cpupool/api/podresources.proto
+generate() {
+    "$venv/bin/python" -m grpc_tools.protoc -Icpupool/api=protos "$@"
+}
+for proto in protos/*.proto; do
+    as_module=cpupool/api/${proto#protos/}
+    generate --python_out="$out" --pyi_out="$out" "$as_module"
+    if grep -q '^service ' "$proto"; then
+        generate --grpc_python_out="$out" "$as_module"
+    fi
+done
 cp "$out"/cpupool/api/* "$1"
+"$venv/bin/python" -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tests/containerd/cri.proto

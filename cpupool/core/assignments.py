@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
+from cpupool.core import quota
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
 from cpupool.core.workloads import ContainerRef
+
+_NO_CPUS: Final = CPUSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +72,46 @@ class CPUAssignment:
         cause: the same for programs; None for one that is not confined.
         offline: CPUs of its own that are offline.
         stale: `shared` is what its shared pools were before they changed.
+        pools: pool → which of these CPUs come from it, for a container that is as requested.
+        shared_milli: how much of its shared pools it may use.
     """
 
     placement: Placement
-    exclusive: CPUSet = field(default_factory=CPUSet)
-    shared: CPUSet = field(default_factory=CPUSet)
-    default: CPUSet = field(default_factory=CPUSet)
+    exclusive: CPUSet = _NO_CPUS
+    shared: CPUSet = _NO_CPUS
+    default: CPUSet = _NO_CPUS
     reason: str = ""
     cause: Cause | None = None
-    offline: CPUSet = field(default_factory=CPUSet)
+    offline: CPUSet = _NO_CPUS
     stale: bool = False
+    pools: Mapping[str, CPUSet] = field(default_factory=dict)
+    shared_milli: int = 0
 
     @property
     def cpus(self) -> CPUSet:
         """The cpuset to write; empty means: leave the container alone."""
         return self.exclusive | self.shared | self.default
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that tell the application its CPUs; none unless it is as requested.
+
+        `EXCLUSIVE_CPUS` and `SHARED_CPUS` join all pools of a kind: of the answers to several
+        Allocate calls the kubelet keeps the first one's.
+        """
+        if self.placement is not Placement.POOLS:
+            return {}
+        joined = {EXCLUSIVE_CPUS: self.exclusive, SHARED_CPUS: self.shared}
+        of_pools = {pool_variable(pool): cpus for pool, cpus in self.pools.items()}
+        return {name: str(cpus) for name, cpus in {**joined, **of_pools}.items() if cpus}
+
+    @property
+    def quota_us(self) -> int | None:
+        """The CFS quota per `quota.PERIOD_US`; None where it is not cpupool's to say.
+
+        A container with CPUs of its own is not limited: its set already is, and a quota of as many
+        CPUs could only throttle it.
+        """
+        if self.placement is not Placement.POOLS:
+            return None
+        return quota.UNLIMITED_US if self.exclusive else quota.quota_us(self.shared_milli)

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.core.cpuset import MAX_CPU, CPUSet, format_ids
 from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
-from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind
+from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind, is_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from cpupool.core.names import Names
     from cpupool.core.topology import CPUTopology
 
 _CANONICAL_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 """The one spelling in which an id is given out: `007` and `+7` are nobody's."""
+_RUN: Final = rf"(?:{_CANONICAL_NUMBER.pattern})(?:-(?:{_CANONICAL_NUMBER.pattern}))?"
+_DESCRIPTION: Final = re.compile(rf"{_RUN}(?:,{_RUN})*", re.ASCII)
+_LONGEST_DESCRIPTION: Final = 256 * 1024
+_MOST_DEVICES: Final = 250_000
+"""A text of a few characters must not become a list that fills the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,29 @@ def exclusive_cpus(ids: Iterable[str]) -> CPUSet:
 def describe_ids(ids: Iterable[str]) -> str:
     """Write device ids in the list format, for the annotation that a container carries."""
     return format_ids(sorted(int(identifier) for identifier in ids))
+
+
+def allocated(annotations: Mapping[str, str], names: Names) -> dict[str, frozenset[str]]:
+    """Read what Allocate's replies wrote on a container: pool name → device ids.
+
+    An annotation that holds something else counts as none: whoever wrote it was not cpupool.
+    """
+    found = {}
+    for key, text in annotations.items():
+        pool = names.allocated_pool(key)
+        if pool is not None and is_name(pool) and (ids := _described(text)):
+            found[pool] = ids
+    return found
+
+
+def _described(text: str) -> frozenset[str]:
+    if len(text) > _LONGEST_DESCRIPTION or _DESCRIPTION.fullmatch(text) is None:
+        return frozenset()
+    bounds = [[int(bound) for bound in run.split("-")] for run in text.split(",")]
+    steps = [run[-1] - run[0] for run in bounds]
+    if min(steps) < 0 or sum(steps) > _MOST_DEVICES:
+        return frozenset()
+    return frozenset(str(number) for run in bounds for number in range(run[0], run[-1] + 1))
 
 
 def _lists(pool: Pool, identifier: str) -> bool:

@@ -232,6 +232,45 @@ class CgroupWriteRejected(HostError):
         super().__init__(f"{path}: the kernel did not take cpuset {value!r}: {reason}")
 
 
+class ContainerNotFound(HostError):
+    """A container that the runtime does not have; it has ended, or is not there yet."""
+
+    def __init__(self, container: str) -> None:
+        self.container = container
+        super().__init__(f"container {container}: the container runtime does not have it")
+
+
+class RuntimeRefused(HostError):
+    """The container runtime did not set a container's CPUs.
+
+    Attributes:
+        container: the container's id.
+        cpus: what it was to run on.
+    """
+
+    def __init__(self, container: str, cpus: CPUSet, reason: str) -> None:
+        self.container = container
+        self.cpus = cpus
+        super().__init__(
+            f"container {container}: the container runtime did not set CPUs {cpus}: {reason}"
+        )
+
+
+class RuntimeBusy(RuntimeRefused):
+    """The container runtime waits for an answer of cpupool itself; it may be asked after that."""
+
+
+class RuntimeUnreachable(HostError):
+    """A container that only the runtime may write, while the runtime cannot be reached."""
+
+    def __init__(self, container: str) -> None:
+        self.container = container
+        super().__init__(
+            f"container {container}: the container runtime has its CPUs and cannot be reached; "
+            "start the runtime, or give cpupool its CRI or NRI socket"
+        )
+
+
 class ProtocolError(CPUPoolError):
     """A conversation with another program that went wrong."""
 

@@ -52,6 +52,11 @@ class Names:
         """Name the annotation by which an allocation is recognised on the container."""
         return f"{self.domain}/allocated.{pool}"
 
+    def allocated_pool(self, annotation: str) -> str | None:
+        """Name the pool behind such an annotation, or None for any other."""
+        domain, _, pool = annotation.partition("/allocated.")
+        return pool if domain == self.domain and pool else None
+
 
 def pool_variable(pool: str) -> str:
     """Name the environment variable of one pool: `CPUPOOL_CPUS_<POOL>`."""

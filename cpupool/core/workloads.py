@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, Final, NewType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 PodUID = NewType("PodUID", str)
 ContainerID = NewType("ContainerID", str)
 """A runtime's id without its scheme: 64 hexadecimal digits, no `containerd://`."""
+
+
+_NAME_LABEL: Final = "io.kubernetes.container.name"
 
 
 class QoSClass(Enum):
@@ -64,7 +67,7 @@ class Pod:
         uid: as in the API.
         namespace: its namespace.
         name: its name, unique in the namespace at any time.
-        qos: its QoS class.
+        qos: its QoS class; None where only the container runtime has told of the pod.
         containers: every kind, init containers first.
         cgroup_uid: the id in its cgroup's name: the config hash for a static pod, else `uid`.
         finished: it has succeeded or failed, and owns nothing any more.
@@ -73,7 +76,7 @@ class Pod:
     uid: PodUID
     namespace: str
     name: str
-    qos: QoSClass
+    qos: QoSClass | None
     containers: tuple[Container, ...]
     cgroup_uid: str = ""
     finished: bool = False
@@ -81,3 +84,60 @@ class Pod:
     def __post_init__(self) -> None:
         if not self.cgroup_uid:
             object.__setattr__(self, "cgroup_uid", self.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContainer:
+    """A container, or a pod's sandbox, as the container runtime knows it.
+
+    Attributes:
+        id: the runtime's.
+        pod: the id in its pod's cgroup name: the UID, or a static pod's config hash.
+        namespace: the pod's namespace.
+        pod_name: the pod's name.
+        name: the container's name in the pod; empty for the sandbox.
+        devices: pool name → ids that Allocate gave it, as the annotations of its reply tell.
+    """
+
+    id: ContainerID
+    pod: str
+    namespace: str
+    pod_name: str
+    name: str = ""
+    devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def labelled(
+        cls,
+        identifier: str,
+        labels: Mapping[str, str],
+        devices: Mapping[str, frozenset[str]] | None = None,
+        *,
+        name: str | None = None,
+    ) -> RuntimeContainer | None:
+        """Read the labels that the kubelet gives; None for what is not the kubelet's.
+
+        Source: kubernetes pkg/kubelet/types/labels.go.
+
+        Args:
+            identifier: the runtime's id.
+            labels: those of the container, or of its pod.
+            devices: pool name → ids.
+            name: the container's, where it is not to be read off the labels.
+        """
+        try:
+            return cls(
+                ContainerID(identifier),
+                labels["io.kubernetes.pod.uid"],
+                labels["io.kubernetes.pod.namespace"],
+                labels["io.kubernetes.pod.name"],
+                labels.get(_NAME_LABEL, "") if name is None else name,
+                devices or {},
+            )
+        except KeyError:
+            return None
+
+    @classmethod
+    def sandbox(cls, identifier: str, labels: Mapping[str, str]) -> RuntimeContainer | None:
+        """Read a sandbox's labels; a container's name among them is the pod author's doing."""
+        return cls.labelled(identifier, labels, name="")

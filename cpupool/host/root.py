@@ -18,6 +18,7 @@ class HostRoot:
         run: The product's own run-time folder, emptied by a reboot.
         state: The product's own folder that a reboot leaves as it is.
         base: Where the machine's `/` is, from which the kubelet and the runtime see these places.
+        runtime: Where the container runtime has its sockets.
     """
 
     sysfs: Path = Path("/sys")
@@ -27,6 +28,7 @@ class HostRoot:
     run: Path = Path("/run/cpupool")
     state: Path = Path("/var/lib/cpupool")
     base: Path = Path("/")
+    runtime: Path = Path("/run")
 
     @classmethod
     def under(cls, folder: Path) -> HostRoot:
@@ -39,6 +41,7 @@ class HostRoot:
             run=folder / "run/cpupool",
             state=folder / "var/lib/cpupool",
             base=folder,
+            runtime=folder / "run",
         )
 
     def on_host(self, path: Path) -> str:
@@ -99,3 +102,13 @@ class HostRoot:
     def pool_folders(self) -> Path:
         """A folder for each shared pool, with its CPUs: mounted into its containers."""
         return self.state / "pools"
+
+    @property
+    def cri_sockets(self) -> tuple[Path, ...]:
+        """Where the usual runtimes listen for CRI calls, in the order in which they are tried."""
+        return (self.runtime / "containerd/containerd.sock", self.runtime / "crio/crio.sock")
+
+    @property
+    def nri_socket(self) -> Path:
+        """Where the runtime listens for NRI plugins (containerd and CRI-O alike)."""
+        return self.runtime / "nri/nri.sock"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
+from cpupool.channel import dialled
 from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import MAX_CPU, CPUSet
-from cpupool.kubelet.channel import dialled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

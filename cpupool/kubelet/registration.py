@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.api.deviceplugin_pb2 import DevicePluginOptions, RegisterRequest
 from cpupool.api.deviceplugin_pb2_grpc import RegistrationStub
-from cpupool.kubelet.channel import dialled
+from cpupool.channel import dialled
 
 if TYPE_CHECKING:
     from pathlib import Path

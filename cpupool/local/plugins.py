@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from cpupool import channel
 from cpupool.api.deviceplugin_pb2 import (
     AllocateRequest,
     ContainerAllocateRequest,
@@ -25,7 +26,6 @@ from cpupool.api.deviceplugin_pb2 import (
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.pools import MAX_DEVICE_LIST_BYTES
-from cpupool.kubelet import channel
 from cpupool.kubelet.device_plugin import HEALTHY
 from cpupool.local.devices import IDs, Listing
 from cpupool.telemetry import log as logs

@@ -144,7 +144,7 @@ class HostedPod:
         self._report()
 
     def _report(self) -> None:
-        status: dict[str, Any] = {**self._phase, "qosClass": self.pod.qos.value}
+        status: dict[str, Any] = {**self._phase, "qosClass": self.pod.qos and self.pod.qos.value}
         for container in self.pod.containers:
             if container.name in self._statuses:
                 listed = status.setdefault(_STATUS_LISTS[container.kind], [])

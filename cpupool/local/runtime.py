@@ -84,7 +84,7 @@ class EmbeddedRuntime:
 
 def pod_cgroup(pod: Pod) -> str:
     """Name a pod's cgroup below the kubelet's cgroup root; a Guaranteed pod has no QoS level."""
-    levels = ["kubepods", pod.qos.value.lower(), f"pod{pod.cgroup_uid}"]
-    if pod.qos is QoSClass.GUARANTEED:
-        del levels[1]
-    return "/".join(levels)
+    parts = ["kubepods", f"pod{pod.cgroup_uid}"]
+    if pod.qos is not None and pod.qos is not QoSClass.GUARANTEED:
+        parts.insert(1, pod.qos.value.lower())
+    return "/".join(parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
-from cpupool.api import deviceplugin_pb2, podresources_pb2
+from cpupool.api import cri_pb2, deviceplugin_pb2, nri_pb2, podresources_pb2, ttrpc_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,8 @@ SCALARS = {
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "int32": FieldDescriptorProto.TYPE_INT32,
     "int64": FieldDescriptorProto.TYPE_INT64,
+    "uint64": FieldDescriptorProto.TYPE_UINT64,
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
 }
 
 
@@ -42,6 +44,9 @@ def written(name: str, kind: str) -> dict[str, str]:
     [
         ("deviceplugin", deviceplugin_pb2.DESCRIPTOR),
         ("podresources", podresources_pb2.DESCRIPTOR),
+        ("cri", cri_pb2.DESCRIPTOR),
+        ("nri", nri_pb2.DESCRIPTOR),
+        ("ttrpc", ttrpc_pb2.DESCRIPTOR),
     ],
 )
 def test_the_generated_code_is_current(name: str, generated: FileDescriptor) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Device, Offer
 from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
+from cpupool.core.names import Names
 from cpupool.core.pools import Pool
 from tests.machines import MACHINES
 
@@ -181,3 +184,46 @@ def test_exclusive_ids_name_their_cpus_and_others_are_left_out() -> None:
 
 def test_ids_are_described_as_a_list_in_the_order_of_numbers() -> None:
     assert devices.describe_ids(["10", "9", "226000", "8", "1"]) == "1,8-10,226000"
+
+
+def annotated(text: str) -> dict[str, frozenset[str]]:
+    return devices.allocated({"nokia.k8s.io/allocated.pool": text}, Names())
+
+
+@given(st.sets(st.integers(0, 999_999_999).map(str), min_size=1))
+def test_described_ids_are_read_back(ids: set[str]) -> None:
+    assert annotated(devices.describe_ids(ids)) == {"pool": ids}
+
+
+def test_an_allocation_is_read_for_each_pool_of_the_domain() -> None:
+    annotations = {
+        "example.com/allocated.exclusive-a": "2-3",
+        "example.com/allocated.shared.v2_a": "9,0-1,1-2,0",
+        "example.com/allocated.": "4",
+        "example.com/allocated.exclusive-a/../b": "4",
+        "example.com/allocated.exclusive-\0": "4",
+        "example.com/exclusive-a": "5",
+        "nokia.k8s.io/allocated.exclusive-a": "6",
+    }
+    assert devices.allocated(annotations, Names("example.com")) == {
+        "exclusive-a": {"2", "3"},
+        "shared.v2_a": {"0", "1", "2", "9"},
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "x", ",", "2,", ",2", "2,,3", "2 ,3", "2\n"),
+        *("-", "-2", "2-", "2-4-6", "2-x", "2..4"),
+        *("+2", "02", "0x2", "1_0", "2.0", "\u0662", "\u00b2", "1000000000"),
+        pytest.param("5-3", id="backwards"),
+        pytest.param("2,5-3", id="backwards in the middle"),
+        pytest.param("0-1000001", id="too many"),
+        pytest.param("0-600000,600000-1200000", id="too many together"),
+        pytest.param("0-1100000,200000-0", id="too many, with a run backwards"),
+        pytest.param(",".join(["1"] * 131_073), id="too long"),
+    ],
+)
+def test_what_cpupool_has_not_written_counts_as_no_allocation(text: str) -> None:
+    assert annotated(text) == {}

@@ -35,6 +35,22 @@ def test_an_allocation_is_annotated_per_pool() -> None:
     assert Names("example.com").allocated("exclusive-a") == "example.com/allocated.exclusive-a"
 
 
+@pytest.mark.parametrize(
+    ("annotation", "pool"),
+    [
+        ("example.com/allocated.exclusive-a", "exclusive-a"),
+        ("example.com/allocated.allocated.v2", "allocated.v2"),
+        ("example.com/allocated.", None),
+        ("example.com/allocated", None),
+        ("example.com/cpus", None),
+        ("nokia.k8s.io/allocated.exclusive-a", None),
+        ("x/example.com/allocated.exclusive-a", None),
+    ],
+)
+def test_only_our_annotations_have_a_pool(annotation: str, pool: str | None) -> None:
+    assert Names("example.com").allocated_pool(annotation) == pool
+
+
 def test_a_pools_variable_is_a_name_that_a_shell_accepts() -> None:
     assert pool_variable("exclusive-dpdk.v2_a") == "CPUPOOL_CPUS_EXCLUSIVE_DPDK_V2_A"
 

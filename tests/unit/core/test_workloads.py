@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.workloads import Pod, PodUID, QoSClass
+from cpupool.core.quota import UNLIMITED_US
+from cpupool.core.workloads import ContainerID, Pod, PodUID, QoSClass, RuntimeContainer
+
+LABELS = {
+    "io.kubernetes.pod.uid": "uid",
+    "io.kubernetes.pod.namespace": "default",
+    "io.kubernetes.pod.name": "web",
+}
 
 
 def pod(cgroup_uid: str = "") -> Pod:
@@ -25,3 +34,67 @@ def test_a_container_runs_on_the_union_of_what_it_has() -> None:
     )
     assert str(assigned.cpus) == "0-2,4"
     assert CPUAssignment(Placement.DEFAULT).cpus == CPUSet()
+
+
+def test_an_application_is_told_its_cpus_by_pool_and_by_kind() -> None:
+    assigned = CPUAssignment(
+        Placement.POOLS,
+        exclusive=CPUSet.of(4, 6),
+        shared=CPUSet.of(0, 1),
+        pools={
+            "exclusive-a": CPUSet.of(4),
+            "exclusive-b": CPUSet.of(6),
+            "shared": CPUSet.of(0, 1),
+            "shared-off": CPUSet(),
+        },
+    )
+    assert assigned.environment == {
+        "EXCLUSIVE_CPUS": "4,6",
+        "SHARED_CPUS": "0-1",
+        "CPUPOOL_CPUS_EXCLUSIVE_A": "4",
+        "CPUPOOL_CPUS_EXCLUSIVE_B": "6",
+        "CPUPOOL_CPUS_SHARED": "0-1",
+    }
+
+
+@pytest.mark.parametrize("placement", [Placement.DEFAULT, Placement.CONFINED])
+def test_a_container_that_is_not_as_requested_is_told_and_limited_by_nothing(
+    placement: Placement,
+) -> None:
+    assigned = CPUAssignment(placement, default=CPUSet.of(0), pools={"shared": CPUSet.of(0)})
+    assert (assigned.environment, assigned.quota_us) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "shared_milli", "quota_us"),
+    [
+        pytest.param(CPUSet(), 250, 25_000, id="shared alone"),
+        pytest.param(CPUSet.of(4), 250, UNLIMITED_US, id="with CPUs of its own"),
+        pytest.param(CPUSet.of(4), 0, UNLIMITED_US, id="its own alone"),
+    ],
+)
+def test_what_a_container_shares_limits_it_unless_it_has_cpus_of_its_own(
+    exclusive: CPUSet, shared_milli: int, quota_us: int
+) -> None:
+    assigned = CPUAssignment(Placement.POOLS, exclusive=exclusive, shared_milli=shared_milli)
+    assert assigned.quota_us == quota_us
+
+
+def test_a_container_is_whose_the_kubelets_labels_say() -> None:
+    devices = {"exclusive-a": frozenset({"2"})}
+    labels = {**LABELS, "io.kubernetes.container.name": "main", "app": "web"}
+    assert RuntimeContainer.labelled("abc", labels, devices) == RuntimeContainer(
+        ContainerID("abc"), "uid", "default", "web", "main", devices
+    )
+
+
+def test_a_sandbox_has_no_container_name() -> None:
+    assert RuntimeContainer.labelled("abc", LABELS) == RuntimeContainer(
+        ContainerID("abc"), "uid", "default", "web"
+    )
+
+
+@pytest.mark.parametrize("lacking", LABELS)
+def test_what_lacks_a_label_of_the_kubelets_is_none_of_its(lacking: str) -> None:
+    labels = {name: value for name, value in LABELS.items() if name != lacking}
+    assert RuntimeContainer.labelled("abc", labels) is None

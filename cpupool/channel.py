@@ -1,4 +1,4 @@
-"""Calling over unix sockets, the kubelet's above all."""
+"""Calling the kubelet and the container runtime: gRPC over unix sockets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """A node's podresources list names every milli-CPU of every container by its id."""
 
 _REMEDIES: Final = {
-    grpc.StatusCode.UNAVAILABLE: "check that the kubelet runs and that its folder is mounted",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "check whether the kubelet hangs",
-    grpc.StatusCode.UNIMPLEMENTED: "the kubelet is too old or has this service switched off",
+    grpc.StatusCode.UNAVAILABLE: "check that {peer} runs and that its folder is mounted",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "check whether {peer} hangs",
+    grpc.StatusCode.UNIMPLEMENTED: "{peer} is too old or has this service switched off",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "ask less often",
 }
 
@@ -42,15 +42,16 @@ def opened(socket: Path, max_message_bytes: int) -> grpc.Channel:
 
 
 @contextmanager
-def dialled(socket: Path, purpose: str) -> Iterator[grpc.Channel]:
+def dialled(socket: Path, purpose: str, peer: str = "the kubelet") -> Iterator[grpc.Channel]:
     """Open a channel for one call.
 
-    A new channel for each call finds a kubelet that has restarted at once; a lasting one would
-    wait out its own back-off.
+    A new channel for each call finds a peer that has restarted at once; a lasting one would wait
+    out its own back-off.
 
     Args:
-        socket: the kubelet's.
+        socket: the peer's.
         purpose: what the call is for, as in `registering nokia.k8s.io/shared`.
+        peer: who answers, for messages.
 
     Raises:
         RemoteProtocolError: the call made inside failed.
@@ -61,5 +62,5 @@ def dialled(socket: Path, purpose: str) -> Iterator[grpc.Channel]:
     except grpc.RpcError as error:
         raise RemoteProtocolError(
             f"{purpose} on {socket} failed ({error.code().name}: {error.details()});"
-            f" {_REMEDIES.get(error.code(), 'look at the log of the kubelet')}"
+            f" {_REMEDIES.get(error.code(), 'look at the log of {peer}').format(peer=peer)}"
         ) from error

@@ -1,0 +1,257 @@
+"""The container runtime's CRI service: which container is which, and on which CPUs it is to run.
+
+Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, and what containerd and CRI-O make of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from cpupool.api.cri_pb2 import (
+    CONTAINER_EXITED,
+    ContainerFilter,
+    ContainerStatusRequest,
+    LinuxContainerResources,
+    ListContainersRequest,
+    ListPodSandboxRequest,
+    PodSandboxFilter,
+    UpdateContainerResourcesRequest,
+    VersionRequest,
+)
+from cpupool.api.cri_pb2_grpc import RuntimeServiceStub
+from cpupool.channel import dialled
+from cpupool.core.devices import allocated
+from cpupool.core.errors import ContainerNotFound, RemoteProtocolError, RuntimeRefused
+from cpupool.core.workloads import RuntimeContainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+    from cpupool.api.cri_pb2 import (
+        Container,
+        ContainerStatusResponse,
+        ListContainersResponse,
+        ListPodSandboxResponse,
+        VersionResponse,
+    )
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.names import Names
+    from cpupool.core.workloads import ContainerID
+
+_PEER: Final = "the container runtime"
+_UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_FEW: Final = 4
+"""So many containers are asked for one by one; of more, one list of all is the shorter answer."""
+_RETRY_S: Final = 2.0
+_RETRY_SHARE: Final = 10
+"""A runtime that hangs is asked for again after so many times as long as it was waited for."""
+
+
+class CRI:
+    """A `ContainerSource` and a `ContainerRuntime` over the runtime's socket; any thread may call.
+
+    It asks and does not listen: GetContainerEvents would tell of a container a millisecond sooner
+    than a question about its cgroup does, but containerd creates no container while a listener
+    does not read (2.x: internal/eventq), or gives each event to one listener only, so that the
+    kubelet misses it (1.x: pkg/cri/server/container_events.go).
+
+    Each call has a channel of its own: that costs under a millisecond, and a runtime that has been
+    restarted is found at once.
+
+    Args:
+        sockets: where a runtime may listen; the first on which one answers is used.
+        names: of the annotations that Allocate's replies leave on containers.
+        timeout_s: how long to wait for one answer.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[Path],
+        names: Names,
+        *,
+        timeout_s: float = 2.0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sockets = sockets
+        self._names = names
+        self._timeout_s = timeout_s
+        self._now_s = now_s
+        # The socket on which a runtime answered, until it does so no longer.
+        self._socket: Path | None = None
+        self._retry_at_s = now_s()
+
+    def version(self) -> tuple[str, str]:
+        """Ask for the runtime's name and version, as `containerd` and `v2.1.4`.
+
+        Raises:
+            RemoteProtocolError: no runtime answers on any socket.
+        """
+        _, answer = self._find_runtime()
+        return answer.runtime_name, answer.runtime_version
+
+    def connected(self) -> bool:
+        """Tell whether the runtime answers: as its last answer was, else asked now and then."""
+        if self._socket is None and self._now_s() >= self._retry_at_s:
+            with suppress(RemoteProtocolError):
+                self.version()
+        return self._socket is not None
+
+    def recognise(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
+        """Give those of these containers and sandboxes that the runtime knows.
+
+        Those that are not the kubelet's are left out.
+
+        Raises:
+            RemoteProtocolError: the runtime does not answer.
+        """
+        if not ids:
+            return ()
+        wanted = frozenset(ids)
+        questions = [(one, {one}) for one in wanted] if len(wanted) <= _FEW else [("", wanted)]
+        with self._calling("recognising containers") as stub:
+            found = [one for question in questions for one in self._listed(stub, *question)]
+        return tuple(filter(None, found))
+
+    def held(self, container: ContainerID) -> str | None:
+        """Give the CPU list that the runtime has for a container.
+
+        The OCI spec is what counts: containerd's `resources` leave out what an NRI plugin has set
+        at creation (containerd: internal/cri/server/container_create.go, copyResourcesToStatus).
+
+        Returns:
+            Empty where it has none, and None where it does not know the container.
+
+        Raises:
+            RemoteProtocolError: the runtime does not answer.
+        """
+        with self._calling("ContainerStatus") as stub:
+            answer = self._status(stub, container, verbose=True)
+        if answer is None:
+            return None
+        try:
+            return str(
+                json.loads(answer.info["info"])["runtimeSpec"]["linux"]["resources"]["cpu"]["cpus"]
+            )
+        except (KeyError, TypeError, ValueError):
+            return answer.status.resources.linux.cpuset_cpus
+
+    def starting(self, container: ContainerID) -> bool:  # noqa: ARG002
+        """Tell whether the runtime is still bringing a container onto its CPUs: never, by calls."""
+        return False
+
+    def update(self, container: ContainerID, cpus: CPUSet) -> None:
+        """Let the runtime set a container's CPUs, and nothing else.
+
+        Raises:
+            ContainerNotFound: it has ended.
+            RuntimeRefused: it did not, or the runtime does not answer.
+            ValueError: there are no CPUs; a runtime would read that as no change.
+        """
+        if not cpus:
+            raise ValueError(f"container {container} cannot run on no CPUs")
+        request = UpdateContainerResourcesRequest(
+            container_id=container, linux=LinuxContainerResources(cpuset_cpus=str(cpus))
+        )
+        try:
+            with self._calling("UpdateContainerResources") as stub:
+                try:
+                    stub.UpdateContainerResources(request, timeout=self._timeout_s)
+                except grpc.RpcError as error:
+                    if error.code() in _UNREACHABLE:
+                        raise
+                    # CRI-O has no code of its own for a container that it does not have.
+                    answer = self._status(stub, container)
+                    if answer is None or answer.status.state == CONTAINER_EXITED:
+                        raise ContainerNotFound(container) from error
+                    raise
+        except RemoteProtocolError as error:
+            raise RuntimeRefused(container, cpus, str(error)) from error
+
+    def _find_runtime(self) -> tuple[Path, VersionResponse]:
+        """Find the socket on which a runtime answers, and give its answer."""
+        failures = []
+        started_s = self._now_s()
+        for socket in filter(_is_there, self._sockets):
+            try:
+                with dialled(socket, "Version", _PEER) as channel:
+                    answer: VersionResponse = RuntimeServiceStub(channel).Version(
+                        VersionRequest(), timeout=self._timeout_s
+                    )
+            except RemoteProtocolError as error:
+                failures.append(error)
+            else:
+                self._socket = socket
+                return socket, answer
+        self._socket = None
+        now_s = self._now_s()
+        self._retry_at_s = now_s + max(_RETRY_S, _RETRY_SHARE * (now_s - started_s))
+        if failures:
+            raise failures[0]
+        raise RemoteProtocolError(
+            f"there is no CRI socket {' or '.join(map(str, self._sockets))}; start the runtime,"
+            " mount its folder, as /run/containerd, into the agent's pod, or set --cri-socket"
+        )
+
+    @contextmanager
+    def _calling(self, purpose: str) -> Iterator[RuntimeServiceStub]:
+        socket = self._socket or self._find_runtime()[0]
+        with dialled(socket, purpose, _PEER) as channel:
+            try:
+                yield RuntimeServiceStub(channel)
+            except grpc.RpcError as error:
+                if error.code() in _UNREACHABLE:
+                    self._socket = None
+                raise
+
+    def _listed(
+        self, stub: RuntimeServiceStub, asked: str, wanted: AbstractSet[str]
+    ) -> Iterator[RuntimeContainer | None]:
+        """Ask for a container or sandbox by its id, or for all of them by an empty one."""
+        containers: ListContainersResponse = stub.ListContainers(
+            ListContainersRequest(filter=ContainerFilter(id=asked)), timeout=self._timeout_s
+        )
+        # A runtime takes the beginning of an id for the whole.
+        found = [one for one in containers.containers if one.id in wanted]
+        yield from map(self._container, found)
+        if len(found) == len(wanted):
+            return
+        sandboxes: ListPodSandboxResponse = stub.ListPodSandbox(
+            ListPodSandboxRequest(filter=PodSandboxFilter(id=asked)), timeout=self._timeout_s
+        )
+        yield from (
+            RuntimeContainer.sandbox(one.id, dict(one.labels))
+            for one in sandboxes.items
+            if one.id in wanted
+        )
+
+    def _container(self, one: Container) -> RuntimeContainer | None:
+        devices = allocated(one.annotations, self._names)
+        return RuntimeContainer.labelled(one.id, dict(one.labels), devices)
+
+    def _status(
+        self, stub: RuntimeServiceStub, container: ContainerID, *, verbose: bool = False
+    ) -> ContainerStatusResponse | None:
+        """Give what the runtime tells of a container; None where it does not know it."""
+        request = ContainerStatusRequest(container_id=container, verbose=verbose)
+        try:
+            answer: ContainerStatusResponse = stub.ContainerStatus(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return None
+            raise
+        return answer
+
+
+def _is_there(socket: Path) -> bool:
+    try:
+        return socket.is_socket()
+    except PermissionError:
+        return True  # dialling it says what is wrong

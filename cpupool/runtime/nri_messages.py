@@ -1,0 +1,222 @@
+"""What a container runtime and an NRI plugin tell each other, as values.
+
+Source: github.com/containerd/nri, pkg/api/api.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.workloads import ContainerID, RuntimeContainer
+
+
+class ContainerState(Enum):
+    """Where a container is in its life."""
+
+    UNKNOWN = "unknown"
+    CREATED = "created"
+    PAUSED = "paused"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class CPUResources:
+    """CPU resources of a container; what is empty or None is not set, or stays as it is."""
+
+    cpus: str
+    quota_us: int | None
+    period_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NRIContainer:
+    """A container as the runtime describes it.
+
+    Attributes:
+        id: the runtime's.
+        known: whose it is, and its devices; None where the kubelet has not labelled it.
+        cpu: what the runtime holds for it.
+        environment: its variables.
+        state: as the runtime sees it.
+    """
+
+    id: ContainerID
+    known: RuntimeContainer | None
+    cpu: CPUResources
+    environment: Mapping[str, str]
+    state: ContainerState
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The runtime has accepted the plugin's name and index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The runtime has introduced itself; answered.
+
+    Attributes:
+        runtime: its name, as `containerd`.
+        version: its version.
+    """
+
+    runtime: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """Everything that the runtime runs; to be answered.
+
+    Attributes:
+        call: for `Session.answer_synchronize`.
+        sandboxes: of the kubelet's pods.
+        containers: created and running ones.
+    """
+
+    call: int
+    sandboxes: tuple[RuntimeContainer, ...]
+    containers: tuple[NRIContainer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateContainer:
+    """A container is about to be created; to be answered.
+
+    Attributes:
+        call: for `Session.answer_create`.
+        sandbox: its pod's; None where the kubelet has not labelled it.
+        container: as the runtime would create it.
+        deadline_s: how long the runtime waits; None where it does not tell.
+    """
+
+    call: int
+    sandbox: RuntimeContainer | None
+    container: NRIContainer
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateContainer:
+    """Somebody changes a container's resources; to be answered.
+
+    Attributes:
+        call: for `Session.answer_update`.
+        container: as it is now.
+        asked: what it is to become.
+    """
+
+    call: int
+    container: NRIContainer
+    asked: CPUResources
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A container's process has been started; answered.
+
+    The runtime tells it before, too (StartContainer), and the process would wait for that answer.
+    """
+
+    container: NRIContainer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A container has no process any more; answered.
+
+    Told when the container stops, which is when its CPUs are free, and again when the runtime
+    removes it: one that never ran is only removed. A creation that the runtime takes back ends like
+    this, too, and then the id is all that it tells.
+    """
+
+    container: NRIContainer
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStarted:
+    """A pod of the kubelet's has its sandbox; answered."""
+
+    sandbox: RuntimeContainer
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRemoved:
+    """A sandbox, the kubelet's or not, is gone; answered."""
+
+    id: ContainerID
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The runtime is going down; answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """The runtime's answer to `Session.update`.
+
+    Attributes:
+        call: what `Session.update` returned.
+        failed: containers that were not updated.
+        error: why the call as a whole failed; empty where it did not.
+    """
+
+    call: int
+    failed: tuple[ContainerID, ...]
+    error: str
+
+
+Message: TypeAlias = (
+    Registered
+    | Configured
+    | Synchronize
+    | CreateContainer
+    | UpdateContainer
+    | Started
+    | Ended
+    | SandboxStarted
+    | SandboxRemoved
+    | Shutdown
+    | Updated
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What a container that is being created gets.
+
+    Attributes:
+        cpus: what it runs on; an empty set leaves that as it is.
+        quota_us: CFS quota per `PERIOD_US`, -1 for none; None leaves it as it is.
+        environment: variables to set.
+    """
+
+    cpus: CPUSet
+    quota_us: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A change to a container that exists.
+
+    Attributes:
+        container: its id.
+        cpus: as in `Adjustment`.
+        quota_us: as in `Adjustment`.
+        ignore_failure: whether the runtime keeps a failure to itself.
+    """
+
+    container: ContainerID
+    cpus: CPUSet
+    quota_us: int | None = None
+    ignore_failure: bool = True
