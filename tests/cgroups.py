@@ -14,7 +14,7 @@ from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.apply import repair
 from cpupool.manager.enforce import CgroupNode, Write
-from cpupool.manager.ports import FoundContainer
+from cpupool.manager.ports import POD_ITSELF, FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +53,7 @@ class KernelModel:
         self.writes: list[Write] = []
         self.before_write: dict[int, Callable[[], None]] = {}
         self.refusing: set[str] = set()
+        self._emptied: set[str] = set()
         self._asked = 0
         for path, cpus in sets.items():
             self.make(path, cpus)
@@ -67,14 +68,41 @@ class KernelModel:
         """Remove a cgroup with all below it."""
         for one in [path, *self._below(path)]:
             del self.sets[one]
+        self._emptied &= self.sets.keys()
+
+    def switch_off(self, cpus: CPUSet) -> None:
+        """Take CPUs offline as version 1 does: out of every set, and they do not come back.
+
+        The processes of a container that keeps none move into its pod's cgroup.
+        """
+        self.online -= cpus
+        for path, own in self.sets.items():
+            self.sets[path] = own - cpus
+            if own and not self.sets[path]:
+                self._emptied.add(path)
+
+    def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
+        """Widen what is there, from the root down, on version 1."""
+        for path, own in self.sets.items() if self.version is CgroupVersion.V1 else ():
+            name = path.rpartition("/")[2]
+            pod = cgroup_names.pod_id(name)
+            above = pod is not None or path == "kubepods" or cgroup_names.is_qos_level(name)
+            if above and own:
+                self.sets[path] = own | ((of_pod(pod) if pod else online) & self.online)
 
     def containers(self) -> Iterator[FoundContainer]:
+        moved: dict[str, FoundContainer] = {}
         for path in self.sets:
             *_, pod, name = ("", *path.split("/"))
             uid = cgroup_names.pod_id(pod)
             if uid is not None:
                 cpus = str(self.effective(path))
                 yield FoundContainer(uid, cgroup_names.container_id(name), path, cpus)
+                if path in self._emptied:
+                    above = _parent(path)
+                    on = str(self.effective(above))
+                    moved[above] = FoundContainer(uid, POD_ITSELF, above, on)
+        yield from moved.values()
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
         above: list[CgroupNode] = []
@@ -172,12 +200,12 @@ class CgroupTreeContract:
     def test_a_node_without_pods_has_no_containers(self, ground: Ground) -> None:
         assert list(ground.tree.containers()) == []
 
-    def test_ancestors_are_read_from_kubepods_down_and_children_with_the_container(
+    def test_ancestors_are_read_down_to_the_pod_and_children_with_the_container(
         self, ground: Ground
     ) -> None:
         path = ground.container("0-1", nested="0")
         ancestors, node = ground.tree.read(path)
-        assert [(above.path, above.cpus, above.children) for above in ancestors] == [
+        assert [(above.path, above.cpus, above.children) for above in ancestors][-2:] == [
             (ground.kubepods, CPUSet.of(0, 1), ()),
             (f"{ground.kubepods}/pod{POD_UID}", CPUSet.of(0, 1), ()),
         ]

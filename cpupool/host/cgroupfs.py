@@ -25,10 +25,10 @@ from cpupool.core.errors import (
 )
 from cpupool.host import cgroup_names
 from cpupool.manager.enforce import CgroupNode
-from cpupool.manager.ports import FoundContainer
+from cpupool.manager.ports import POD_ITSELF, FoundContainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 """A cgroup that is removed answers ENODEV through a file that is open already."""
@@ -96,6 +96,8 @@ class CgroupFS:
         # On version 1 a cgroup runs on its own set; on version 2 on what its ancestors leave of it.
         v1 = self._version is CgroupVersion.V1
         self._runs_on = "cpuset.cpus" if v1 else "cpuset.cpus.effective"
+        # Container that has had a set → whether the kernel has emptied it since. Only on version 1.
+        self._emptied: dict[str, bool] = {}
 
     def places(self) -> tuple[Path, ...]:
         """Give the directories where the cgroup of all pods can be, for whoever watches them."""
@@ -108,22 +110,38 @@ class CgroupFS:
         needs no parsing. It is empty where no cpuset applies yet. What vanishes meanwhile is left
         out.
 
+        On version 1 the kernel moves the processes of a container that has lost its last CPU into
+        the pod's own directory, and never back: that comes too, after the pod's containers, from
+        when such a container is found until it is gone. The directory's `cgroup.procs` would not
+        tell, it leaves out the processes of other PID namespaces than the reader's.
+
         Raises:
             HostFileError: a directory or file is there and cannot be read.
         """
+        walked: set[str] = set()
         for place in self._kubepods:
-            yield from self._pods_below(place)
+            for found in self._pods_below(place):
+                walked.add(found.path)
+                yield found
+        self._emptied = {path: was for path, was in self._emptied.items() if path in walked}
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
-        """Read a container's ancestors from kubepods down, and its subtree.
+        """Read a container's ancestors, and its subtree.
+
+        Those of version 2 from kubepods down, what lies above is the administrator's. Version 1
+        gives a CPU that comes back to the base alone, so there they are all that lie below it.
 
         Raises:
             CgroupNotFound: it has ended.
             HostFileError: a file cannot be read or holds no CPU list.
         """
-        below_kubepods = dropwhile(lambda above: above not in self._kubepods, _above(path))
-        ancestors = tuple(CgroupNode(above, self._own_set(above)) for above in below_kubepods)
-        return ancestors, self._subtree(path, _DEEPEST)
+        above = _above(path)
+        if self._version is CgroupVersion.V2:
+            above = dropwhile(lambda one: one not in self._kubepods, above)
+        ancestors = tuple(CgroupNode(one, self._own_set(one)) for one in above)
+        node = self._subtree(path, _DEEPEST)
+        self._note(path, node.cpus)
+        return ancestors, node
 
     def effective(self, path: str) -> CPUSet:
         """Read the CPUs that a cgroup runs on.
@@ -151,22 +169,71 @@ class CgroupFS:
             self._provide_controller(path)
         self._put(path, "cpuset.cpus", str(cpus))
 
-    def _pods_below(self, level: str) -> Iterator[FoundContainer]:
+    def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
+        """Let the cgroups above containers have CPUs that have come back.
+
+        Version 1 takes a CPU that goes offline out of every set, and gives it back to the base
+        alone: a runtime that creates a container on it would fail. What nobody can have is left.
+
+        Args:
+            online: for those above pods.
+            of_pod: the id in a pod's cgroup name → what the pod's needs.
+
+        Raises:
+            CgroupWriteRejected: the kernel refuses a value.
+            HostFileError: a file cannot be read or holds no CPU list.
+        """
+        if self._version is CgroupVersion.V2:
+            return
+        online &= self._own_set("")
+        for place in self._kubepods:
+            for above in (*_above(place), place):
+                self._widen(above, online)
+            for level, name in self._levels(place):
+                pod = cgroup_names.pod_id(name)
+                self._widen(f"{level}/{name}", online if pod is None else of_pod(pod) & online)
+
+    def _widen(self, path: str, cpus: CPUSet) -> None:
+        with suppress(CgroupNotFound):
+            own = self._own_set(path)
+            if own and not cpus <= own:
+                self.write(path, own | cpus)
+
+    def _levels(self, level: str) -> Iterator[tuple[str, str]]:
+        """Walk the directories of QoS classes and pods: where one is, and its name."""
         for name in self._directories(level):
+            qos = cgroup_names.is_qos_level(name)
+            if qos or cgroup_names.pod_id(name) is not None:
+                yield level, name
+            if qos:
+                yield from self._levels(f"{level}/{name}")
+
+    def _pods_below(self, level: str) -> Iterator[FoundContainer]:
+        for above, name in self._levels(level):
             pod = cgroup_names.pod_id(name)
             if pod is not None:
-                yield from self._containers_of(pod, f"{level}/{name}")
-            elif cgroup_names.is_qos_level(name):
-                yield from self._pods_below(f"{level}/{name}")
+                yield from self._containers_of(pod, f"{above}/{name}")
 
     def _containers_of(self, pod: str, directory: str) -> Iterator[FoundContainer]:
+        moved = False
         for name in self._directories(directory):
             path = f"{directory}/{name}"
             try:
                 cpus = self._text(path, self._runs_on)
+                self._note(path, cpus)
             except CgroupNotFound:
                 continue
+            moved |= self._emptied.get(path, False)
             yield FoundContainer(pod, cgroup_names.container_id(name), path, cpus)
+        if moved:
+            with suppress(CgroupNotFound):
+                cpus = self._text(directory, self._runs_on)
+                yield FoundContainer(pod, POD_ITSELF, directory, cpus)
+
+    def _note(self, path: str, cpus: str | CPUSet) -> None:
+        # One that has had no set before is new, and nobody has filled it yet.
+        if self._version is CgroupVersion.V1 and (cpus or path in self._emptied):
+            self._emptied[path] = not cpus or self._emptied.get(path, False)
 
     def _subtree(self, path: str, levels: int) -> CgroupNode:
         if not levels:

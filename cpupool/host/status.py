@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import NodeFacts, Resolution
+    from cpupool.manager.ways import Way
 
 log = logs.get(__name__)
 
@@ -38,9 +39,10 @@ class StatusFile:
         resolution: Resolution,
         found: tuple[FoundContainer, ...],
         waiting_for: str,
+        enforcement: Way,
     ) -> None:
         """Write what is new; else only the file's time, which tells that the agent lives."""
-        news = (facts, resolution, found, waiting_for)
+        news = (facts, resolution, found, waiting_for, enforcement)
         try:
             if self._published != news:
                 status = report.describe(*news)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.manager.enforce import CgroupNode
-    from cpupool.manager.ports import CgroupTree
+    from cpupool.manager.ports import CgroupAccess
 
 log = logs.get(__name__)
 
 
-def repair(tree: CgroupTree, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
+def repair(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
     """Make a container run on exactly `want`, and give the writes of the attempt that did it.
 
     Somebody else may change the tree at the same time, so each attempt reads it anew. One that is
@@ -42,7 +42,7 @@ def repair(tree: CgroupTree, path: str, want: CPUSet, attempts: int = 3) -> tupl
     return _attempt(tree, path, want)
 
 
-def _attempt(tree: CgroupTree, path: str, want: CPUSet) -> tuple[Write, ...]:
+def _attempt(tree: CgroupAccess, path: str, want: CPUSet) -> tuple[Write, ...]:
     ancestors, node = tree.read(path)
     now = {one.path: one.cpus for one in (*ancestors, *_subtree(node))}
     made: list[Write] = []
@@ -70,7 +70,7 @@ def _attempt(tree: CgroupTree, path: str, want: CPUSet) -> tuple[Write, ...]:
     raise CgroupWriteRejected(path, str(want), 0, _obstacle(tree, path, want, effective))
 
 
-def _write(tree: CgroupTree, step: Write, ancestors: Sequence[CgroupNode], path: str) -> Write:
+def _write(tree: CgroupAccess, step: Write, ancestors: Sequence[CgroupNode], path: str) -> Write:
     try:
         tree.write(step.path, step.cpus)
     except CgroupWriteRejected as error:
@@ -84,7 +84,7 @@ def _write(tree: CgroupTree, step: Write, ancestors: Sequence[CgroupNode], path:
     return step
 
 
-def _put_back(tree: CgroupTree, undo: Sequence[Write]) -> None:
+def _put_back(tree: CgroupAccess, undo: Sequence[Write]) -> None:
     # Undone in reverse, the tree passes through the states it came by, each of them lawful.
     for step in reversed(undo):
         # What inherited before keeps the set it was given: an empty one is never written.
@@ -94,11 +94,11 @@ def _put_back(tree: CgroupTree, undo: Sequence[Write]) -> None:
             tree.write(step.path, step.cpus)
         except CgroupNotFound:
             continue
-        except CgroupWriteRejected as error:
+        except HostError as error:
             log.warning("cgroup not put back", cgroup=step.path, error=error)
 
 
-def _obstacle(tree: CgroupTree, path: str, want: CPUSet, effective: CPUSet) -> str:
+def _obstacle(tree: CgroupAccess, path: str, want: CPUSet, effective: CPUSet) -> str:
     ancestors, _ = tree.read(path)
     for above in ancestors:
         lacking = want - tree.effective(above.path)

@@ -1,7 +1,8 @@
-"""Brings the pods, and the kubelet's word on them, to the manager.
+"""Brings the pods, and what the kubelet and the runtime say of them, to the manager.
 
-Nothing is asked without need: the kubelet only about containers whose devices are not known yet,
-at once when one is new and then ever more seldom, and once per kubelet about its CPU manager.
+Nothing is asked without need: the runtime only about containers that nobody has told of, the
+kubelet only about containers whose devices are not known yet, both at once when one is new and then
+ever more seldom, and the kubelet once in its life about its CPU manager.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.workloads import ContainerID
 from cpupool.manager import resolve
+from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -23,7 +26,13 @@ if TYPE_CHECKING:
 
     from cpupool.core.workloads import ContainerRef, Pod
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import CheckpointSource, DeviceSource, PodSource
+    from cpupool.manager.ports import (
+        CheckpointSource,
+        ContainerSource,
+        DeviceSource,
+        FoundContainer,
+        PodSource,
+    )
 
 log = logs.get(__name__)
 
@@ -73,6 +82,7 @@ class Learner:
         pods: where the pods come from.
         devices: podresources.
         checkpoint: the kubelet's checkpoint file.
+        containers: the container runtime.
 
     Attributes:
         due_s: when there is something to ask, if nothing happens before; infinite for never.
@@ -86,6 +96,7 @@ class Learner:
         pods: PodSource,
         devices: DeviceSource,
         checkpoint: CheckpointSource,
+        containers: ContainerSource,
     ) -> None:
         self.due_s = math.inf
         self._manager = manager
@@ -93,6 +104,7 @@ class Learner:
         self._pods = pods
         self._devices = devices
         self._checkpoint = checkpoint
+        self._containers = containers
         self._started_s = math.inf
         self._new_kubelet = threading.Event()
         self._static_cpus = CPUSet()
@@ -100,6 +112,9 @@ class Learner:
         self._cpu_manager = _Retry()
         self._missing: tuple[ContainerRef, ...] = ()
         self._assignments = _Retry()
+        self._found: frozenset[ContainerID] = frozenset()
+        self._unrecognised: frozenset[ContainerID] = frozenset()
+        self._recognition = _Retry()
         self._informed = False
         self._recalled = False
         self._promised_until = 0
@@ -109,11 +124,11 @@ class Learner:
         """Say that another kubelet runs now: it may have another configuration."""
         self._new_kubelet.set()
 
-    def learn(self, alive: Collection[str], now_s: float) -> None:
+    def learn(self, found: Collection[FoundContainer], now_s: float) -> None:
         """Ask what is due.
 
         Args:
-            alive: the ids of the pods that have a cgroup.
+            found: every container that has a cgroup.
             now_s: the time on a monotonic clock.
         """
         self.due_s = math.inf
@@ -125,8 +140,10 @@ class Learner:
         self._ask_cpu_manager(now_s)
         listed = self._sources.ask("pods", self._pods.pods)
         if listed is not None:
+            alive = {container.pod for container in found}
             self._take_pods(listed, alive)
             self._recall(alive)
+            self._recognise(found, now_s)
             self._ask_devices(now_s)
             self._forget_promises(now_s)
 
@@ -195,23 +212,56 @@ class Learner:
             self._assignments = _Retry()
 
     def _recall(self, alive: Collection[str]) -> None:
-        """Take devices of pods that run and are not listed yet for given out, once.
+        """Take what the kubelet wrote down before this agent started, once.
 
-        The kubelet's checkpoint also names pods that have ended, until it gives out devices again.
+        It also tells what containers were told, which their annotations do not. Devices of pods
+        that run and are not listed yet are taken for given out; the checkpoint also names pods that
+        have ended, until the kubelet gives out devices again.
         """
         if self._recalled:
             return
-        pods = self._manager.state()[0].pods or ()
+        pods, names = self._manager.state()[0].present(), self._manager.names
         known = {pod.cgroup_uid for pod in pods}
         # Where a pod lacks devices, the same question is asked again and a failure is told.
         with suppress(CPUPoolError):
-            for uid, containers in self._checkpoint.by_pod_uid().items():
+            saved = self._checkpoint.by_pod_uid()
+            self._manager.record_devices(resolve.join_devices(pods, names, {}, saved))
+            for uid, containers in saved.items():
                 if uid in known or uid not in alive:
                     continue
                 for resources in containers.values():
-                    for pool, grant in resolve.of_pools(resources, self._manager.names).items():
-                        self._manager.promise(pool, grant.ids)
+                    for pool, grant in resolve.of_pools(resources, names).items():
+                        self._manager.promise(pool, grant.ids, grant.cpus)
             self._recalled = True
+
+    def _recognise(self, found: Collection[FoundContainer], now_s: float) -> None:
+        """Ask the runtime about containers that neither a pod nor the runtime has told of."""
+        there = {
+            ContainerID(container.id): container
+            for container in found
+            if container.id != POD_ITSELF
+        }
+        self._manager.lose_sight(self._found - there.keys())
+        self._found = frozenset(there)
+        facts, resolution = self._manager.state()
+        unknown = frozenset(
+            identifier
+            for identifier, container in there.items()
+            if identifier not in facts.sighted
+            and (container.pod, identifier) not in resolution.containers
+        )
+        if unknown != self._unrecognised:
+            self._unrecognised, self._recognition = unknown, _Retry()
+        if not unknown or not self._containers.connected():
+            return
+        if self._recognition.is_due(now_s):
+            self._recognition = self._recognition.after(now_s)
+            told = self._sources.ask("runtime", lambda: self._containers.recognise(unknown))
+            if told:
+                self._manager.sight(told)
+                self._unrecognised = unknown - {one.id for one in told}
+        if self._unrecognised:
+            self.due_s = min(self.due_s, self._recognition.due_s)
 
     def _ask_devices(self, now_s: float) -> None:
         facts, resolution = self._manager.state()
@@ -221,7 +271,7 @@ class Learner:
             self._missing, self._assignments = resolution.missing, _Retry()
         if self._assignments.is_due(now_s):
             self._assignments = self._assignments.after(now_s)
-            pods, names = facts.pods or (), self._manager.names
+            pods, names = facts.present(), self._manager.names
             saved = self._sources.ask("checkpoint", self._checkpoint.by_pod_uid)
             self._manager.record_devices(resolve.join_devices(pods, names, {}, saved or {}))
             live = None

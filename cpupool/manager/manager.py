@@ -26,7 +26,7 @@ from cpupool.core.errors import (
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, Names, pool_variable
 from cpupool.core.pools import NodePools, Pool, PoolKind, validate
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import resolve
+from cpupool.manager import resolve, sightings
 from cpupool.manager.resolve import NodeFacts, Promise
 from cpupool.policies import pooled
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Grant
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
 
@@ -162,10 +162,28 @@ class Manager:
     def set_pods(self, pods: Iterable[Pod]) -> None:
         """Take the complete list of this node's pods."""
         with self._changed:
-            listed = tuple(pods)
-            alive = {pod.uid for pod in listed if not pod.finished}
-            kept = {ref: ids for ref, ids in self._facts.devices.items() if ref.pod in alive}
-            self._take(replace(self._facts, pods=listed, devices=kept))
+            self._take(_with_sighted(replace(self._facts, pods=tuple(pods))))
+
+    def sight(self, found: Iterable[RuntimeContainer], *, every: bool = False) -> None:
+        """Take what the container runtime tells of containers and sandboxes.
+
+        Args:
+            found: some of them.
+            every: there are no others.
+        """
+        with self._changed:
+            told = {one.id: one for one in found}
+            sighted = told if every else {**self._facts.sighted, **told}
+            if sighted != self._facts.sighted:
+                self._take(_with_sighted(replace(self._facts, sighted=sighted)))
+
+    def lose_sight(self, ids: Iterable[ContainerID]) -> None:
+        """Forget containers and sandboxes that the container runtime has no longer."""
+        with self._changed:
+            gone = self._facts.sighted.keys() & set(ids)
+            if gone:
+                left = {key: one for key, one in self._facts.sighted.items() if key not in gone}
+                self._take(_with_sighted(replace(self._facts, sighted=left)))
 
     def record_devices(self, found: DeviceAssignments) -> None:
         """Take what the kubelet says of its device assignments.
@@ -179,20 +197,28 @@ class Manager:
                 known = merged.get(ref, {})
                 merged[ref] = {
                     **known,
-                    **{pool: _joined(known.get(pool), grant) for pool, grant in by_pool.items()},
+                    **{
+                        pool: _joined(known.get(pool), self._as_told(pool, grant))
+                        for pool, grant in by_pool.items()
+                    },
                 }
             if merged != self._facts.devices:
                 promises = _unfulfilled(self._facts.promises, found)
                 self._take(replace(self._facts, devices=merged, promises=promises))
 
-    def promise(self, pool: str, ids: Iterable[str]) -> None:
+    def promise(self, pool: str, ids: Iterable[str], told: CPUSet | None = None) -> None:
         """Note devices that the kubelet has given to a pod which is not known yet.
 
         Nobody else gets them, and they stay listed, until a pod is known to hold them or
         `forget_promises` says that none ever will.
+
+        Args:
+            pool: the pool's name.
+            ids: the devices.
+            told: the CPUs that the container was told.
         """
         with self._changed:
-            promise = self._new_promise(pool, ids)
+            promise = self._new_promise(pool, ids, told or CPUSet())
             self._take(replace(self._facts, promises=(*self._facts.promises, promise)))
 
     def promised_until(self) -> int:
@@ -312,22 +338,27 @@ class Manager:
             if not ids:
                 raise NoDevicesAsked(pool, "no devices requested", "name at least one")
             offer.check_free(ids)
+            if offer.pool.kind is PoolKind.SHARED:
+                variable, cpus = SHARED_CPUS, offer.pool.cpus
+            else:
+                granted = offer.pool.granted(devices.exclusive_cpus(ids), offer.topology)
+                variable, cpus = EXCLUSIVE_CPUS, granted & offer.topology.online
             # Nothing follows from a promise while the pools stay as they are, so nobody is woken.
-            promise = self._new_promise(pool, ids)
+            promise = self._new_promise(pool, ids, cpus)
             self._facts = replace(self._facts, promises=(*self._facts.promises, promise))
-        if offer.pool.kind is PoolKind.SHARED:
-            variable, cpus = SHARED_CPUS, offer.pool.cpus
-        else:
-            granted = offer.pool.granted(devices.exclusive_cpus(ids), offer.topology)
-            variable, cpus = EXCLUSIVE_CPUS, granted & offer.topology.online
         return Allocation(
             environment={variable: str(cpus), pool_variable(pool): str(cpus)},
             annotations={self.names.allocated(pool): devices.describe_ids(ids)},
         )
 
-    def _new_promise(self, pool: str, ids: Iterable[str]) -> Promise:
+    def _as_told(self, pool: str, grant: Grant) -> Grant:
+        # podresources does not say what a container was told.
+        cpus = grant.cpus or sightings.told(self._facts.promises, pool, grant.ids)
+        return replace(grant, cpus=cpus)
+
+    def _new_promise(self, pool: str, ids: Iterable[str], told: CPUSet) -> Promise:
         self._promised = next(self._promises)
-        return Promise(self._promised, pool, frozenset(ids))
+        return Promise(self._promised, pool, frozenset(ids), told)
 
     def _as_granted(self) -> DeviceAssignments:
         """Write down what each grant comes to under the pools in force, before they change.
@@ -383,7 +414,12 @@ class Manager:
             resolution = resolve.resolve(facts, self._resolution.owned)
         holdings = (facts.devices, facts.promises)
         if holdings != self._holdings:
-            self._holdings, self._held = holdings, facts.held_ids()
+            self._holdings = holdings
+            # An offer is made anew for another set only.
+            self._held = {
+                pool: before if (before := self._held.get(pool)) == ids else ids
+                for pool, ids in facts.held_ids().items()
+            }
         self._facts, self._resolution = facts, resolution
         self._lists = {pool.name: self._fresh_list(pool) for pool in facts.offered(self._held)}
         self._changed.notify_all()
@@ -402,14 +438,21 @@ class Manager:
         return DeviceList(next(self._generations), offer, held)
 
 
+def _with_sighted(facts: NodeFacts) -> NodeFacts:
+    devices, told = sightings.devices(facts)
+    return replace(facts, devices=devices, promises=_unfulfilled(facts.promises, told))
+
+
 def _joined(known: Grant | None, grant: Grant) -> Grant:
     if known is None or known.ids != grant.ids:
         return grant
     return replace(known, cpus=known.cpus | grant.cpus)
 
 
-def _unfulfilled(promises: Iterable[Promise], found: DeviceAssignments) -> tuple[Promise, ...]:
+def _unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
     """Leave out the devices that a known pod holds: the kubelet gives none of them twice."""
+    if not (promises and found):
+        return promises
     fulfilled: defaultdict[str, set[str]] = defaultdict(set)
     for by_pool in found.values():
         for pool, grant in by_pool.items():

@@ -50,7 +50,7 @@ class Notice:
         event: the Event's reason.
         phrase: what the log says.
         pod: whom it concerns.
-        container: its name; empty for a pod's sandbox and what is not reported yet.
+        container: its name; empty for a pod's sandbox, its own cgroup and what is not reported yet.
         why: the fact.
         remedy: what to do.
         lasts_s: it is worth an Event when it has lasted so long.
@@ -90,6 +90,22 @@ def about_fight(
             placed.container.name if placed else "",
             f"its CPUs are overwritten again and again, probably by {writer.culprit}",
             writer.remedy,
+        )
+        yield (key, notice.event), notice
+
+
+def about_moved(resolution: Resolution, key: ContainerKey) -> Iterator[tuple[NoticeKey, Notice]]:
+    """Tell a pod that processes of its run in its own cgroup, and do not go back by themselves."""
+    pod = resolution.pods.get(key[0])
+    if pod is not None:
+        notice = Notice(
+            "CPUProcessesMoved",
+            "processes have left their container's cgroup",
+            pod,
+            "",
+            "when the last CPU of a container went offline, the kernel moved its processes into "
+            "the pod's cgroup (version 1); they share the CPUs of the pod and of the default pool",
+            "restart that container once its CPUs are online",
         )
         yield (key, notice.event), notice
 

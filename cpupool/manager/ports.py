@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from cpupool.core.workloads import ContainerID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from cpupool.core.assignments import PodDevices
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.enforce import CgroupNode
+
+POD_ITSELF: Final = ContainerID("")
+"""The id of a pod's own directory, which no container has."""
 
 
 class PodSource(Protocol):
@@ -102,13 +107,63 @@ class TopologySource(Protocol):
         ...
 
 
+class ContainerSource(Protocol):
+    """Where containers and sandboxes are recognised by their ids: the container runtime."""
+
+    def connected(self) -> bool:
+        """Tell whether the runtime can be asked now; asks nobody, or quickly."""
+        ...
+
+    def recognise(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
+        """Give those of these containers and sandboxes that the runtime knows.
+
+        Raises:
+            CPUPoolError: the runtime does not answer.
+        """
+        ...
+
+
+class ContainerRuntime(Protocol):
+    """A way by which the container runtime itself sets a container's CPUs, and remembers them."""
+
+    def connected(self) -> bool:
+        """Tell whether the runtime can be reached this way now; asks nobody, or quickly."""
+        ...
+
+    def held(self, container: ContainerID) -> str | None:
+        """Give the CPU list that the runtime has for a container.
+
+        Empty where it has none, and None where it does not know the container.
+
+        Raises:
+            CPUPoolError: the runtime does not answer.
+        """
+        ...
+
+    def starting(self, container: ContainerID) -> bool:
+        """Tell whether the runtime has been told its CPUs and is still bringing it onto them."""
+        ...
+
+    def update(self, container: ContainerID, cpus: CPUSet) -> None:
+        """Let the runtime set a container's CPUs.
+
+        Raises:
+            ContainerNotFound: it has ended.
+            RuntimeRefused: it did not, or the runtime does not answer.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FoundContainer:
     """A directory below a pod's cgroup: a container, a sandbox, or something unknown.
 
+    Or the pod's own, where the kernel has moved a container's processes into it.
+
     Attributes:
         pod: the id in the pod's cgroup name: UID or static pod hash.
-        id: the container id in the directory's name, or the whole name where it has none.
+        id: the container id in the directory's name, or the whole name where it has none;
+            `POD_ITSELF` for the pod's own directory.
         path: the directory, relative to the cgroup tree.
         cpus: the list of CPUs that it runs on now, as the kernel writes it.
     """
@@ -132,15 +187,11 @@ class Mount:
     host_path: str
 
 
-class CgroupTree(Protocol):
-    """The node's container cgroups. One thread only writes."""
-
-    def containers(self) -> Iterator[FoundContainer]:
-        """Walk every directory of every pod, with the CPUs that it runs on now."""
-        ...
+class CgroupAccess(Protocol):
+    """Reads and writes container cgroups. One thread only writes."""
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
-        """Read a container's ancestors below and including kubepods, root first, and its subtree.
+        """Read the ancestors that may be widened for a directory, root first, and its subtree.
 
         Raises:
             CgroupNotFound: it has ended.
@@ -161,5 +212,28 @@ class CgroupTree(Protocol):
 
         Raises:
             CgroupNotFound: it has ended.
+        """
+        ...
+
+
+class CgroupTree(CgroupAccess, Protocol):
+    """The node's container cgroups."""
+
+    def containers(self) -> Iterator[FoundContainer]:
+        """Walk every directory of every pod, with the CPUs that it runs on now.
+
+        A pod's own comes after those below it, and only while the kernel has moved processes there.
+        """
+        ...
+
+    def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
+        """Let the cgroups above containers have CPUs that have come back.
+
+        Args:
+            online: for those above pods.
+            of_pod: the id in a pod's cgroup name → what the pod's needs.
+
+        Raises:
+            HostError: one cannot be read or written.
         """
         ...

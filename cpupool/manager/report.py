@@ -9,7 +9,9 @@ from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerID
+from cpupool.manager.ports import POD_ITSELF
 from cpupool.manager.usage import usage
+from cpupool.manager.ways import Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "cpupool-status/1"
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
+_MOVED = " (moved by the kernel)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class ContainerStatus:
 
     Attributes:
         name: `namespace/pod/container`; `namespace/pod` for its sandbox and what is not reported
-            yet, and the ids in its path where the pod is not known.
+            yet, the same marked for its own directory, and the ids in its path where the pod is
+            not known.
         placement: why it belongs there.
         wanted: the CPUs that it belongs on.
         found: the CPUs that it was found on, as the kernel wrote them.
@@ -52,6 +56,7 @@ class NodeStatus:
         containers: by name.
         draining: pool → how many devices pods hold that it has lost; those of pools that are
             configured no longer included.
+        enforcement: by which way a container that starts now gets its CPUs.
         waiting_for: what must be known before any container is touched; empty once it is.
     """
 
@@ -59,6 +64,7 @@ class NodeStatus:
     containers: tuple[ContainerStatus, ...]
     waiting_for: str = ""
     draining: Mapping[str, int] = field(default_factory=dict)
+    enforcement: Way = Way.CGROUP
 
     def free(self, pool: Pool) -> CPUSet:
         """Give the CPUs of an exclusive pool that no container here has."""
@@ -70,11 +76,12 @@ def describe(
     resolution: Resolution,
     found: Iterable[FoundContainer],
     waiting_for: str = "",
+    enforcement: Way = Way.CGROUP,
 ) -> NodeStatus:
     """Put what was found beside what should be."""
     containers = sorted((_container(resolution, one) for one in found), key=lambda one: one.name)
     draining = {pool.name: pool.draining for pool in usage(facts) if pool.draining}
-    return NodeStatus(facts.pools, tuple(containers), waiting_for, draining)
+    return NodeStatus(facts.pools, tuple(containers), waiting_for, draining, enforcement)
 
 
 def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus:
@@ -92,6 +99,8 @@ def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus
 
 def _name(resolution: Resolution, key: ContainerKey) -> str:
     pod = resolution.pods.get(key[0])
+    if key[1] == POD_ITSELF:
+        return f"{pod.namespace}/{pod.name}{_MOVED}" if pod else f"{key[0]}{_MOVED}"
     if pod is None:
         return f"{key[0]}/{key[1]}"
     placed = resolution.containers.get(key)
@@ -103,6 +112,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "waiting_for": status.waiting_for,
+        "enforcement": status.enforcement.value,
         "pools": {
             pool.name: {
                 "kind": pool.kind.value,
@@ -156,5 +166,9 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         for container in document["containers"]
     )
     return NodeStatus(
-        NodePools.of(*pools), tuple(containers), document["waiting_for"], document["draining"]
+        NodePools.of(*pools),
+        tuple(containers),
+        document["waiting_for"],
+        document["draining"],
+        Way(document["enforcement"]),
     )

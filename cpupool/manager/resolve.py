@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cpupool.core import devices
@@ -24,12 +24,14 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID, ContainerRef, PodUID
+from cpupool.manager import sightings
+from cpupool.manager.ports import POD_ITSELF
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cpupool.core.names import Names
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.workloads import Container, Pod, RuntimeContainer
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
@@ -45,11 +47,13 @@ class Promise:
         number: counts promises.
         pool: the pool's name.
         ids: the devices.
+        cpus: what the container is told.
     """
 
     number: int
     pool: str
     ids: frozenset[str]
+    cpus: CPUSet = field(default_factory=CPUSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class NodeFacts:
         configured: whether somebody has said so; a node may well have no pools.
         topology: as last read.
         pods: this node's pods; None until a first complete list is known.
+        sighted: the containers and sandboxes that the container runtime has told of, by id.
         devices: what the kubelet gave to these pods.
         promises: what it gave to pods that are not known yet.
         kept_shared: the shared CPUs of containers that must not follow a change of their pools.
@@ -71,6 +76,7 @@ class NodeFacts:
     configured: bool = False
     topology: CPUTopology = NO_CPUS
     pods: tuple[Pod, ...] | None = None
+    sighted: Mapping[ContainerID, RuntimeContainer] = field(default_factory=dict)
     devices: DeviceAssignments = field(default_factory=dict)
     promises: tuple[Promise, ...] = ()
     kept_shared: Mapping[ContainerKey, CPUSet] = field(default_factory=dict)
@@ -88,6 +94,10 @@ class NodeFacts:
         listed = devices.exclusive_cpus(grant.ids) & self.topology.present
         told = grant.cpus & self.topology.present
         return listed | told if told else configured.granted(listed, self.topology)
+
+    def present(self) -> tuple[Pod, ...]:
+        """Give every pod: those listed, and those that only the container runtime has told of."""
+        return sightings.present(self.pods or (), self.sighted, self.devices)
 
     def held_ids(self) -> Mapping[str, frozenset[str]]:
         """Give pool → the device ids that pods hold, known pods or not."""
@@ -131,6 +141,7 @@ class Resolution:
         shared: shared pool → what a container that starts now gets of it, offline CPUs included.
         containers: every known container instance.
         pods: every pod by the id in its cgroup's name.
+        online: the CPUs that are online.
         unreported: for other directories of a known pod: its sandbox, or what is not reported yet.
         unknown: for the directories of a pod that is not known.
         missing: containers that request devices which no source has named yet.
@@ -142,6 +153,7 @@ class Resolution:
     shared: Mapping[str, CPUSet]
     containers: Mapping[ContainerKey, PlacedContainer]
     pods: Mapping[str, Pod]
+    online: CPUSet
     unreported: CPUAssignment
     unknown: CPUAssignment
     missing: tuple[ContainerRef, ...]
@@ -155,11 +167,39 @@ class Resolution:
         return exclusive | self.kept_shared
 
     def assignment(self, key: ContainerKey) -> CPUAssignment:
-        """Give the CPUs for a directory below a pod's cgroup."""
+        """Give the CPUs for a directory below a pod's cgroup, or for the pod's own."""
         placed = self.containers.get(key)
         if placed is not None:
             return placed.assignment
-        return self.unreported if key[0] in self.pods else self.unknown
+        pod = self.pods.get(key[0])
+        if pod is None:
+            return self.unknown
+        return self._itself(pod) if key[1] == POD_ITSELF else self.unreported
+
+    def _itself(self, pod: Pod) -> CPUAssignment:
+        """Give room for every container of a pod, one that starts next included, and for no other.
+
+        On cgroup v1 a container cannot be given a CPU that its pod's cgroup lacks.
+        """
+        requested = {pool for container in pod.containers for pool in container.requests}
+        room = CPUSet.union(
+            (
+                self.unreported.default,
+                *self.owned.get(pod.uid, {}).values(),
+                *(cpus for pool, cpus in self.shared.items() if pool in requested),
+                *(
+                    placed.assignment.cpus
+                    for (uid, _), placed in self.containers.items()
+                    if uid == pod.cgroup_uid
+                ),
+            )
+        )
+        return CPUAssignment(
+            Placement.CONFINED,
+            default=room & self.online,
+            reason="the kernel has moved processes here from a container whose CPUs went offline",
+            cause=Cause.OFFLINE,
+        )
 
 
 def resolve(facts: NodeFacts, before: Owned) -> Resolution:
@@ -169,19 +209,17 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
         facts: what is known now.
         before: who owned which CPUs until now; where facts contradict each other, the owner stays.
     """
-    pods = facts.pods or ()
-    owned = _owners(facts, before)
+    pods = facts.present()
+    owned = _owners(facts, pods, before)
     promised = dict(_promised(facts))
     taken = owned_cpus(owned) | CPUSet.union(promised.values())
     barred = facts.topology.with_siblings(taken) | facts.blocked
     placing = _Placing.by(facts, owned, barred)
     containers: dict[ContainerKey, PlacedContainer] = {}
-    for pod in pods:
-        for container in pod.containers:
-            if container.id is not None:
-                key = (pod.cgroup_uid, container.id)
-                placed = placing.place(pod, container, facts.kept_shared.get(key))
-                containers[key] = PlacedContainer(pod, container, placed)
+    for identifier, pod, container in sightings.instances(pods, facts.sighted):
+        key = (pod.cgroup_uid, identifier)
+        placed = placing.place(pod, container, facts.kept_shared.get(key))
+        containers[key] = PlacedContainer(pod, container, placed)
     return Resolution(
         owned=owned,
         promised=promised,
@@ -191,9 +229,10 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
         },
         containers=containers,
         pods={pod.cgroup_uid: pod for pod in pods},
-        unreported=CPUAssignment(Placement.DEFAULT, default=placing.default),
+        online=facts.topology.online,
+        unreported=placing.default,
         unknown=placing.confined(Cause.UNKNOWN_POD, "its pod is not known"),
-        missing=tuple(_missing(facts)),
+        missing=tuple(_missing(facts, pods)),
     )
 
 
@@ -238,20 +277,26 @@ def of_pools(resources: Mapping[str, Grant], names: Names) -> dict[str, Grant]:
     }
 
 
-def _owners(facts: NodeFacts, before: Owned) -> dict[PodUID, dict[str, CPUSet]]:
-    owned: dict[PodUID, dict[str, CPUSet]] = {}
-    taken = CPUSet()
+def _owners(
+    facts: NodeFacts, pods: Iterable[Pod], before: Owned
+) -> dict[PodUID, dict[str, CPUSet]]:
+    owned: defaultdict[PodUID, dict[str, CPUSet]] = defaultdict(dict)
+    owner: dict[int, PodUID] = {}
+    claims = [
+        (pod.uid, pool, cpus)
+        for pod in pods
+        if not pod.finished
+        for pool, cpus in _claims(facts, pod)
+    ]
     # Earlier owners first: a contradiction between facts never takes a CPU from a running pod.
-    for pod in sorted(facts.pods or (), key=lambda pod: pod.uid not in before):
-        if pod.finished:
-            continue
-        mine: dict[str, CPUSet] = {}
-        for pool, cpus in _claims(facts, pod):
-            mine[pool] = mine.get(pool, CPUSet()) | cpus - taken
-        if any(mine.values()):
-            owned[pod.uid] = mine
+    none = CPUSet()
+    kept = [(pod, pool, cpus & before.get(pod, {}).get(pool, none)) for pod, pool, cpus in claims]
+    for pod, pool, cpus in kept + claims:
+        mine = CPUSet(cpu for cpu in cpus if owner.get(cpu, pod) == pod)
+        if mine:
+            owned[pod][pool] = owned[pod].get(pool, none) | mine
             # A core has one owner: nobody gets the sibling of somebody's CPU.
-            taken |= facts.topology.with_siblings(CPUSet.union(mine.values()))
+            owner.update(dict.fromkeys(facts.topology.with_siblings(mine), pod))
     return owned
 
 
@@ -270,8 +315,8 @@ def _promised(facts: NodeFacts) -> Iterator[tuple[str, CPUSet]]:
         yield pool, facts.granted(pool, Grant(ids))
 
 
-def _missing(facts: NodeFacts) -> Iterator[ContainerRef]:
-    for pod in facts.pods or ():
+def _missing(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[ContainerRef]:
+    for pod in pods:
         for container in pod.containers:
             ref = ContainerRef(pod.uid, container.name)
             known = facts.devices.get(ref, {})
@@ -299,26 +344,29 @@ class _Placing:
     facts: NodeFacts
     owned: Owned
     common: CPUSet
-    default: CPUSet
+    default: CPUAssignment
 
     @classmethod
     def by(cls, facts: NodeFacts, owned: Owned, barred: CPUSet) -> _Placing:
         common = facts.topology.online - barred
-        return cls(facts, owned, common, _default_cpus(facts, owned, common))
+        default = _default_cpus(facts, owned, common)
+        return cls(facts, owned, common, CPUAssignment(Placement.DEFAULT, default=default))
 
     def confined(self, cause: Cause, reason: str) -> CPUAssignment:
-        return CPUAssignment(Placement.CONFINED, default=self.default, reason=reason, cause=cause)
+        return replace(self.default, placement=Placement.CONFINED, reason=reason, cause=cause)
 
     def place(self, pod: Pod, container: Container, kept_shared: CPUSet | None) -> CPUAssignment:
         if not container.requests:
-            return CPUAssignment(Placement.DEFAULT, default=self.default)
+            return self.default
         known = self.facts.devices.get(ContainerRef(pod.uid, container.name), {})
         unnamed = next((name for name in container.requests if name not in known), None)
         if unnamed is not None:
             return self._without_devices(unnamed)
         mine = self.owned.get(pod.uid, {})
         exclusive = shared = CPUSet()
-        for name in container.requests:
+        pools: dict[str, CPUSet] = {}
+        shared_milli = 0
+        for name, amount in container.requests.items():
             configured = self.facts.pools.by_name(name)
             if PoolKind.of_name(name) is PoolKind.EXCLUSIVE:
                 granted = self.facts.granted(name, known[name])
@@ -327,8 +375,11 @@ class _Placing:
                     why = f"CPUs {others} of {name} are not this pod's"
                     return self.confined(Cause.CONTESTED, why)
                 exclusive |= granted & owned
+                pools[name] = granted & owned
             elif configured is not None:
                 shared |= configured.cpus
+                shared_milli += amount
+                pools[name] = configured.cpus & self.common
         online = self.facts.topology.online
         common = (shared if kept_shared is None else kept_shared) & self.common
         if not exclusive & online | common:
@@ -336,12 +387,15 @@ class _Placing:
             if gone and not exclusive:
                 return self._without_devices(gone[0])
             return self.confined(Cause.OFFLINE, "every CPU of its pools is offline")
+        there = exclusive & online | common
         return CPUAssignment(
             Placement.POOLS,
             exclusive=exclusive & online,
             shared=common,
             offline=exclusive - online,
             stale=kept_shared is not None,
+            pools={name: cpus & there for name, cpus in pools.items()},
+            shared_milli=shared_milli,
         )
 
     def _without_devices(self, pool: str) -> CPUAssignment:

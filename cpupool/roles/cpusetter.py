@@ -2,7 +2,7 @@
 
 Level-triggered: a sweep compares what is with what should be and repairs any difference, whoever
 made it. Events only say *look now*. The thread that runs `CPUSetter.run` is the only one that
-writes cgroups.
+writes cgroups, itself or through the container runtime.
 """
 
 from __future__ import annotations
@@ -15,28 +15,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Placement
-from cpupool.core.errors import CgroupNotFound, HostError
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CgroupNotFound, CPUPoolError, RuntimeBusy
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import apply, drift, learner, notices
 from cpupool.manager.drift import Backoff, Reason
 from cpupool.manager.learner import Learner, Sources
 from cpupool.manager.notices import Notices
+from cpupool.manager.ports import POD_ITSELF
+from cpupool.manager.ways import Way
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cpupool.core.cpuset import CPUSet
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import (
         CgroupTree,
         CheckpointSource,
+        ContainerSource,
         DeviceSource,
         EventSink,
         FoundContainer,
         PodSource,
     )
     from cpupool.manager.resolve import ContainerKey, Resolution
+    from cpupool.manager.ways import Ways
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
 
@@ -49,6 +53,8 @@ _STORM_S: Final = 0.2
 _SECOND_LOOK_S: Final = 1.0
 """Whoever watches directories begins to watch a new one a moment after it was made: what was
 written meanwhile is found by looking once more."""
+_TRY_AGAIN_S: Final = 0.1
+"""A runtime that has just begun to start a container may refuse it other CPUs for a moment."""
 _PASSES: Final = 3
 """A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
 that repaired something looks again; more often only if somebody else keeps writing."""
@@ -94,7 +100,9 @@ class _Seen:
         key: the ids in its path.
         since_s: when it was seen first.
         created: the CPUs that it ran on then.
+        new: it has come since the first sweep.
         measured: whether the time until it ran on its final CPUs has been counted.
+        way: by which way it was written last; None while it has not been written.
         right: the CPUs on which it was right last; empty if never.
         tried: the CPUs that the repairs in `backoff` were to bring it to.
         backoff: how patient to be with it.
@@ -105,7 +113,9 @@ class _Seen:
     key: ContainerKey
     since_s: float
     created: str
+    new: bool
     measured: bool
+    way: Way | None = None
     right: str = ""
     tried: str = ""
     backoff: Backoff = field(default_factory=Backoff)
@@ -122,6 +132,8 @@ class CPUSetter:
         pods: where the pods come from.
         devices: podresources.
         checkpoint: the kubelet's checkpoint file.
+        containers: the container runtime, which knows a container by its id.
+        ways: by which way a container is written.
         events: where pods' owners are told.
         metrics: where repairs, states and durations are counted.
         health: hears that the loop turns, and whether containers can be placed.
@@ -138,6 +150,8 @@ class CPUSetter:
         pods: PodSource,
         devices: DeviceSource,
         checkpoint: CheckpointSource,
+        containers: ContainerSource,
+        ways: Ways,
         events: EventSink,
         metrics: Metrics,
         health: Health,
@@ -147,6 +161,7 @@ class CPUSetter:
     ) -> None:
         self._manager = manager
         self._tree = tree
+        self._ways = ways
         self._events = events
         self._metrics = metrics
         self._health = health
@@ -155,7 +170,12 @@ class CPUSetter:
         self._now_s = now_s
         self._sources = Sources()
         self._learner = Learner(
-            manager, self._sources, pods=pods, devices=devices, checkpoint=checkpoint
+            manager,
+            self._sources,
+            pods=pods,
+            devices=devices,
+            checkpoint=checkpoint,
+            containers=containers,
         )
         self._notices = Notices(events)
         self._seen: dict[str, _Seen] = {}
@@ -164,6 +184,8 @@ class CPUSetter:
         self._calm: tuple[FoundContainer, ...] | None = None
         self._due_s = math.inf
         self._started = False
+        self._met = False
+        self._roomy = CPUSet()
         self._rival = False
         self._settle_s = _SETTLE_S
         self._ready = threading.Event()
@@ -231,7 +253,7 @@ class CPUSetter:
         found = self._sources.ask("cgroups", self._walk)
         if found is None:
             return SweepReport(waiting_for="the cgroups")
-        self._learner.learn({container.pod for container in found}, now_s)
+        self._learner.learn(found, now_s)
         self._due_s = self._learner.due_s
         self._tell_conflict()
         waiting_for = self._learner.waiting_for(now_s)
@@ -239,17 +261,19 @@ class CPUSetter:
             return SweepReport(waiting_for=waiting_for)
         if not self._started:
             self._manager.adopt(found)
-        _, resolution = self._manager.state()
-        if resolution.containers and not found:
+        before, resolution = self._resolution, self._current()
+        self._make_room(resolution)
+        self._met |= bool(found)
+        if resolution.containers and not self._met:
             self._sources.complain(
                 "kubepods", "no pod has a cgroup here; set --cgroup-root as the kubelet has it"
             )
         repairs: tuple[Repair, ...] = ()
-        changed = found != self._calm or resolution is not self._resolution
+        changed = found != self._calm or resolution is not before
         if changed:
-            found, repairs = self._put_right(found, resolution)
+            found, repairs = self._put_right(found)
         if changed or now_s >= self._notices.due_s:
-            self._tell_pods(resolution, now_s)
+            self._tell_pods(self._current(), now_s)
         self._started, self._rival = True, False
         return SweepReport(repairs, found)
 
@@ -257,26 +281,55 @@ class CPUSetter:
         return min(self._interval_s, max(0.0, self._due_s - self._now_s()))
 
     def _walk(self) -> tuple[FoundContainer, ...]:
-        return tuple(self._tree.containers())
+        return tuple(
+            container
+            for container in self._tree.containers()
+            if not self._ways.starting(ContainerID(container.id))
+        )
 
-    def _put_right(
-        self, found: tuple[FoundContainer, ...], resolution: Resolution
-    ) -> tuple[tuple[FoundContainer, ...], tuple[Repair, ...]]:
-        """Repair what differs, and give what is found then."""
+    def _current(self) -> Resolution:
+        """Give where everything belongs now: NRI decides while a sweep repairs."""
+        _, resolution = self._manager.state()
         if self._resolution is not resolution:
             self._resolution, self._texts = resolution, {}
+        return resolution
+
+    def _make_room(self, resolution: Resolution) -> None:
+        """Let what lies above containers have the CPUs that have come online."""
+        if resolution.online <= self._roomy:
+            self._roomy = resolution.online
+            return
+
+        def widened() -> bool:
+            self._tree.make_room(
+                resolution.online, lambda pod: resolution.assignment((pod, POD_ITSELF)).cpus
+            )
+            return True
+
+        if self._sources.ask("room for CPUs", widened):
+            self._roomy = resolution.online
+
+    def _put_right(
+        self, found: tuple[FoundContainer, ...]
+    ) -> tuple[tuple[FoundContainer, ...], tuple[Repair, ...]]:
+        """Repair what differs, and give what is found then."""
         repairs: list[Repair] = []
+        # What comes meanwhile is the next sweep's: nobody has been asked yet whose it is.
+        asked_for = {container.path for container in found}
         for _ in range(_PASSES):
-            looked_at = (self._look_at(container, resolution) for container in found)
+            looked_at = (self._look_at(container, self._current()) for container in found)
             made = [repair for repair in looked_at if repair is not None]
             repairs += made
             if all(repair.error for repair in made):
                 break
-            found = self._sources.ask("cgroups", self._walk) or found
+            walked = self._sources.ask("cgroups", self._walk) or found
+            found = tuple(container for container in walked if container.path in asked_for)
+            if len(found) < len(walked):
+                self._due_s = min(self._due_s, self._now_s())
         for gone in self._seen.keys() - {container.path for container in found}:
             self._texts.pop(self._seen.pop(gone).key, None)
         repaired = {repair.path for repair in repairs if not repair.error}
-        failed = self._count(found, resolution, repaired)
+        failed = self._count(found, self._current(), repaired)
         self._calm = None if repairs or failed else found
         return found, tuple(repairs)
 
@@ -286,7 +339,8 @@ class CPUSetter:
         seen = self._seen.get(container.path)
         if seen is None:
             # What ran before the agent did has waited for no one.
-            seen = _Seen(key, now_s, container.cpus, measured=not self._started)
+            new = self._started
+            seen = _Seen(key, now_s, container.cpus, new=new, measured=not new)
             self._seen[container.path] = seen
             self._due_s = min(self._due_s, now_s + _SECOND_LOOK_S)
         text = self._wanted_text(key, resolution)
@@ -310,11 +364,18 @@ class CPUSetter:
         started_s = self._now_s()
         try:
             reason = self._reason(container.path, seen)
-            apply.repair(self._tree, container.path, wanted)
+            way = self._way(seen)
+            tree = self._ways.through(way, self._tree, container.path, seen.key[1])
+            apply.repair(tree, container.path, wanted)
+            seen.way = way
         except CgroupNotFound:
             return None
-        except HostError as error:
+        except RuntimeBusy as error:
+            self._due_s = min(self._due_s, started_s + _TRY_AGAIN_S)
+            return Repair(container.path, container.cpus, wanted, str(error))
+        except CPUPoolError as error:
             seen.backoff = seen.backoff.after(started_s)
+            self._due_s = min(self._due_s, max(seen.backoff.due_s, started_s + _TRY_AGAIN_S))
             self._tell_stuck(container, seen, str(error))
             return Repair(container.path, container.cpus, wanted, str(error))
         if reason.foreign:
@@ -328,10 +389,21 @@ class CPUSetter:
             found=container.cpus or "none",
             cpus=wanted,
             by=reason.value,
+            way=way.value,
             ms=f"{(self._now_s() - started_s) * 1000:.1f}",
         )
         self._arrived(seen, seen.tried, resolution)
         return Repair(container.path, container.cpus, wanted)
+
+    def _way(self, seen: _Seen) -> Way:
+        identifier = seen.key[1]
+        if identifier == POD_ITSELF:
+            return Way.CGROUP
+        sighted = self._manager.state()[0].sighted.get(identifier)
+        if sighted is not None and not sighted.name:
+            # No runtime changes a sandbox.
+            return Way.CGROUP
+        return self._ways.of(identifier, seen.way, new=seen.new)
 
     def _reason(self, path: str, seen: _Seen) -> Reason:
         if not seen.right:
@@ -388,6 +460,8 @@ class CPUSetter:
         for seen in self._seen.values():
             if seen.writer is not None and seen.backoff.delay_s:
                 told.update(notices.about_fight(resolution, seen.key, seen.writer))
+            if seen.key[1] == POD_ITSELF:
+                told.update(notices.about_moved(resolution, seen.key))
         self._notices.tell(told, now_s)
 
     def _tell_conflict(self) -> None:

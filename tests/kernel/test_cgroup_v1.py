@@ -127,6 +127,16 @@ def test_a_disturbed_container_is_seen_and_repaired(real: RealCgroups, ground: G
     assert [found.cpus for found in ground.tree.containers()] == ["0"]
 
 
+def test_a_cgroup_root_that_has_lost_a_cpu_is_given_it_back_for_its_container(
+    real: RealCgroups, ground: Ground
+) -> None:
+    path = ground.container("0")
+    for above in (path.rpartition("/")[0], ground.kubepods, real.root):
+        ground.tree.write(above, CPUSet.of(0))
+    repair(ground.tree, path, CPUSet.of(1))
+    assert affinity(real.start(path)) == "1"
+
+
 def test_a_cgroup_that_nobody_filled_yet_can_be_entered_after_a_repair(
     real: RealCgroups, ground: Ground
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool, PoolKind
-from cpupool.core.workloads import Container, ContainerID, ContainerKind
+from cpupool.core.workloads import Container, ContainerID, ContainerKind, RuntimeContainer
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.local.cluster import EventLog
 from cpupool.manager.manager import Manager
@@ -28,10 +29,12 @@ from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.cgroups import KernelModel
 from tests.machines import MACHINES
+from tests.runtimes import ModelRuntime, without_runtime
 
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
+    from cpupool.manager.resolve import Owned
 
 MACHINE = MACHINES["laptop_4c8t"]
 EVERYTHING = "0-7"
@@ -64,6 +67,14 @@ UNLAWFUL = (
     NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("shared_a", "2")),
 )
 NAMES = Names()
+
+
+class Annotated(Enum):
+    """What the annotations of a container say of its devices."""
+
+    TRULY = "what Allocate wrote"
+    NOT = "nothing"
+    FALSELY = "what other pods own"
 
 
 @dataclass
@@ -129,6 +140,8 @@ class Node(RuleBasedStateMachine):
             pods=self.kubelet,
             devices=self.kubelet,
             checkpoint=self.kubelet,
+            containers=ModelRuntime(),
+            ways=without_runtime(),
             events=EventLog(),
             metrics=Metrics(),
             health=Health(),
@@ -136,6 +149,7 @@ class Node(RuleBasedStateMachine):
             swept=lambda _report: None,
         )
         self.count = 0
+        self.owned: Owned = {}
 
     @rule(data=st.data(), seen=st.booleans())
     def allocate(self, data: st.DataObject, seen: bool) -> None:
@@ -145,9 +159,10 @@ class Node(RuleBasedStateMachine):
         """
         advertised = self.manager.pools().advertised
         pool = data.draw(st.sampled_from(advertised))
-        used = self.kubelet.in_use(pool.name)
-        free = [one.id for one in self.manager.devices(pool.name).offer if one.healthy]
-        free = [identifier for identifier in free if identifier not in used]
+        offer = self.manager.devices(pool.name).offer
+        # What a false annotation alone holds drains, too.
+        used = self.kubelet.in_use(pool.name) | offer.draining
+        free = [one.id for one in offer if one.healthy and one.id not in used]
         if not free:
             return
         if pool.kind is PoolKind.EXCLUSIVE:
@@ -182,6 +197,44 @@ class Node(RuleBasedStateMachine):
         self.kernel.make(f"kubepods/pod{pod.uid}/{name}-main", "")
         self.kernel.make(f"kubepods/pod{pod.uid}/{name}-sandbox", "")
         return pod
+
+    @rule(data=st.data(), annotated=st.sampled_from(Annotated))
+    def sight(self, data: st.DataObject, annotated: Annotated) -> None:
+        """The container runtime tells of a pod, before or after everybody else."""
+        if pods := self.pods():
+            self.manager.sight(self.told(data.draw(st.sampled_from(pods)), annotated))
+
+    @rule(annotated=st.sampled_from(Annotated))
+    def sight_everything(self, annotated: Annotated) -> None:
+        """The agent connects to the container runtime, which names all that it has."""
+        told = (self.told(pod, annotated) for pod in self.pods())
+        self.manager.sight([one for of_pod in told for one in of_pod], every=True)
+
+    @rule(data=st.data())
+    def lose_sight(self, data: st.DataObject) -> None:
+        """A container ends, and its pod goes on."""
+        if pods := self.pods():
+            pod = data.draw(st.sampled_from(pods))
+            self.manager.lose_sight([ContainerID(f"{pod.name}-main")])
+
+    def pods(self) -> list[Pod]:
+        return [life.pod for life in self.kubelet.lives] + self.kubelet.plain
+
+    def told(self, pod: Pod, annotated: Annotated) -> tuple[RuntimeContainer, ...]:
+        """Give what the runtime tells of a pod: its sandbox and its container."""
+        allocated: dict[str, frozenset[str]] = {}
+        if annotated is Annotated.TRULY:
+            lives = (life for life in self.kubelet.lives if life.pod is pod)
+            allocated = {life.pool.name: frozenset(life.ids) for life in lives}
+        if annotated is Annotated.FALSELY:
+            for uid, by_pool in self.manager.state()[1].owned.items():
+                if uid != pod.uid:
+                    allocated |= {pool: frozenset(map(str, by_pool[pool])) for pool in by_pool}
+        names = (pod.cgroup_uid, pod.namespace, pod.name)
+        return (
+            RuntimeContainer(ContainerID(f"{pod.name}-sandbox"), *names),
+            RuntimeContainer(ContainerID(f"{pod.name}-main"), *names, "main", allocated),
+        )
 
     @precondition(lambda self: self.kubelet.lives)
     @rule(data=st.data())
@@ -260,6 +313,16 @@ class Node(RuleBasedStateMachine):
             if life.pool.kind is PoolKind.EXCLUSIVE
         ]
         assert all(one.isdisjoint(other) for one, other in combinations(held, 2))
+
+    @invariant()
+    def nobody_loses_a_cpu_that_it_owns(self) -> None:
+        owned = self.manager.state()[1].owned
+        holders = [cpus for by_pool in owned.values() for cpus in by_pool.values()]
+        assert all(one.isdisjoint(other) for one, other in combinations(holders, 2))
+        for uid in {life.pod.uid for life in self.kubelet.lives} & self.owned.keys():
+            for pool, cpus in self.owned[uid].items():
+                assert cpus <= owned.get(uid, {}).get(pool, CPUSet()), (uid, pool)
+        self.owned = owned
 
     @invariant()
     def what_a_pod_holds_stays_listed_and_healthy(self) -> None:

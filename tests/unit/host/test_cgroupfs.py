@@ -12,9 +12,11 @@ from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileErr
 from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.manager.enforce import CgroupNode
+from cpupool.manager.ports import POD_ITSELF, FoundContainer
 from tests.cgroups import CgroupTreeContract, Ground
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 UID = "1b2c3d4e-0000-1111-2222-333344445555"
@@ -43,6 +45,9 @@ class Files:
         else:
             (folder / "cpuset.cpus.effective").write_text(f"{effective or cpus}\n")
             (folder / "cgroup.subtree_control").write_text("")
+
+    def own(self, path: str) -> str:
+        return (self.base / path / "cpuset.cpus").read_text().strip()
 
     def remove(self, path: str) -> None:
         shutil.rmtree(self.base / path)
@@ -264,6 +269,73 @@ def test_on_v1_memory_nodes_that_are_set_are_left_alone(v1: Files) -> None:
     assert (v1.base / "kubepods/podx/c/cpuset.mems").read_text() == "1\n"
 
 
+@pytest.mark.parametrize(
+    "notices",
+    [
+        pytest.param(lambda tree: list(tree.containers()), id="by a walk"),
+        pytest.param(lambda tree: tree.read("kubepods/podx/c"), id="before a write"),
+    ],
+)
+def test_on_v1_a_pod_is_found_itself_while_a_container_is_there_that_the_kernel_has_emptied(
+    v1: Files, notices: Callable[[CgroupFS], object]
+) -> None:
+    for path in ("kubepods", "kubepods/podx", "kubepods/podx/c", "kubepods/pody/c"):
+        v1.make(path, "0-7")
+    tree = v1.tree()
+    assert {one.id for one in tree.containers()} == {"c"}
+    (v1.base / "kubepods/podx/c/cpuset.cpus").write_text("\n")
+    notices(tree)
+    tree.write("kubepods/podx/c", CPUSet.of(1))
+
+    def found() -> list[FoundContainer]:
+        return [one for one in tree.containers() if one.pod == "x"]
+
+    itself = FoundContainer("x", POD_ITSELF, "kubepods/podx", "0-7")
+    assert found() == [FoundContainer("x", "c", "kubepods/podx/c", "1"), itself]
+    v1.make("kubepods/podx/again", "1")
+    assert itself in found()
+    v1.remove("kubepods/podx/c")
+    assert [one.id for one in found()] == ["again"]
+    v1.make("kubepods/podx/c", "1")
+    assert {one.id for one in found()} == {"again", "c"}
+
+
+def test_on_v1_a_container_that_nobody_has_filled_yet_has_lost_no_process(v1: Files) -> None:
+    for path in ("kubepods", "kubepods/podx"):
+        v1.make(path, "0-7")
+    v1.make("kubepods/podx/c", "")
+    tree = v1.tree()
+    for _ in range(2):
+        assert [one.id for one in tree.containers()] == ["c"]
+    tree.read("kubepods/podx/c")
+    tree.write("kubepods/podx/c", CPUSet.of(1))
+    assert [one.id for one in tree.containers()] == ["c"]
+
+
+def test_on_v2_no_process_leaves_its_container(v2: Files) -> None:
+    v2.make("kubepods/podx", "0-7")
+    v2.make("kubepods/podx/c", "0")
+    tree = v2.tree()
+    assert [one.cpus for one in tree.containers()] == ["0"]
+    # As where somebody takes the controller away.
+    (v2.base / "kubepods/podx/c/cpuset.cpus.effective").unlink()
+    assert [(one.id, one.cpus) for one in tree.containers()] == [("c", "")]
+
+
+@pytest.mark.parametrize(
+    ("version", "above"),
+    [(CgroupVersion.V1, ["my-node", "my-node/kubepods"]), (CgroupVersion.V2, ["my-node/kubepods"])],
+)
+def test_a_cgroup_root_is_among_the_ancestors_where_a_cpu_does_not_come_back_to_it_by_itself(
+    tmp_path: Path, version: CgroupVersion, above: list[str]
+) -> None:
+    files = Files(tmp_path, version)
+    for path in ("my-node", "my-node/kubepods", "my-node/kubepods/podx"):
+        files.make(path, "0-3")
+    ancestors, _ = files.tree("/my-node").read("my-node/kubepods/podx")
+    assert ancestors == tuple(CgroupNode(path, CPUSet.parse("0-3")) for path in above)
+
+
 def test_on_v2_a_container_without_the_controller_is_found_with_no_cpus(v2: Files) -> None:
     v2.make("kubepods/podx", "0-7")
     (v2.base / "kubepods/podx/c").mkdir()
@@ -325,3 +397,25 @@ def test_a_pod_that_cannot_pass_the_controller_on_is_named(v2: Files) -> None:
     with pytest.raises(CgroupWriteRejected, match="must not hold processes") as caught:
         v2.tree().write("kubepods/podx/c", CPUSet.of(2))
     assert (caught.value.path, caught.value.value) == ("kubepods/podx", "+cpuset")
+
+
+def test_on_v1_cpus_that_came_back_are_given_to_what_lies_above_containers(v1: Files) -> None:
+    levels = ("lab", "lab/kubepods", "lab/kubepods/burstable")
+    pods = ("lab/kubepods/podu1", "lab/kubepods/burstable/podu2", "lab/kubepods/burstable/podu3")
+    for path in (*levels, *pods):
+        v1.make(path, "0-3")
+    v1.make("lab/kubepods/podu1/c", "1")
+    needed = {"u1": "4-5", "u2": "0,9", "u3": "1"}
+
+    v1.tree("/lab").make_room(CPUSet.parse("0-9"), lambda pod: CPUSet.parse(needed[pod]))
+
+    assert [v1.own(path) for path in levels] == ["0-7"] * 3
+    assert [v1.own(path) for path in pods] == ["0-5", "0-3", "0-3"]
+    assert v1.own("lab/kubepods/podu1/c") == "1"
+
+
+def test_on_v2_they_come_back_by_themselves(v2: Files) -> None:
+    for path in ("kubepods", "kubepods/podu1"):
+        v2.make(path, "0-3")
+    v2.tree().make_room(CPUSet.parse("0-7"), lambda _: CPUSet.of(4))
+    assert (v2.own("kubepods"), v2.own("kubepods/podu1")) == ("0-3", "0-3")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.status import StatusFile
 from cpupool.manager.manager import Manager
+from cpupool.manager.ways import Way
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
@@ -20,7 +21,15 @@ def test_an_edit_that_moves_nobody_is_shown(tmp_path: Path) -> None:
         pool = Pool.named("exclusive_a", "2", multi_threaded=multi_threaded)
         pools = NodePools.of(pool, Pool.named("default", "0-1"))
         manager.reconfigure(pools, MACHINE.topology())
-        file.publish(*manager.state(), (), "")
+        file.publish(*manager.state(), (), "", Way.CGROUP)
 
     shown = json.loads((tmp_path / "status.json").read_text())["pools"]["exclusive_a"]
     assert shown["hyperThreadingPolicy"] == "multiThreaded"
+
+
+def test_another_way_is_shown_though_nobody_moves(tmp_path: Path) -> None:
+    manager, file = Manager(), StatusFile(tmp_path / "status.json")
+    for way in (Way.CGROUP, Way.NRI):
+        file.publish(*manager.state(), (), "", way)
+
+    assert json.loads((tmp_path / "status.json").read_text())["enforcement"] == "nri"

@@ -4,15 +4,20 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
 from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerID
 from cpupool.manager.learner import Learner, Sources
 from cpupool.manager.manager import Manager
+from cpupool.manager.ports import POD_ITSELF, FoundContainer
 from tests import builders
 from tests.machines import MACHINES
+from tests.runtimes import ModelRuntime, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,10 +65,27 @@ class Outside:
         return self.static_cpus
 
 
-def learning(outside: Outside) -> tuple[Manager, Learner]:
+def alive(*pods: str) -> tuple[FoundContainer, ...]:
+    """Give the sandbox of each of these pods as it is found."""
+    return tuple(FoundContainer(pod, f"{pod}-sandbox", f"kubepods/pod{pod}/x", "") for pod in pods)
+
+
+def here(pod: str, *ids: str) -> tuple[FoundContainer, ...]:
+    """Give containers of a pod as they are found."""
+    return tuple(FoundContainer(pod, one, f"kubepods/pod{pod}/{one}", "") for one in ids)
+
+
+def learning(outside: Outside, runtime: ModelRuntime | None = None) -> tuple[Manager, Learner]:
     manager = Manager(Names())
     manager.reconfigure(POOLS, MACHINES["laptop_4c8t"].topology())
-    learner = Learner(manager, Sources(), pods=outside, devices=outside, checkpoint=outside)
+    learner = Learner(
+        manager,
+        Sources(),
+        pods=outside,
+        devices=outside,
+        checkpoint=outside,
+        containers=runtime or ModelRuntime(),
+    )
     return manager, learner
 
 
@@ -74,11 +96,11 @@ def test_without_pools_the_devices_that_pods_hold_are_asked_for_first() -> None:
     outside = Outside((OWNER,), saved=None, live=None)
     manager, learner = learning(outside)
     manager.reconfigure(NodePools(), MACHINES["laptop_4c8t"].topology())
-    learner.learn(set(), 100.0)
+    learner.learn((), 100.0)
     assert learner.waiting_for(100.0) == "the kubelet's word on its devices"
 
     outside.saved = {OWNER.uid: granted("4")}
-    learner.learn(set(), 101.0)
+    learner.learn((), 101.0)
     assert [pool.name for pool in manager.advertised()] == ["exclusive_a"]
 
 
@@ -86,24 +108,24 @@ def test_a_pod_is_known_until_its_cgroup_is_gone_whether_or_not_it_is_listed() -
     sharer = builders.pod("sharer", builders.container(shared_a=1))
     outside = Outside((OWNER, sharer), saved={OWNER.uid: granted("4")})
     manager, learner = learning(outside)
-    everybody = {OWNER.uid, sharer.uid}
+    everybody = alive(OWNER.uid, sharer.uid)
     learner.learn(everybody, 100.0)
 
     outside.listed = ()
     learner.learn(everybody, 101.0)
     assert manager.state()[0].pods == (OWNER, sharer)
-    learner.learn({sharer.uid}, 102.0)
+    learner.learn(alive(sharer.uid), 102.0)
     assert manager.state()[0].pods == (sharer,)
-    learner.learn(set(), 103.0)
+    learner.learn((), 103.0)
     assert manager.state()[0].pods == ()
 
 
 def test_with_nothing_to_ask_nothing_is_due() -> None:
     outside = Outside()
     _, learner = learning(outside)
-    learner.learn(set(), 100.0)
+    learner.learn((), 100.0)
     outside.asked.clear()
-    learner.learn(set(), 101.0)
+    learner.learn((), 101.0)
     assert learner.due_s == math.inf
     assert outside.asked == []
 
@@ -111,13 +133,13 @@ def test_with_nothing_to_ask_nothing_is_due() -> None:
 def test_the_checkpoint_is_asked_first_and_podresources_for_what_it_lacks() -> None:
     outside = Outside((OWNER,), live={("default", "owner"): granted("4")})
     manager, learner = learning(outside)
-    learner.learn(set(), 100.0)
+    learner.learn((), 100.0)
     assert manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(4)}}
 
     outside.saved = {OWNER.uid: granted("2")}
     manager, learner = learning(outside)
     outside.asked.clear()
-    learner.learn(set(), 100.0)
+    learner.learn((), 100.0)
     assert manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
     assert "podresources" not in outside.asked
 
@@ -126,32 +148,32 @@ def test_missing_devices_are_asked_for_again_when_due_and_at_once_of_another_kub
     outside = Outside((OWNER,))
     _, learner = learning(outside)
     for now_s, due_s in ((100.0, 100.1), (100.05, 100.1), (100.2, 100.4)):
-        learner.learn(set(), now_s)
+        learner.learn((), now_s)
         assert learner.due_s == due_s
     assert outside.asked.count("podresources") == 2
 
     learner.kubelet_changed()
-    learner.learn(set(), 100.3)
+    learner.learn((), 100.3)
     assert outside.asked.count("podresources") == 3
 
 
 def test_the_cpu_manager_is_asked_about_until_it_is_harmless_and_again_of_another_kubelet() -> None:
     outside = Outside(static_cpus=None)
     _, learner = learning(outside)
-    learner.learn(set(), 100.0)
+    learner.learn((), 100.0)
     assert learner.due_s == 100.1
     outside.static_cpus = CPUSet.of(2)
-    learner.learn(set(), 100.1)
+    learner.learn((), 100.1)
     assert "gives out CPUs 2" in learner.conflict
     assert learner.due_s == 100.1 + 0.2
     outside.static_cpus = CPUSet()
-    learner.learn(set(), 101.0)
+    learner.learn((), 101.0)
     assert (learner.conflict, learner.due_s) == ("", math.inf)
-    learner.learn(set(), 102.0)
+    learner.learn((), 102.0)
     assert outside.asked.count("cpu manager") == 3
 
     learner.kubelet_changed()
-    learner.learn(set(), 103.0)
+    learner.learn((), 103.0)
     assert outside.asked.count("cpu manager") == 4
 
 
@@ -167,16 +189,16 @@ def test_only_devices_of_pods_that_run_and_that_nobody_lists_are_recalled() -> N
         },
     )
     manager, learner = learning(outside)
-    learner.learn({"late-uid", "other-uid", ended.uid}, 100.0)
+    learner.learn(alive("late-uid", "other-uid", ended.uid), 100.0)
     assert manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
 
 
 def test_what_a_broken_checkpoint_knows_is_recalled_when_it_is_mended() -> None:
     outside = Outside(saved=None)
     manager, learner = learning(outside)
-    learner.learn({"late-uid"}, 100.0)
+    learner.learn(alive("late-uid"), 100.0)
     outside.saved = {"late-uid": granted("4")}
-    learner.learn({"late-uid"}, 101.0)
+    learner.learn(alive("late-uid"), 101.0)
     assert manager.state()[1].promised == {"exclusive_a": CPUSet.of(4)}
 
 
@@ -185,5 +207,119 @@ def test_a_finished_pod_holds_nothing_though_the_checkpoint_still_names_it() -> 
     fresh = builders.pod("fresh", builders.container(exclusive_a=1))
     outside = Outside((ended, fresh), saved={ended.uid: granted("2"), fresh.uid: granted("4")})
     manager, learner = learning(outside)
-    learner.learn({ended.uid, fresh.uid}, 100.0)
+    learner.learn(alive(ended.uid, fresh.uid), 100.0)
     assert manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
+
+
+def test_a_container_that_nobody_has_told_of_is_recognised_at_once() -> None:
+    outside = Outside((OWNER,), saved={OWNER.uid: granted("4")})
+    runtime = ModelRuntime(
+        here=True, containers=(told(OWNER.uid, identifier="new"), told(OWNER.uid, ""))
+    )
+    manager, learner = learning(outside, runtime)
+    learner.learn(here(OWNER.uid, "main-id", "new", "sandbox-id"), 100.0)
+
+    assert runtime.asked == [{"new", "sandbox-id"}], "the pod itself tells of main-id"
+    assert str(manager.state()[1].assignment((OWNER.uid, ContainerID("new"))).cpus) == "4"
+    assert learner.due_s == math.inf
+
+
+def test_of_a_pods_own_directory_the_runtime_is_not_asked() -> None:
+    runtime = ModelRuntime(here=True)
+    _, learner = learning(Outside(), runtime)
+    learner.learn(here("late-uid", POD_ITSELF), 100.0)
+    assert (runtime.asked, learner.due_s) == ([], math.inf)
+
+
+def test_what_the_runtime_does_not_know_is_asked_for_ever_more_seldom() -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid"),))
+    _, learner = learning(Outside(), runtime)
+    found = here("late-uid", "main-id", "other")
+    for now_s, due_s in ((100.0, 100.1), (100.05, 100.1), (100.2, 100.4)):
+        learner.learn(found, now_s)
+        assert learner.due_s == due_s
+    assert runtime.asked == [{"main-id", "other"}, {"other"}]
+
+    learner.learn((*found, *here("late-uid", "third")), 100.3)
+    assert runtime.asked[2:] == [{"other", "third"}], "of something new it is asked at once"
+    learner.learn(found, 100.31)
+    assert runtime.asked[3:] == [{"other"}]
+    learner.learn(here("late-uid", "main-id"), 100.32)
+    assert (len(runtime.asked), learner.due_s) == (4, math.inf)
+
+
+def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
+    runtime = ModelRuntime(here=True, silent=True, containers=(told(OWNER.uid),))
+    manager, learner = learning(Outside(), runtime)
+    learner.learn(here(OWNER.uid, "main-id"), 100.0)
+    assert learner.due_s == 100.1
+    runtime.silent = False
+    learner.learn(here(OWNER.uid, "main-id"), 100.1)
+    assert set(manager.state()[0].sighted) == {"main-id"}
+
+
+def test_a_runtime_that_is_not_there_is_not_asked() -> None:
+    runtime = ModelRuntime(containers=(told("late-uid"),))
+    manager, learner = learning(Outside(), runtime)
+    learner.learn(here("late-uid", "main-id"), 100.0)
+    assert (runtime.asked, learner.due_s) == ([], math.inf)
+    runtime.here = True
+    learner.learn(here("late-uid", "main-id"), 100.01)
+    assert set(manager.state()[0].sighted) == {"main-id"}
+
+
+def test_what_has_gone_is_forgotten_and_what_has_no_cgroup_yet_is_not() -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid"), told("late-uid", "")))
+    manager, learner = learning(Outside(), runtime)
+    learner.learn(here("late-uid", "main-id", "sandbox-id"), 100.0)
+    manager.sight([told("late-uid", identifier="created")])
+
+    learner.learn(here("late-uid", "sandbox-id"), 101.0)
+    assert set(manager.state()[0].sighted) == {"created", "sandbox-id"}
+    learner.learn((), 102.0)
+    assert set(manager.state()[0].sighted) == {"created"}
+
+
+def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
+    bare = builders.pod("bare", builders.container(running=False, exclusive_a=1))
+    outside = Outside((bare,), live={("default", "bare"): granted("4")})
+    runtime = ModelRuntime(here=True, containers=(told(bare.uid),))
+    manager, learner = learning(outside, runtime)
+    learner.learn(here(bare.uid, "main-id"), 100.0)
+    assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(4)}}
+
+    runtime.containers = (told(bare.uid, exclusive_a="2"),)
+    manager, learner = learning(outside, runtime)
+    outside.asked.clear()
+    learner.learn(here(bare.uid, "main-id"), 100.0)
+    assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert "podresources" not in outside.asked, "its annotations said it"
+
+
+def with_sibling(pod: str) -> dict[str, PodDevices]:
+    """Give a checkpoint that tells of CPU 4 and its sibling."""
+    grant = Grant(frozenset({"4"}), CPUSet.of(4, 5))
+    return {pod: {"main": {Names().resource("exclusive_a"): grant}}}
+
+
+def test_what_containers_were_told_is_recalled_once() -> None:
+    outside = Outside((OWNER,), saved=with_sibling(OWNER.uid))
+    manager, learner = learning(outside)
+    manager.set_pods((OWNER,))
+    manager.sight([told(OWNER.uid, exclusive_a="4")])
+    learner.learn(here(OWNER.uid, "main-id"), 100.0)
+    assert manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(4, 5)}}
+
+    learner.learn(here(OWNER.uid, "main-id"), 101.0)
+    assert outside.asked.count("checkpoint") == 1
+
+
+@pytest.mark.parametrize("sighted_first", [False, True])
+def test_what_a_pod_that_nobody_lists_yet_was_told_is_recalled(*, sighted_first: bool) -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="4"),))
+    manager, learner = learning(Outside(saved=with_sibling("late-uid")), runtime)
+    if sighted_first:
+        manager.sight(runtime.containers)
+    learner.learn(here("late-uid", "main-id"), 100.0)
+    assert manager.state()[1].owned == {"late-uid": {"exclusive_a": CPUSet.of(4, 5)}}
+    assert manager.state()[0].promises == ()

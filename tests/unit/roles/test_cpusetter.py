@@ -12,12 +12,18 @@ import pytest
 
 from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
+from cpupool.core.errors import (
+    ContainerNotFound,
+    CPUPoolError,
+    HostFileError,
+    RemoteProtocolError,
+)
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
+from cpupool.manager.ways import Way, Ways
 from cpupool.roles.cpusetter import CPUSetter, SweepReport
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -25,6 +31,7 @@ from tests import builders
 from tests.cgroups import KernelModel
 from tests.events import Heard
 from tests.machines import MACHINES
+from tests.runtimes import ModelRuntime, told
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -38,6 +45,8 @@ POOLS = NodePools.of(
     Pool.named("exclusive_a", "2,4"), Pool.named("shared_a", "0"), Pool.named("default", "1")
 )
 EVERYTHING = "0-7"
+OWNER = "kubepods/podowner-uid"
+OTHER = "kubepods/podother-uid"
 
 
 @dataclass
@@ -97,6 +106,9 @@ class Node:
     events: Heard = field(default_factory=Heard)
     metrics: Metrics = field(default_factory=Metrics)
     health: Health = field(default_factory=Health)
+    asked: Way | None = None
+    nri: ModelRuntime | None = None
+    cri: ModelRuntime = field(default_factory=ModelRuntime)
     pools: NodePools | None = POOLS
     clock: Callable[[], float] | None = None
     now_s: float = 0.0
@@ -111,6 +123,8 @@ class Node:
             pods=self.source,
             devices=self.source,
             checkpoint=self.source,
+            containers=self.cri,
+            ways=Ways(self.asked, self.nri, self.cri),
             events=self.events,
             metrics=self.metrics,
             health=self.health,
@@ -761,6 +775,108 @@ def test_a_pod_that_loses_a_cpu_is_told_once_for_each_set() -> None:
     ]
 
 
+def stray() -> Node:
+    """Take the only CPU of `owner` offline, so that its processes are in its pod's cgroup."""
+    node = owner_on_2()
+    node.run("other", builders.container(exclusive_a=1))
+    node.source.saved["other"] = {"exclusive_a": ids("4")}
+    node.setter.sweep()
+    node.kernel.switch_off(CPUSet.of(2))
+    node.manager.update_topology(MACHINE.without("2").topology())
+    return node
+
+
+def test_processes_that_the_kernel_moves_into_their_pod_keep_off_the_cpus_of_others() -> None:
+    node = stray()
+    node.setter.sweep()
+    assert (node.cpus("owner"), str(node.kernel.effective(OWNER))) == ("1", "1")
+    assert (node.cpus("other"), str(node.kernel.effective(OTHER))) == ("4", "0-1,3-7")
+    assert node.measured('cpupool_containers_confined{cause="offline"}') == 2
+
+    node.kernel.online = CPUSet.parse(EVERYTHING)
+    node.manager.update_topology(MACHINE.topology())
+    node.setter.sweep()
+    assert (node.cpus("owner"), str(node.kernel.effective(OWNER))) == ("2", "1-2")
+    node.kernel.write(OWNER, CPUSet.parse("0-2"))
+    node.setter.sweep()
+    assert str(node.kernel.effective(OWNER)) == "1-2"
+
+    (moved,) = (told for _, reason, told in node.events.pods if reason == "CPUProcessesMoved")
+    assert moved.endswith("restart that container once its CPUs are online")
+
+
+def test_on_v1_a_runtime_can_create_a_container_on_a_cpu_that_came_back() -> None:
+    node = owner_on_2()
+    node.setter.sweep()
+    node.kernel.switch_off(CPUSet.of(2, 6))
+    node.manager.update_topology(MACHINE.without("2,6").topology())
+    node.setter.sweep()
+
+    node.kernel.online = CPUSet.parse(EVERYTHING)
+    node.manager.update_topology(MACHINE.topology())
+    node.setter.sweep()
+
+    # Above pods there is room for any of them, and in a pod for what is its own.
+    assert str(node.kernel.effective("kubepods")) == EVERYTHING
+    node.kernel.make(f"{OWNER}/again", "2")
+
+
+def test_a_pod_with_moved_processes_has_room_for_each_of_its_containers_to_start() -> None:
+    node = Node()
+    later = builders.container("later", running=False, shared_a=100)
+    node.run("owner", builders.container(exclusive_a=1), later)
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.setter.sweep()
+    node.kernel.switch_off(CPUSet.of(2))
+    node.manager.update_topology(MACHINE.without("2").topology())
+    node.setter.sweep()
+    assert str(node.kernel.effective(OWNER)) == "0-1"
+
+    node.kernel.online = CPUSet.parse(EVERYTHING)
+    node.manager.update_topology(MACHINE.topology())
+    again = builders.container(running=False, exclusive_a=1)
+    node.source.listed = [builders.pod("owner", again, later)]
+    node.setter.sweep()
+    assert str(node.kernel.effective(OWNER)) == "0-2"
+
+
+def test_a_pod_with_moved_processes_has_room_for_the_shared_cpus_that_a_container_keeps() -> None:
+    node = Node(manager=Manager(Names(), moves_pinned=False))
+    node.run(
+        "owner", builders.container(exclusive_a=1, shared_a=100), builders.container("sidecar")
+    )
+    node.source.saved = {"owner": {"exclusive_a": ids("2"), "shared_a": ids("7")}}
+    node.setter.sweep()
+    after = (("exclusive_a", "2,4"), ("shared_a", "7"), ("shared_b", "0"), ("default", "1"))
+    pools = NodePools.of(*(Pool.named(name, cpus) for name, cpus in after))
+    node.manager.reconfigure(pools, MACHINE.topology())
+    node.kernel.switch_off(CPUSet.of(1))
+    node.manager.update_topology(MACHINE.without("1").topology())
+    node.setter.sweep()
+    assert (node.cpus("owner"), node.cpus("owner", "sidecar")) == ("0,2", "6")
+    assert str(node.kernel.effective(OWNER)) == "0,2,6-7"
+
+
+def test_processes_moved_into_a_pod_that_nobody_knows_stay_in_the_default_pool() -> None:
+    node = Node()
+    node.run("stranger", listed=False)
+    node.setter.sweep()
+    node.kernel.switch_off(CPUSet.of(1))
+    node.manager.update_topology(MACHINE.without("1").topology())
+    node.setter.sweep()
+    assert node.cpus("stranger") == str(node.kernel.effective("kubepods/podstranger-uid"))
+    assert node.events.pods == []
+
+
+def test_a_pods_own_cgroup_is_no_business_of_the_runtimes() -> None:
+    node = stray()
+    node.setter.sweep()
+    node.cri.here = node.cri.silent = True
+    node.kernel.write(OWNER, CPUSet.parse("0-1"))
+    node.setter.sweep()
+    assert str(node.kernel.effective(OWNER)) == "1"
+
+
 def test_two_pods_with_one_cpu_are_told() -> None:
     node = owner_on_2()
     node.run("thief", builders.container(exclusive_a=1))
@@ -991,3 +1107,137 @@ def test_a_new_container_is_looked_at_once_more_without_an_event() -> None:
         # Nobody is told of this write: the directory is not watched yet.
         node.kernel.write(node.path("plain"), CPUSet.parse(EVERYTHING))
         eventually(lambda: node.cpus("plain") == "1", "it is found")
+
+
+def held_by(way: Way) -> tuple[Node, ModelRuntime]:
+    """Give a node with `owner`, and the runtime that has the list of it: CPUs 0-7."""
+    runtime = ModelRuntime(here=True, lists={"main-id": EVERYTHING})
+    node = Node(nri=runtime) if way is Way.NRI else Node(cri=runtime)
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    runtime.written = lambda _, cpus: node.kernel.sets.update({node.path("owner"): cpus})
+    return node, runtime
+
+
+def written(node: Node) -> set[str]:
+    """Give the paths of the containers that were written directly."""
+    return {write.path for write in node.kernel.writes if write.path.count("/") > 1}
+
+
+@pytest.mark.parametrize("way", [Way.NRI, Way.CRI])
+def test_a_container_whose_list_the_runtime_has_is_repaired_through_the_runtime(
+    way: Way, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, _ = held_by(way)
+    with caplog.at_level(logging.INFO):
+        (repair,) = node.setter.sweep().repairs
+    assert (node.cpus("owner"), repair.error) == ("2", "")
+    assert f"way={way.value} " in caplog.text
+
+    node.kernel.sets[node.path("owner")] = CPUSet.parse("4-5")
+    node.setter.sweep()
+    assert (node.cpus("owner"), written(node)) == ("2", set())
+
+
+def test_a_refusal_of_the_runtime_is_tried_again_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node, runtime = held_by(Way.CRI)
+    runtime.refusing = "it is busy"
+    with caplog.at_level(logging.WARNING):
+        (repair,) = node.setter.sweep().repairs
+        node.setter.sweep()
+    assert "it is busy" in repair.error
+    assert caplog.text.count("container stays on wrong CPUs") == 1
+    assert written(node) == set()
+
+    runtime.refusing = ""
+    node.setter.sweep()
+    assert (node.cpus("owner"), written(node)) == ("2", set())
+
+
+def test_the_loop_tries_again_what_the_runtime_refused() -> None:
+    runtime = ModelRuntime(here=True, lists={"main-id": EVERYTHING}, refusing="it is busy")
+    node = Node(clock=time.monotonic, cri=runtime)
+    node.run("plain")
+    runtime.written = lambda _, cpus: node.kernel.sets.update({node.path("plain"): cpus})
+    node.setter.sweep()
+    with running(node):
+        assert node.swept.acquire(timeout=DEADLINE_S), "it is refused, and not new any more"
+        runtime.refusing = ""
+        eventually(lambda: node.cpus("plain") == "1", "it is put right without an event")
+
+
+def test_a_container_that_only_the_runtime_may_write_waits_for_the_runtime() -> None:
+    node, runtime = held_by(Way.NRI)
+    runtime.here = False
+    (repair,) = node.setter.sweep().repairs
+    assert "the container runtime has its CPUs and cannot be reached" in repair.error
+    runtime.here = True
+    node.setter.sweep()
+    assert (node.cpus("owner"), written(node)) == ("2", set())
+
+
+def test_a_container_that_ends_while_the_runtime_is_called_is_no_error() -> None:
+    class Ended(ModelRuntime):
+        def update(self, container: ContainerID, cpus: CPUSet) -> None:
+            raise ContainerNotFound(container)
+
+    node = Node(cri=Ended(here=True, lists={"main-id": EVERYTHING}))
+    node.run("plain")
+    assert node.setter.sweep().repairs == ()
+
+
+def test_a_container_that_the_runtime_is_bringing_up_is_not_judged() -> None:
+    node, runtime = held_by(Way.NRI)
+    runtime.begun = {"main-id"}
+    report = node.setter.sweep()
+    assert (report.repairs, report.found) == ((), ())
+    assert node.measured('cpupool_containers{state="failed"}') == 0
+    assert node.cpus("owner") == EVERYTHING
+
+    runtime.begun = set()
+    assert len(node.setter.sweep().repairs) == 1
+    assert node.cpus("owner") == "2"
+
+
+def test_another_way_is_for_containers_that_start_from_then_on() -> None:
+    node = Node(asked=Way.CRI, cri=ModelRuntime(here=True, lists={"main-id": "", "late-id": ""}))
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.cri.written = lambda _, cpus: node.kernel.sets.update({node.path("new", "late"): cpus})
+    node.setter.sweep()
+    assert written(node) == {node.path("owner")}
+
+    node.run("new", builders.container("late"))
+    node.kernel.make("kubepods/podnew-uid/sandbox", EVERYTHING)
+    node.setter.sweep()
+    assert (node.cpus("new", "late"), node.cri.lists["late-id"]) == ("1", "1")
+    assert written(node) == {node.path("owner"), "kubepods/podnew-uid/sandbox"}, (
+        "a sandbox is no container that CRI can update"
+    )
+
+    switched = Node(source=node.source, kernel=node.kernel, asked=Way.CGROUP, cri=node.cri)
+    node.kernel.writes.clear()
+    for path in (node.path("owner"), node.path("new", "late")):
+        node.kernel.sets[path] = CPUSet.parse(EVERYTHING)
+    switched.setter.sweep()
+    assert (node.cpus("owner"), node.cpus("new", "late")) == ("2", "1")
+    assert written(node) == {node.path("owner")}, "what the runtime has stays the runtime's"
+
+
+def test_a_container_is_placed_as_soon_as_the_runtime_recognises_it() -> None:
+    node = owner_on_2()
+    node.cri.here = True
+    node.cri.containers = (
+        told("owner-uid", identifier="again"),
+        told("stranger", identifier="other", exclusive_a="4"),
+    )
+    node.kernel.remove(node.path("owner"))
+    for path in ("kubepods/podowner-uid/again", "kubepods/podstranger/other"):
+        node.kernel.make(path.rpartition("/")[0], EVERYTHING)
+        node.kernel.make(path, EVERYTHING)
+    node.setter.sweep()
+    assert str(node.kernel.effective("kubepods/podowner-uid/again")) == "2"
+    assert str(node.kernel.effective("kubepods/podstranger/other")) == "4"
+    assert node.measured("cpupool_container_placement_seconds_count") == 2

@@ -1,0 +1,124 @@
+"""By which way a container's CPUs are set: one per container, so that no two writers fight.
+
+A runtime that has a CPU list for a container writes it again with its every update of that
+container; one that has none leaves the cgroup as it finds it. So a container whose list the runtime
+has is set through the runtime only, and the runtime tells: after a restart of the agent, too.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cpupool.core.errors import CgroupNotFound, ContainerNotFound, RuntimeUnreachable
+
+if TYPE_CHECKING:
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.workloads import ContainerID
+    from cpupool.manager.enforce import CgroupNode
+    from cpupool.manager.ports import CgroupAccess, ContainerRuntime
+
+
+class Way(Enum):
+    """Who writes a container's cgroup."""
+
+    NRI = "nri"
+    """The runtime, as this plugin of it answers: right before the first instruction."""
+    CRI = "cri"
+    """The runtime, called as the kubelet calls it: right once the container is seen."""
+    CGROUP = "cgroup"
+    """cpupool itself: right once the container is seen, and sooner than through CRI."""
+
+
+class Ways:
+    """Chooses the way of each container.
+
+    Args:
+        asked: the way that containers shall go; None for the best that works: NRI, else the cgroup.
+        nri: the runtime as its plugin reaches it; None where none is wanted.
+        cri: the runtime as the kubelet reaches it.
+    """
+
+    def __init__(
+        self, asked: Way | None, nri: ContainerRuntime | None, cri: ContainerRuntime
+    ) -> None:
+        self._asked = asked
+        self._nri = nri
+        self._cri = cri
+
+    @property
+    def node(self) -> Way:
+        """The way of a container that starts now."""
+        if self._asked is Way.CRI:
+            return Way.CRI if self._cri.connected() else Way.CGROUP
+        return Way.NRI if self._nri and self._nri.connected() else Way.CGROUP
+
+    def starting(self, container: ContainerID) -> bool:
+        """Tell whether the runtime is about to bring a container onto its CPUs."""
+        return self._nri is not None and self._nri.starting(container)
+
+    def of(self, container: ContainerID, before: Way | None, *, new: bool) -> Way:
+        """Choose the way of a container that is to be written.
+
+        Args:
+            container: its id.
+            before: by which way it was written last; None where it has not been written yet.
+            new: it has started since the agent did; older ones stay with the way they have.
+
+        Raises:
+            RuntimeUnreachable: the runtime has a CPU list for it, and cannot be reached.
+            CPUPoolError: the runtime does not answer.
+        """
+        held = bool(self._nri and self._nri.held(container))
+        if held and self._nri and self._nri.connected():
+            return Way.NRI
+        if held or before in {Way.NRI, Way.CRI}:
+            if self._cri.connected():
+                return Way.CRI
+            raise RuntimeUnreachable(container)
+        # Nobody has told the runtime of CPUs yet, and the question would cost the time in which the
+        # container runs where it should not.
+        unasked = new and before is None and self._asked is not Way.CRI
+        if unasked or not self._cri.connected():
+            return Way.CGROUP
+        listed = self._cri.held(container)
+        asked = self._asked is Way.CRI and new and listed is not None
+        return Way.CRI if listed or asked else Way.CGROUP
+
+    def through(
+        self, way: Way, tree: CgroupAccess, path: str, container: ContainerID
+    ) -> CgroupAccess:
+        """Give the cgroups as they are written by this way.
+
+        The runtime writes the container's own cgroup. What lies above and below it is no business
+        of the runtime's, and is written directly by every way.
+        """
+        if way is Way.CGROUP:
+            return tree
+        runtime = self._nri if self._nri and way is Way.NRI else self._cri
+        return _ThroughRuntime(tree, path, container, runtime)
+
+
+class _ThroughRuntime:
+    def __init__(
+        self, tree: CgroupAccess, path: str, container: ContainerID, runtime: ContainerRuntime
+    ) -> None:
+        self._path = path
+        self._container = container
+        self._runtime = runtime
+        self._tree = tree
+
+    def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
+        return self._tree.read(path)
+
+    def effective(self, path: str) -> CPUSet:
+        return self._tree.effective(path)
+
+    def write(self, path: str, cpus: CPUSet) -> None:
+        if path != self._path:
+            self._tree.write(path, cpus)
+            return
+        try:
+            self._runtime.update(self._container, cpus)
+        except ContainerNotFound as error:
+            raise CgroupNotFound(path) from error

@@ -1,0 +1,91 @@
+"""Container runtimes of tests, at the ports of the manager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpupool.core.errors import ContainerNotFound, RemoteProtocolError, RuntimeRefused
+from cpupool.core.workloads import ContainerID, RuntimeContainer
+from cpupool.manager.ways import Ways
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from cpupool.core.cpuset import CPUSet
+
+
+@dataclass
+class ModelRuntime:
+    """A `ContainerSource` and a `ContainerRuntime` in memory; not connected unless it is told.
+
+    Attributes:
+        here: whether it answers.
+        containers: what it recognises.
+        lists: the CPU lists that it has, by container id.
+        begun: ids of containers that it is bringing onto their CPUs.
+        silent: whether it answers no question, although it is here.
+        refusing: why it refuses updates; empty where it takes them.
+        written: called with each update that it takes.
+        asked: the ids that it was asked to recognise, one entry for each question.
+    """
+
+    here: bool = False
+    containers: tuple[RuntimeContainer, ...] = ()
+    lists: dict[str, str] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    silent: bool = False
+    refusing: str = ""
+    written: Callable[[ContainerID, CPUSet], None] = lambda _id, _cpus: None
+    asked: list[frozenset[str]] = field(default_factory=list)
+
+    def connected(self) -> bool:
+        return self.here
+
+    def recognise(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
+        self.asked.append(frozenset(ids))
+        self._answer()
+        return tuple(one for one in self.containers if one.id in ids)
+
+    def held(self, container: ContainerID) -> str | None:
+        self._answer()
+        return self.lists.get(container)
+
+    def starting(self, container: ContainerID) -> bool:
+        return container in self.begun
+
+    def update(self, container: ContainerID, cpus: CPUSet) -> None:
+        if container not in self.lists:
+            raise ContainerNotFound(container)
+        if self.refusing:
+            raise RuntimeRefused(container, cpus, self.refusing)
+        self.lists[container] = str(cpus)
+        self.written(container, cpus)
+
+    def _answer(self) -> None:
+        if self.silent:
+            raise RemoteProtocolError("the container runtime does not answer")
+
+
+def without_runtime() -> Ways:
+    """Give the ways of a node whose runtime cannot be reached: each container's cgroup."""
+    return Ways(None, None, ModelRuntime())
+
+
+def told(pod: str, name: str = "main", /, *, identifier: str = "", **ids: str) -> RuntimeContainer:
+    """Say what a runtime tells of a container or, without a name, of a sandbox.
+
+    Args:
+        pod: the id in its pod's cgroup name; `<name>-uid` for a pod that `builders.pod` has made.
+        name: the container's name.
+        identifier: the runtime's, `<name>-id` where none is given.
+        ids: pool → ids separated by commas, as on the container's annotations.
+    """
+    return RuntimeContainer(
+        ContainerID(identifier or f"{name or 'sandbox'}-id"),
+        pod,
+        "default",
+        pod.removesuffix("-uid"),
+        name,
+        {pool: frozenset(listed.split(",")) for pool, listed in ids.items()},
+    )

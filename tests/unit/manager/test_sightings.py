@@ -1,0 +1,308 @@
+"""What the container runtime tells of containers, beside what the API server and the kubelet do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerID
+from cpupool.manager.manager import Manager
+from tests import builders
+from tests.machines import MACHINES
+from tests.runtimes import told
+
+MACHINE = MACHINES["laptop_4c8t"]  # cores 0-1, 2-3, 4-5, 6-7
+POOLS = NodePools.of(
+    Pool.named("exclusive_a", "2,4"),
+    Pool.named("exclusive_b", "6", multi_threaded=True),
+    Pool.named("shared_a", "0"),
+    Pool.named("default", "1"),
+)
+OTHER_POLICIES = NodePools.of(
+    Pool.named("exclusive_a", "2,4", multi_threaded=True),
+    Pool.named("exclusive_b", "6"),
+    Pool.named("default", "1"),
+)
+SHRUNK = NodePools.of(Pool.named("exclusive_a", "4"), Pool.named("default", "0-3"))
+
+
+def manager(pools: NodePools = POOLS) -> Manager:
+    made = Manager(Names())
+    made.reconfigure(pools, MACHINE.topology())
+    made.set_pods([])
+    return made
+
+
+def placed(node: Manager, pod: str, container: str = "main-id") -> CPUAssignment:
+    return node.state()[1].assignment((pod, ContainerID(container)))
+
+
+def cpus_of(node: Manager, pod: str, container: str = "main-id") -> str:
+    return str(placed(node, pod, container).cpus)
+
+
+def owned(node: Manager) -> dict[str, str]:
+    by_pod = node.state()[1].owned
+    return {pod: str(CPUSet.union(by_pool.values())) for pod, by_pool in by_pod.items()}
+
+
+def listed(node: Manager, pool: str = "exclusive_a") -> set[str]:
+    return {device.id for device in node.devices(pool).offer}
+
+
+class TestOfAListedPod:
+    def test_a_container_is_placed_by_its_id_before_the_api_server_knows_that(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(running=False, exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="4"))
+        assert cpus_of(node, "p-uid") == "1"
+
+        node.sight([told("p-uid"), told("p-uid", "")])
+
+        assert cpus_of(node, "p-uid") == "4"
+        assert placed(node, "p-uid", "sandbox-id").placement is Placement.DEFAULT
+
+    def test_an_ephemeral_container_that_no_list_shows_yet_goes_to_the_default_pool(self) -> None:
+        node = manager()
+        node.set_pods([builders.pod("p")])
+        node.sight([told("p-uid", "debugger", exclusive_a="4")])
+        assert placed(node, "p-uid", "debugger-id").placement is Placement.DEFAULT
+        assert owned(node) == {}
+
+    @pytest.mark.parametrize(
+        ("pool", "ids", "cpus"),
+        [
+            pytest.param("exclusive_a", "2,4", "2,4", id="as many as asked for"),
+            pytest.param("exclusive_a", "2", "1", id="fewer"),
+            pytest.param("exclusive_a", "2,4,6", "1", id="more"),
+            pytest.param("exclusive_b", "6,7", "1", id="of another pool"),
+        ],
+    )
+    def test_annotations_count_as_far_as_the_spec_asks_for_as_many(
+        self, pool: str, ids: str, cpus: str
+    ) -> None:
+        node = manager()
+        node.set_pods([builders.pod("p", builders.container(exclusive_a=2))])
+        node.sight([told("p-uid", **{pool: ids})])
+        assert cpus_of(node, "p-uid") == cpus
+        assert (cpus == "1") is bool(node.state()[1].missing)
+
+    def test_what_is_known_already_counts_before_annotations(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="4"))
+        node.sight([told("p-uid", exclusive_a="2")])
+        assert cpus_of(node, "p-uid") == "4"
+        assert owned(node) == {"p-uid": "4"}
+
+    def test_annotations_take_no_cpu_from_its_owner(self) -> None:
+        node = manager()
+        owner = builders.pod("owner", builders.container("db", exclusive_a=1))
+        forger = builders.pod("forger", builders.container(exclusive_a=1))
+        node.set_pods([forger, owner])
+        node.record_devices(builders.given(owner, "db", exclusive_a="4"))
+
+        node.sight([told("forger-uid", exclusive_a="4"), told("stranger", "x", exclusive_a="4")])
+
+        assert owned(node) == {"owner-uid": "4"}
+        assert cpus_of(node, "owner-uid", "db-id") == "4"
+        assert placed(node, "forger-uid").cause is Cause.CONTESTED
+        assert placed(node, "stranger", "x-id").cause is Cause.CONTESTED
+
+    def test_nor_does_one_owner_take_them_from_another(self) -> None:
+        node = manager()
+        node.sight([told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4")])
+        node.sight([told("a", "x", exclusive_a="2", exclusive_b="4")])
+        assert owned(node) == {"a": "2", "b": "4"}
+        assert (cpus_of(node, "a", "x-id"), cpus_of(node, "b", "y-id")) == ("1", "4")
+
+    def test_the_kubelets_word_corrects_annotations(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.sight([told("p-uid", exclusive_a="2")])
+        node.record_devices(builders.given(pod, exclusive_a="4"))
+        assert owned(node) == {"p-uid": "4"}
+
+    @pytest.mark.parametrize("ends_first", [False, True])
+    def test_a_finished_pod_holds_nothing(self, *, ends_first: bool) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        ended = replace(pod, finished=True)
+        node.set_pods([ended if ends_first else pod])
+        node.sight([told("p-uid", exclusive_a="2")])
+        node.set_pods([ended])
+        assert owned(node) == {}
+        assert node.state()[0].held_ids() == {}
+        assert cpus_of(node, "p-uid") == "1"
+
+    def test_a_container_that_is_lost_from_sight_takes_nothing_with_it(self) -> None:
+        node = manager()
+        node.set_pods([builders.pod("p", builders.container(running=False, exclusive_a=1))])
+        node.sight([told("p-uid", exclusive_a="2")])
+
+        node.lose_sight([ContainerID("main-id"), ContainerID("unheard-of")])
+
+        assert placed(node, "p-uid").placement is Placement.DEFAULT
+        assert owned(node) == {"p-uid": "2"}
+        node.sight([told("p-uid", identifier="again")])
+        assert cpus_of(node, "p-uid", "again") == "2"
+
+    def test_what_the_runtime_says_counts_before_an_id_that_the_api_server_remembers(self) -> None:
+        node = manager()
+        pod = builders.pod("p", builders.container(exclusive_a=1), builders.container("side"))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.sight([told("p-uid", "side", identifier="main-id")])
+        assert node.state()[1].containers["p-uid", ContainerID("main-id")].container.name == "side"
+
+
+class TestOfAStranger:
+    """A pod that nobody but the container runtime has told of."""
+
+    def test_it_is_placed_by_its_annotations_and_owns_its_cpus(self) -> None:
+        node = manager()
+        node.sight(
+            [
+                told("s", ""),
+                told("s", exclusive_a="2", shared_a="0,1"),
+                told("s", "side"),
+            ]
+        )
+        assert (cpus_of(node, "s"), cpus_of(node, "s", "side-id")) == ("0,2", "1")
+        assert owned(node) == {"s": "2"}
+        assert node.state()[1].pods["s"].qos is None
+        assert node.state()[1].missing == ()
+
+        node.reconfigure(SHRUNK, MACHINE.topology())
+        assert listed(node) == {"2", "4"}
+        assert cpus_of(node, "nobody") == "0-1"
+
+    def test_its_cpus_are_its_own_until_the_last_of_it_is_gone(self) -> None:
+        node = manager()
+        node.sight([told("s", ""), told("s", exclusive_a="2")])
+        node.lose_sight([ContainerID("main-id")])
+        assert owned(node) == {"s": "2"}, "its container is about to start again"
+        node.sight([told("s", identifier="again", exclusive_a="2")])
+        assert cpus_of(node, "s", "again") == "2"
+
+        node.lose_sight([ContainerID("again"), ContainerID("sandbox-id")])
+        assert owned(node) == {}
+        assert node.state()[0].held_ids() == {}
+        node.reconfigure(SHRUNK, MACHINE.topology())
+        assert listed(node) == {"4"}
+
+    def test_nothing_moves_when_the_api_server_lists_it(self) -> None:
+        node = manager()
+        node.sight([told("s-uid", ""), told("s-uid", exclusive_b="6")])
+        before = placed(node, "s-uid")
+        node.set_pods([builders.pod("s", builders.container(exclusive_b=1))])
+        assert placed(node, "s-uid") == before
+        assert owned(node) == {"s-uid": "6-7"}
+
+    def test_nothing_moves_when_a_static_pod_is_listed_under_its_own_uid(self) -> None:
+        node = manager()
+        node.allocate("exclusive_b", ["6"])
+        node.sight([told("hash", ""), told("hash", exclusive_b="6")])
+        node.reconfigure(OTHER_POLICIES, MACHINE.topology())
+        assert cpus_of(node, "hash") == "6-7"
+
+        mirror = builders.pod("mirror", builders.container(exclusive_b=1), cgroup_uid="hash")
+        node.set_pods([mirror])
+
+        assert cpus_of(node, "hash") == "6-7"
+        assert owned(node) == {"mirror-uid": "6-7"}
+        assert node.state()[0].held_ids() == {"exclusive_b": {"6"}}
+
+
+class TestPromises:
+    def test_one_is_fulfilled_by_the_container_that_carries_it(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["2"])
+        node.allocate("exclusive_a", ["4"])
+        node.sight([told("s", exclusive_a="2")])
+        assert [one.ids for one in node.state()[0].promises] == [{"4"}]
+        assert node.state()[0].held_ids() == {"exclusive_a": {"2", "4"}}
+
+    def test_what_the_container_was_told_outlives_a_change_of_policy(self) -> None:
+        node = manager()
+        node.set_pods([builders.pod("p", builders.container(exclusive_a=1, exclusive_b=1))])
+        node.allocate("exclusive_a", ["2"])
+        node.allocate("exclusive_b", ["6"])
+        node.reconfigure(OTHER_POLICIES, MACHINE.topology())
+
+        node.sight([told("p-uid", exclusive_a="2", exclusive_b="6")])
+
+        assert cpus_of(node, "p-uid") == "2,6-7"
+
+    def test_what_other_containers_were_told_is_not_taken_for_it(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["4"])
+        node.allocate("exclusive_b", ["6"])
+        node.sight([told("s", exclusive_a="2")])
+        assert owned(node) == {"s": "2"}
+
+    def test_milli_cpus_are_promised_and_found_alike(self) -> None:
+        node = manager()
+        node.set_pods([builders.pod("p", builders.container(shared_a=2))])
+        node.allocate("shared_a", ["7", "8"])
+        node.sight([told("p-uid", shared_a="7,8")])
+        assert node.state()[0].promises == ()
+        assert (cpus_of(node, "p-uid"), placed(node, "p-uid").shared_milli) == ("0", 2)
+
+
+class TestEverySighting:
+    def test_it_replaces_what_was_sighted_before(self) -> None:
+        node = manager()
+        node.sight([told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4")])
+        node.sight([told("b", "y", exclusive_a="4"), told("c", "z")], every=True)
+        assert owned(node) == {"b": "4"}
+        assert set(node.state()[1].pods) == {"b", "c"}
+        assert node.state()[0].held_ids() == {"exclusive_a": {"4"}}
+
+    def test_what_is_told_again_wakes_nobody_and_decides_nothing_anew(self) -> None:
+        node = manager()
+        node.sight([told("s", exclusive_a="2")])
+        before = node.state()[1]
+        node.sight([told("s", exclusive_a="2")])
+        node.sight([told("s", exclusive_a="2")], every=True)
+        node.lose_sight([ContainerID("unheard-of")])
+        assert node.state()[1] is before
+
+
+def test_what_a_container_is_told_at_creation_is_what_allocate_told() -> None:
+    node = manager()
+    allocated = {
+        **node.allocate("exclusive_b", ["6"]).environment,
+        **node.allocate("shared_a", ["0", "1"]).environment,
+    }
+    node.sight([told("s", exclusive_b="6", shared_a="0,1")])
+    assert placed(node, "s").environment == allocated
+
+
+def test_a_cpu_of_its_own_that_a_shared_pool_lists_now_is_not_called_shared() -> None:
+    node = manager()
+    node.sight([told("s", exclusive_a="2", shared_a="0")])
+    node.reconfigure(
+        NodePools.of(Pool.named("shared_a", "0,2"), Pool.named("default", "1")), MACHINE.topology()
+    )
+    assert placed(node, "s").environment == {
+        "EXCLUSIVE_CPUS": "2",
+        "SHARED_CPUS": "0",
+        "CPUPOOL_CPUS_EXCLUSIVE_A": "2",
+        "CPUPOOL_CPUS_SHARED_A": "0",
+    }
+
+
+def test_a_container_is_of_the_pod_that_the_runtime_names() -> None:
+    node = manager()
+    node.set_pods([builders.pod("p")])
+    node.sight([told("q-uid"), told("q-uid", "")])
+    assert node.state()[1].containers.keys() == {("q-uid", "main-id")}

@@ -1,0 +1,198 @@
+"""Who writes which container."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    CgroupNotFound,
+    HostError,
+    RemoteProtocolError,
+    RuntimeRefused,
+    RuntimeUnreachable,
+)
+from cpupool.core.workloads import ContainerID
+from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.manager.apply import repair
+from cpupool.manager.enforce import Write
+from cpupool.manager.ways import Way, Ways
+from tests.cgroups import KernelModel
+from tests.runtimes import ModelRuntime
+
+ONE = ContainerID("c")
+POD = "kubepods/pod1"
+PATH = f"{POD}/c"
+NESTED = f"{PATH}/nested"
+NOT_THERE = ModelRuntime()
+
+
+def runtime(listed: str | None = None, *, here: bool = True, silent: bool = False) -> ModelRuntime:
+    """Make a runtime that has this CPU list for the container; None where it does not know it."""
+    lists: dict[str, str] = {} if listed is None else {ONE: listed}
+    return ModelRuntime(here=here, lists=lists, silent=silent)
+
+
+def gone(listed: str | None = None) -> ModelRuntime:
+    return runtime(listed, here=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nri", "cri", "way"),
+    [
+        (None, runtime(), runtime(), Way.NRI),
+        (None, gone(), runtime(), Way.CGROUP),
+        (None, gone(), gone(), Way.CGROUP),
+        (Way.NRI, runtime(), gone(), Way.NRI),
+        (Way.NRI, gone(), runtime(), Way.CGROUP),
+        (Way.CRI, None, runtime(), Way.CRI),
+        (Way.CRI, None, gone(), Way.CGROUP),
+        (Way.CGROUP, None, runtime(), Way.CGROUP),
+    ],
+)
+def test_a_container_that_starts_goes_the_way_that_is_asked_for_or_works_best(
+    asked: Way | None, nri: ModelRuntime | None, cri: ModelRuntime, way: Way
+) -> None:
+    assert Ways(asked, nri, cri).node is way
+
+
+@pytest.mark.parametrize(
+    ("asked", "nri", "cri", "old", "new"),
+    [
+        pytest.param(None, None, gone(), Way.CGROUP, Way.CGROUP, id="no runtime"),
+        pytest.param(None, None, runtime(""), Way.CGROUP, Way.CGROUP, id="a runtime without list"),
+        pytest.param(None, runtime(""), runtime(""), Way.CGROUP, Way.CGROUP, id="older than NRI"),
+        pytest.param(None, runtime("2"), gone(), Way.NRI, Way.NRI, id="NRI has it"),
+        pytest.param(None, runtime("2"), runtime("2"), Way.NRI, Way.NRI, id="both have it"),
+        pytest.param(None, gone("2"), runtime("2"), Way.CRI, Way.CRI, id="NRI had it"),
+        pytest.param(None, gone(), runtime("2"), Way.CRI, Way.CRI, id="NRI is still to come"),
+        pytest.param(None, runtime(), runtime("2"), Way.CRI, Way.CRI, id="NRI does not know it"),
+        pytest.param(Way.CGROUP, None, runtime("2"), Way.CRI, Way.CRI, id="cgroup, from another"),
+        pytest.param(Way.CGROUP, None, runtime(""), Way.CGROUP, Way.CGROUP, id="cgroup"),
+        pytest.param(Way.CRI, None, runtime(""), Way.CGROUP, Way.CRI, id="cri"),
+        pytest.param(Way.CRI, None, runtime("2"), Way.CRI, Way.CRI, id="cri, from another"),
+        pytest.param(Way.CRI, None, runtime(), Way.CGROUP, Way.CGROUP, id="cri, a sandbox"),
+        pytest.param(Way.CRI, None, gone(), Way.CGROUP, Way.CGROUP, id="cri that is not there"),
+    ],
+)
+def test_one_of_which_the_runtime_has_the_list_is_written_by_the_runtime(
+    asked: Way | None, nri: ModelRuntime | None, cri: ModelRuntime, old: Way, new: Way
+) -> None:
+    ways = Ways(asked, nri, cri)
+    assert [ways.of(ONE, Way.CGROUP, new=late) for late in (False, True)] == [old, new]
+
+
+def test_no_way_leads_past_a_runtime_that_has_the_list_or_through_one_that_is_not_there() -> None:
+    states = [make(listed) for make in (runtime, gone) for listed in (None, "", "2")]
+    for asked, nri, cri, new in product((None, *Way), (None, *states), states, (False, True)):
+        try:
+            way = Ways(asked, nri, cri).of(ONE, Way.CGROUP, new=new)
+        except RuntimeUnreachable:
+            assert nri is not None
+            assert (nri.here, cri.here, nri.held(ONE)) == (False, False, "2")
+            continue
+        listed = {one.held(ONE) for one in (nri, cri) if one is not None and one.here}
+        assert way is not Way.CGROUP or "2" not in listed
+        assert way is not Way.NRI or (nri is not None and nri.here)
+        assert way is not Way.CRI or cri.here
+
+
+def test_a_runtime_that_has_the_list_and_is_gone_is_waited_for() -> None:
+    with pytest.raises(RuntimeUnreachable, match=r"container c: .* start the runtime") as raised:
+        Ways(None, gone("2"), gone()).of(ONE, None, new=True)
+    assert raised.value.container == ONE
+
+
+def test_a_runtime_that_does_not_answer_leaves_the_container_as_it_is() -> None:
+    with pytest.raises(RemoteProtocolError):
+        Ways(None, None, runtime("2", silent=True)).of(ONE, None, new=False)
+
+
+@pytest.mark.parametrize("asked", [None, Way.CGROUP])
+def test_the_runtime_is_not_asked_about_a_container_that_nobody_has_written(
+    asked: Way | None,
+) -> None:
+    assert Ways(asked, None, runtime(silent=True)).of(ONE, None, new=True) is Way.CGROUP
+
+
+@pytest.mark.parametrize("before", [Way.CRI, Way.NRI])
+def test_one_that_was_written_by_the_runtime_is_never_written_directly(before: Way) -> None:
+    assert Ways(None, runtime(), runtime("2")).of(ONE, before, new=True) is Way.CRI
+    with pytest.raises(RuntimeUnreachable):
+        Ways(None, gone(), gone("2")).of(ONE, before, new=True)
+
+
+def test_a_container_starts_as_long_as_nri_says_so() -> None:
+    nri = ModelRuntime(begun={ONE})
+    assert Ways(None, nri, NOT_THERE).starting(ONE)
+    assert not Ways(None, nri, NOT_THERE).starting(ContainerID("other"))
+    assert not Ways(None, None, NOT_THERE).starting(ONE)
+
+
+class TestThrough:
+    """A container on CPU 0 with a nested cgroup, in a pod that is to be widened."""
+
+    def kernel(
+        self, runtime: ModelRuntime, version: CgroupVersion = CgroupVersion.V1
+    ) -> KernelModel:
+        kernel = KernelModel(version, {"kubepods": "0-7", POD: "0-1", PATH: "0", NESTED: "0"})
+        runtime.written = lambda _, cpus: kernel.sets.update({PATH: cpus})
+        return kernel
+
+    @pytest.mark.parametrize("way", [Way.NRI, Way.CRI])
+    def test_the_runtime_writes_the_container_and_nothing_else(self, way: Way) -> None:
+        nri, cri = runtime("0"), runtime("0")
+        writer, idle = (nri, cri) if way is Way.NRI else (cri, nri)
+        kernel = self.kernel(writer)
+
+        tree = Ways(None, nri, cri).through(way, kernel, PATH, ONE)
+        repair(tree, PATH, CPUSet.of(4))
+
+        assert {path: str(cpus) for path, cpus in kernel.sets.items()} == {
+            "kubepods": "0-7",
+            POD: "0-1,4",
+            PATH: "4",
+            NESTED: "4",
+        }
+        assert PATH not in {write.path for write in kernel.writes}
+        assert (writer.lists, idle.lists) == ({ONE: "4"}, {ONE: "0"})
+
+    def test_the_cgroup_way_writes_everything_itself(self) -> None:
+        nri, cri = runtime("0"), runtime("0")
+        kernel = self.kernel(nri)
+        assert Ways(None, nri, cri).through(Way.CGROUP, kernel, PATH, ONE) is kernel
+
+    def test_a_container_that_the_runtime_has_no_longer_is_gone(self) -> None:
+        cri = runtime()
+        kernel = self.kernel(cri)
+        tree = Ways(None, None, cri).through(Way.CRI, kernel, PATH, ONE)
+        with pytest.raises(CgroupNotFound) as raised:
+            tree.write(PATH, CPUSet.of(1))
+        assert raised.value.path == PATH
+
+    def test_a_refusal_leaves_nothing_behind(self) -> None:
+        cri = runtime("0")
+        kernel = self.kernel(cri)
+        cri.refusing = "no"
+        tree = Ways(None, None, cri).through(Way.CRI, kernel, PATH, ONE)
+        with pytest.raises(RuntimeRefused):
+            repair(tree, PATH, CPUSet.of(4))
+        assert str(kernel.sets[POD]) == "0-1"
+
+    def test_a_refusal_to_take_back_does_not_keep_the_rest_from_being_taken_back(self) -> None:
+        cri = runtime("0")
+        kernel = self.kernel(cri, CgroupVersion.V2)
+        set_path = cri.written
+
+        def then_refuse(container: ContainerID, cpus: CPUSet) -> None:
+            set_path(container, cpus)
+            kernel.refusing.add(NESTED)
+            cri.refusing = "no"
+
+        cri.written = then_refuse
+        tree = Ways(None, None, cri).through(Way.CRI, kernel, PATH, ONE)
+        with pytest.raises(HostError):
+            repair(tree, PATH, CPUSet.of(4))
+        assert Write(POD, CPUSet.of(0, 1)) in kernel.writes
