@@ -19,10 +19,13 @@ from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource
 from cpupool.manager.usage import usage
-from cpupool.roles import configurator, cpusetter, device_manager
+from cpupool.manager.ways import Way, Ways
+from cpupool.roles import configurator, cpusetter, device_manager, nri_plugin
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
+from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
+from cpupool.runtime.cri import CRI
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.health import Health
@@ -38,11 +41,13 @@ if TYPE_CHECKING:
     from cpupool.manager.ports import EventSink, TopologySource
     from cpupool.manager.resolve import NodeFacts
     from cpupool.roles.cpusetter import SweepReport
+    from cpupool.runtime.nri_connection import Launch
     from cpupool.supervisor import Loop
 
 log = logs.get(__name__)
 
 SWEEP_INTERVAL_S: Final = 30.0
+_TELL_S: Final = 0.2
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 
@@ -59,6 +64,10 @@ class Settings:
         moves_pinned: as for `Manager`.
         telemetry: address, empty for every one, and port of probes and metrics; None for neither.
         starter: the process starter, for containers to have mounted; None for none.
+        enforcement: as for `Ways`.
+        missing_facts: as for `NRIPlugin`.
+        cri_socket: the container runtime's; None to try the usual ones.
+        launch: how the container runtime has started this process as its NRI plugin, if it has.
     """
 
     config: Path
@@ -68,6 +77,10 @@ class Settings:
     moves_pinned: bool = True
     telemetry: tuple[str, int] | None = None
     starter: Path | None = None
+    enforcement: Way | None = None
+    missing_facts: MissingFacts = MissingFacts.HOLD
+    cri_socket: Path | None = None
+    launch: Launch | None = None
 
 
 class Cluster(PodSource, NodeLabels, Protocol):
@@ -124,6 +137,8 @@ class Agent:
         self._entered = False
         self._status = StatusFile(root.status)
         self._measured: NodeFacts | None = None
+        self._told: SweepReport | None = None
+        self._untold = threading.Event()
         self._offers = False
         self._shared: Mapping[str, CPUSet] = {}
         self._cluster = join(self._metrics, self.wake)
@@ -132,12 +147,32 @@ class Agent:
             DirectoryWatch(place, self._cgroup_changed, recursive=True, writes=True)
             for place in tree.places()
         ]
+        self._cri = CRI(
+            [settings.cri_socket] if settings.cri_socket else root.cri_sockets, settings.names
+        )
+        self._nri = NRIPlugin(
+            self.manager,
+            root.nri_socket,
+            launch=settings.launch,
+            required=settings.enforcement is Way.NRI,
+            missing_facts=settings.missing_facts,
+            ready=lambda: self._cpusetter.ready,
+            look=self._tell_news,
+            metrics=self._metrics,
+            health=self.health,
+        )
+        self._plugged = settings.enforcement in {None, Way.NRI}
+        if self._plugged:
+            self._watches.append(DirectoryWatch(root.nri_socket.parent, self._runtime_changed))
+        self._ways = Ways(settings.enforcement, self._nri if self._plugged else None, self._cri)
         self._cpusetter = CPUSetter(
             manager=self.manager,
             tree=tree,
             pods=self._cluster,
             devices=PodResources(root.podresources_socket),
             checkpoint=CheckpointFile(root.checkpoint),
+            containers=self._cri,
+            ways=self._ways,
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
@@ -200,9 +235,12 @@ class Agent:
             cpusetter.NAME: self._cpusetter.run,
             configurator.NAME: self._configurator.run,
         }
+        if self._plugged:
+            work[nri_plugin.NAME] = self._nri.run
         loops: dict[str, Loop] = {
             name: partial(self._once_alone, name, work[name]) for name in work
         }
+        loops["status"] = self._tell
         loops.update(self._cluster.loops())
         if self.server:
             loops["telemetry"] = self.server.run
@@ -247,12 +285,23 @@ class Agent:
         self.wake()
         self._device_manager.wake()
         self._cluster.wake()
+        self._nri.wake()
+        self._untold.set()
         if self.server:
             self.server.wake()
 
+    def _tell_news(self) -> None:
+        self._cpusetter.tell_news()
+
+    def _runtime_changed(self, _path: Path) -> None:
+        # A runtime that has restarted waits for nobody before it creates containers.
+        self._nri.wake()
+
     def _cgroup_changed(self, path: Path) -> None:
         # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.
-        if path.name == "cpuset.cpus" or cgroup_names.is_cgroup(path.name):
+        if cgroup_names.is_cgroup(path.name):
+            self._cpusetter.tell_news()
+        elif path.name == "cpuset.cpus":
             self._cpusetter.wake()
 
     def _topology_changed(self) -> None:
@@ -267,13 +316,29 @@ class Agent:
     def _swept(self, swept: SweepReport) -> None:
         for watch in self._watches:
             watch.ensure()
-        facts, resolution = self.manager.state()
+        self._nri.facts_changed()
+        _, resolution = self.manager.state()
         if (self._cpusetter.ready, resolution.shared) != (self._offers, self._shared):
             self._offers, self._shared = self._cpusetter.ready, resolution.shared
             self._device_manager.wake()
-        self._measure(facts)
-        self._status.publish(facts, resolution, swept.found, swept.waiting_for)
+            self._nri.wake()
+        self._told = swept
+        self._untold.set()
         self._observe(swept)
+
+    def _tell(self, stop: threading.Event) -> None:
+        """Publish what the last sweep saw; the next one does not wait for a disk."""
+        while not stop.is_set():
+            self._untold.wait(_SILENT_S)
+            self._untold.clear()
+            swept = self._told
+            if swept is not None:
+                facts, resolution = self.manager.state()
+                way = self._ways.node
+                self._metrics.enforced_by(way.value, [one.value for one in Way])
+                self._measure(facts)
+                self._status.publish(facts, resolution, swept.found, swept.waiting_for, way)
+            stop.wait(_TELL_S)
 
     def _measure(self, facts: NodeFacts) -> None:
         if facts is self._measured:

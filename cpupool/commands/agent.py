@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -28,6 +29,9 @@ from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube.cluster import Cluster
+from cpupool.manager.ways import Way
+from cpupool.roles.nri_plugin import MissingFacts
+from cpupool.runtime.nri_connection import inherited
 from cpupool.telemetry import log
 from cpupool.version import VERSION
 
@@ -95,6 +99,28 @@ def add_parser(commands: Commands, summary: str) -> None:
         " move it; or (auto) before Linux 6.2, where its pinned threads would roam, leave it until"
         " it restarts (default: %(default)s)",
     )
+    parser.add_argument(
+        "--enforcement",
+        choices=("auto", *(way.value for way in Way)),
+        default="auto",
+        help="who writes a new container's CPUs: the container runtime before it starts it (nri),"
+        " the runtime once it is seen (cri), or cpupool itself (cgroup); auto: nri where there is"
+        " one, else cgroup (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nri-missing-facts",
+        choices=[choice.value for choice in MissingFacts],
+        default=MissingFacts.HOLD.value,
+        help="a container that requests pools, while the kubelet does not say which devices it has:"
+        " hold, so that the kubelet tries again; or release it into the default pool until they are"
+        " known (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cri-socket",
+        metavar="FILE",
+        type=Path,
+        help="where the container runtime listens (default: containerd's or CRI-O's usual place)",
+    )
     add_metrics_port(parser)
     add_log_format(parser)
     parser.add_argument("--verbose", action="store_true", help="log the reasons too")
@@ -105,12 +131,19 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     """Run the agent until SIGTERM or SIGINT.
 
     Raises:
-        UsageError: the node or the API server is not named.
+        UsageError: the node or the API server is not named, or a runtime's plugin shall not be one.
         CPUPoolError: a part of it failed.
     """
     if not arguments.node_name:
         raise UsageError(f"the node has no name; give --node-name, or set {_NODE_NAME}")
     server = api_server(arguments.api_server)
+    way = None if arguments.enforcement == "auto" else Way(arguments.enforcement)
+    launch = inherited(os.environ)
+    if launch and way in {Way.CRI, Way.CGROUP}:
+        raise UsageError(
+            "the container runtime has started this agent as its NRI plugin; leave out"
+            f" --enforcement={arguments.enforcement}"
+        )
     stop = asked_to_end()
     level = logging.DEBUG if arguments.verbose else logging.INFO
     log.set_up(level, json=arguments.log_format == "json")
@@ -123,6 +156,10 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         or kernel.remembers_affinity(os.uname().release),
         telemetry=("", arguments.metrics_port) if arguments.metrics_port else None,
         starter=arguments.starter,
+        enforcement=way,
+        missing_facts=MissingFacts(arguments.nri_missing_facts),
+        cri_socket=arguments.cri_socket,
+        launch=launch,
     )
     root = HostRoot.under(arguments.host_root)
     log.get(__name__).info(
@@ -136,5 +173,8 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     def join(metrics: Metrics, changed: Callable[[], None]) -> Cluster:
         return Cluster(server, arguments.node_name, settings.names, metrics, changed)
 
+    # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a
+    # runtime would wait for its answer.
+    gc.freeze()
     Agent(settings, root, Sysfs.at(root.sysfs), join).run(stop)
     return 0

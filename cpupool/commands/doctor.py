@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -37,11 +37,12 @@ from cpupool.host.pool_files import read_pool_files
 from cpupool.host.processes import daemons
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.podresources import PodResources
+from cpupool.runtime.cri import CRI
 from cpupool.wire import kubelet_checkpoint
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from cpupool.commands import Commands
     from cpupool.commands.node import Node
@@ -172,11 +173,11 @@ def _examine(examined: Node) -> list[Row]:
     return rows
 
 
-def _failed(check: str, error: CPUPoolError) -> Iterable[Row]:
+def _failed(check: str, error: CPUPoolError, verdict: Verdict = Verdict.PROBLEM) -> Iterable[Row]:
     if isinstance(error, ConfigError):
         return checks.problems(check, error.problems, "")
     fact, _, remedy = str(error).rpartition("; ")
-    return [Row(check, Verdict.PROBLEM, fact, remedy)]
+    return [Row(check, verdict, fact, remedy)]
 
 
 def _pool_files(examined: Node) -> Sequence[PoolFile]:
@@ -287,6 +288,20 @@ def _podresources(known: _Known) -> Iterable[Row]:
     yield Row("podresources", Verdict.OK, f"the kubelet tells of {len(pods)} pods")
 
 
+def _container_runtime(known: _Known) -> Iterable[Row]:
+    if known.node.bundle:
+        yield Row("container runtime", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        return
+    root, name = known.node.root, ""
+    try:
+        name, version = CRI(root.cri_sockets, known.node.names).version()
+        yield Row("container runtime", Verdict.OK, f"{name} {version} answers CRI calls")
+    except ProtocolError as error:
+        # The agent does without it; it then waits for the API server to tell of a container.
+        yield from _failed("container runtime", error, Verdict.WARNING)
+    yield checks.nri(name, offered=_is_socket(root.nri_socket))
+
+
 def _checkpoint(known: _Known) -> Iterable[Row]:
     text = node.read(known.node.root.checkpoint)
     if text is None:
@@ -331,6 +346,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "device plugins": _device_plugins,
     "starter": _starter,
     "podresources": _podresources,
+    "container runtime": _container_runtime,
     "checkpoint": _checkpoint,
     "pools": _pools,
     "containers": _containers,
@@ -339,12 +355,26 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
 
 
 def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
+    with socket.socket(socket.AF_UNIX) as client, _as_root(path):
         client.settimeout(_DIAL_S)
         try:
             client.connect(str(path))
-        except PermissionError as error:
-            raise HostFileError(str(path), str(error.strerror), "run this as root") from error
+        except PermissionError:
+            raise
         except OSError:
             return False
         return True
+
+
+def _is_socket(path: Path) -> bool:
+    # Who connects to the runtime's NRI socket is taken for a plugin.
+    with _as_root(path):
+        return path.is_socket()
+
+
+@contextmanager
+def _as_root(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise HostFileError(str(path), str(error.strerror), "run this as root") from error

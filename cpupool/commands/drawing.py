@@ -86,6 +86,7 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         " where they belong."
     )
     return Group(
+        Text(f"Enforcement: {status.enforcement.value}", "bold"),
         Picture(topology, painting),
         _pools(status),
         Text(verdict, "bold"),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CONTAINER_STATES: Final = ("right", "repaired", "unknown", "failed")
 _PLACED_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SWEPT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_ANSWERED_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 2)
 _REVIEWED_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1)
 
 
@@ -167,6 +168,25 @@ class Metrics(ProcessMetrics):
             "1 while the kubelet's static CPU manager keeps cpupool from writing",
             registry=registry,
         )
+        self._way = Gauge(
+            "cpupool_enforcement",
+            "1 for the way by which the CPUs of a container that starts now are set",
+            ("way",),
+            registry=registry,
+        )
+        self._nri_connected = Gauge(
+            "cpupool_nri_connected",
+            "1 while the container runtime asks cpupool before it creates a container",
+            registry=registry,
+        )
+        self._nri_answers = Histogram(
+            "cpupool_nri_answer_duration_seconds",
+            "From a runtime's request to its answer, by request and outcome: pools, default,"
+            " confined, held (refused), unchanged (not the kubelet's, or nothing is known)",
+            ("request", "outcome"),
+            buckets=_ANSWERED_S,
+            registry=registry,
+        )
         self.containers({})
         self.confined({})
 
@@ -228,3 +248,16 @@ class Metrics(ProcessMetrics):
     def cpu_manager_conflict(self, *, found: bool) -> None:
         """Say whether the kubelet's static CPU manager was found."""
         self._cpu_manager_conflict.set(found)
+
+    def enforced_by(self, way: str, ways: Collection[str]) -> None:
+        """Say which of the ways sets the CPUs of a container that starts now."""
+        for one in ways:
+            self._way.labels(one).set(one == way)
+
+    def nri_connected(self, *, connected: bool) -> None:
+        """Say whether the container runtime asks this agent."""
+        self._nri_connected.set(connected)
+
+    def nri_answered(self, request: str, outcome: str, seconds: float) -> None:
+        """Count an answer; request and outcome are each one word of a few."""
+        self._nri_answers.labels(request, outcome).observe(seconds)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from cpupool.wire import kubelet_checkpoint
 from tests.apiserver import FakeAPIServer
 from tests.machines import MACHINES
 from tests.mounts import Mount
+from tests.processes import Process
 from tests.unit import test_app
 from tests.waiting import DEADLINE_S, eventually
 
@@ -51,26 +51,6 @@ nodeSelector: {role: worker}
 
 
 @dataclass
-class AgentProcess:
-    """A running agent; what it writes is collected."""
-
-    process: subprocess.Popen[str]
-    lines: list[str] = field(default_factory=list)
-
-    def collect(self) -> None:
-        assert self.process.stderr
-        for line in self.process.stderr:
-            self.lines.append(line)
-
-    def await_line(self, text: str) -> None:
-        eventually(lambda: any(text in line for line in self.lines), lambda: f"{text}{self.lines}")
-
-    @property
-    def log(self) -> str:
-        return "".join(self.lines)
-
-
-@dataclass
 class World:
     """A node whose agent is a process of its own."""
 
@@ -84,34 +64,18 @@ class World:
     @contextmanager
     def agent(
         self, *options: str, before: Sequence[str] = (), end: int = signal.SIGTERM
-    ) -> Iterator[AgentProcess]:
-        process = subprocess.Popen(
-            [
-                *before,
-                *(sys.executable, "-W", "error", "-m", "cpupool", "agent"),
-                *("--host-root", self.folder, "--config", self.mount.folder),
-                *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
-                # Nothing is found by looking again: every step must be an event.
-                *("--sweep-interval", "10"),
-                *options,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
+    ) -> Iterator[Process]:
+        process = Process(
+            *before,
+            *(sys.executable, "-W", "error", "-m", "cpupool", "agent"),
+            *("--host-root", self.folder, "--config", self.mount.folder),
+            *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
+            # Nothing is found by looking again: every step must be an event.
+            *("--sweep-interval", "10"),
+            *options,
         )
-        agent = AgentProcess(process)
-        collector = threading.Thread(target=agent.collect)
-        collector.start()
-        try:
-            yield agent
-        finally:
-            process.send_signal(end)
-            try:
-                process.wait(DEADLINE_S)
-            finally:
-                process.kill()
-                collector.join(DEADLINE_S)
-                assert process.stderr
-                process.stderr.close()
+        with process.collecting(end):
+            yield process
 
     @contextmanager
     def agent_here(

@@ -49,6 +49,9 @@ def test_a_node_that_works_is_found_well_there_and_from_afar(
     assert facts["device plugins"] == "the kubelet listens, and 2 of 2 plugins"
     assert facts["podresources"] == "the kubelet tells of 2 pods"
     assert facts["owners"] == "no exclusive CPU has two pods; 2-3 of 2-5 have one"
+    # The embedded node has no runtime to ask, and an agent does without one.
+    verdicts = [row["verdict"] for row in live if row["check"] == "container runtime"]
+    assert verdicts == ["warning", "warning"]
     afar = {row["check"]: row["fact"] for row in recorded}
     for check in ("pool file", "checkpoint", "containers", "owners"):
         assert afar[check] == facts[check]

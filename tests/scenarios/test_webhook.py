@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from cpupool.wire import admission
 from cpupool.wire.pod_rules import Rules
 from tests.mounts import Mount
 from tests.pods import container, pod, review, stored
+from tests.processes import Process
 from tests.waiting import DEADLINE_S, eventually
 from tests.webhooks import LOCALHOST, Client, Secret
 
@@ -58,22 +58,17 @@ class Files:
         self.secret = Secret(folder / "tls")
 
 
-@dataclass
-class Process:
-    """A webhook in a process of its own; what it writes is collected."""
+class WebhookProcess(Process):
+    """A webhook in a process of its own."""
 
-    files: Files
-    process: subprocess.Popen[str]
-    lines: list[str] = field(default_factory=list)
-
-    def collect(self) -> None:
-        assert self.process.stderr
-        for line in self.process.stderr:
-            self.lines.append(line)
-
-    def await_line(self, text: str) -> str:
-        eventually(lambda: any(text in line for line in self.lines), lambda: f"{text}{self.lines}")
-        return next(line for line in self.lines if text in line)
+    def __init__(self, files: Files, *before: str) -> None:
+        super().__init__(
+            *(*before, sys.executable, "-W", "error", "-m", "cpupool", "webhook", "--port", "0"),
+            *("--metrics-port", "0", "--config", files.pools.folder),
+            *("--tls-cert-file", files.secret.certificate),
+            *("--tls-private-key-file", files.secret.key),
+        )
+        self.files = files
 
     @property
     def port(self) -> int:
@@ -90,34 +85,15 @@ class Process:
 
 
 @contextmanager
-def started(files: Files, *before: str) -> Iterator[Process]:
+def started(files: Files, *before: str) -> Iterator[WebhookProcess]:
     """Run a webhook; how it ends is for the test to say, or not at all."""
-    process = subprocess.Popen(
-        [
-            *(*before, sys.executable, "-W", "error", "-m", "cpupool", "webhook", "--port", "0"),
-            *("--metrics-port", "0", "--config", str(files.pools.folder)),
-            *("--tls-cert-file", str(files.secret.certificate)),
-            *("--tls-private-key-file", str(files.secret.key)),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    webhook = Process(files, process)
-    collector = threading.Thread(target=webhook.collect)
-    collector.start()
-    try:
+    with WebhookProcess(files, *before).collecting() as webhook:
         yield webhook
-    finally:
-        process.kill()
-        process.wait(DEADLINE_S)
-        collector.join(DEADLINE_S)
-        assert process.stderr
-        process.stderr.close()
-    assert "Traceback" not in "".join(webhook.lines)
+    assert "Traceback" not in webhook.log
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
     files = Files(tmp_path_factory.mktemp("webhook"))
     files.pools.show(worker=POOLS)
     files.secret.rotate()
@@ -127,7 +103,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 
 class TestProcess:
-    def test_a_pod_is_completed_and_then_left_alone(self, process: Process) -> None:
+    def test_a_pod_is_completed_and_then_left_alone(self, process: WebhookProcess) -> None:
         document = asking()
         response = process.ask(document).document["response"]
         assert response["uid"] == "u-1"
@@ -139,14 +115,14 @@ class TestProcess:
         assert again == {"uid": "u-1", "allowed": True}
         assert process.ask(document, "/validating-pods").document["response"] == again
 
-    def test_a_pod_is_denied_with_what_is_wrong(self, process: Process) -> None:
+    def test_a_pod_is_denied_with_what_is_wrong(self, process: WebhookProcess) -> None:
         for path in ("/mutating-pods", "/validating-pods"):
             response = process.ask(asking("exclusive-x"), path).document["response"]
             assert not response["allowed"]
             assert "no pool file has an exclusive or shared pool" in response["status"]["message"]
 
     def test_an_edit_of_the_pools_is_followed_unless_it_is_a_bad_one(
-        self, process: Process
+        self, process: WebhookProcess
     ) -> None:
         def allowed(pool: str) -> bool:
             answer: bool = process.ask(asking(pool)).document["response"]["allowed"]
@@ -162,7 +138,7 @@ class TestProcess:
         eventually(lambda: not allowed("exclusive-b"), "the pool is gone")
 
     def test_certificates_are_rotated_under_load_without_a_failed_request(
-        self, process: Process
+        self, process: WebhookProcess
     ) -> None:
         ended = threading.Event()
         answers: dict[str, int] = {}
@@ -204,7 +180,7 @@ class TestProcess:
                 thread.join(DEADLINE_S)
         assert not failures
 
-    def _shown(self, process: Process) -> bytes:
+    def _shown(self, process: WebhookProcess) -> bytes:
         with process.client() as client:
             return client.shown()
 

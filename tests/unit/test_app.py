@@ -180,7 +180,7 @@ class TestAgent:
         monkeypatch.setattr(Health, "beat", lambda _self, loop: turning.add(loop))
         with world.running():
             eventually(
-                lambda: turning == {"configurator", "cpusetter", "device manager"},
+                lambda: turning == {"configurator", "cpusetter", "device manager", "nri plugin"},
                 lambda: str(turning),
             )
 
@@ -212,7 +212,8 @@ class TestAgent:
             status, live = get(agent, "/healthz")
             assert status == 200
             assert live.splitlines() == [
-                f"{loop}: ok" for loop in ("configurator", "cpusetter", "device manager")
+                f"{loop}: ok"
+                for loop in ("configurator", "cpusetter", "device manager", "nri plugin")
             ]
             status, ready = get(agent, "/readyz")
             assert status == 503

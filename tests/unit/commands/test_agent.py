@@ -10,6 +10,8 @@ import pytest
 
 from cpupool import cli
 from cpupool.commands import agent
+from cpupool.manager.ways import Way
+from cpupool.runtime.nri_connection import Launch
 
 if TYPE_CHECKING:
     import threading
@@ -92,3 +94,29 @@ def test_a_number_that_is_none_is_told_in_the_users_words(
 ) -> None:
     assert cli.main([*ENOUGH, *options]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        ([], None),
+        (["--enforcement", "auto"], None),
+        (["--enforcement", "nri"], Way.NRI),
+        (["--enforcement", "cgroup"], Way.CGROUP),
+    ],
+)
+def test_the_way_of_enforcement_may_be_left_to_the_agent(
+    options: list[str], way: Way | None
+) -> None:
+    assert settings(*options).enforcement is way
+
+
+def test_a_plugin_that_the_runtime_has_started_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("SOCKET", "3"), ("NAME", "cpupool"), ("IDX", "50")):
+        monkeypatch.setenv(f"NRI_PLUGIN_{name}", value)
+
+    assert settings("--enforcement", "nri").launch == Launch(3, "cpupool", "50")
+    assert cli.main([*ENOUGH, "--enforcement", "cgroup"]) == 2
+    assert "as its NRI plugin; leave out --enforcement=cgroup" in capsys.readouterr().err

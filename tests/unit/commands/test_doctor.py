@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from cpupool import cli
@@ -13,6 +14,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.local.kubelet import EmbeddedKubelet
+from tests.cri_server import FakeCRI
 from tests.nodes import OTHER, POOL_FILE, AnsweringAgent, WrittenNode, container
 
 if TYPE_CHECKING:
@@ -38,6 +40,15 @@ def kubelet(node: WrittenNode) -> Iterator[EmbeddedKubelet]:
             plugin = opened.enter_context(socket.socket(socket.AF_UNIX))
             plugin.bind(str(node.root.device_plugins / f"cpupool-{pool}.sock"))
             plugin.listen()
+        yield serving
+
+
+@pytest.fixture
+def runtime(node: WrittenNode) -> Iterator[FakeCRI]:
+    """Serve the container runtime's sockets."""
+    with FakeCRI(node.root.cri_sockets[0]) as serving, socket.socket(socket.AF_UNIX) as plugins:
+        node.root.nri_socket.parent.mkdir()
+        plugins.bind(str(node.root.nri_socket))
         yield serving
 
 
@@ -72,9 +83,8 @@ def verdicts(rows: Rows) -> dict[str, list[str]]:
     return {check: [row["verdict"] for row in found] for check, found in rows.items()}
 
 
-def test_a_node_where_all_is_well(
-    examine: Any, kubelet: EmbeddedKubelet, agent: AnsweringAgent
-) -> None:
+@pytest.mark.usefixtures("kubelet", "runtime")
+def test_a_node_where_all_is_well(examine: Any, agent: AnsweringAgent) -> None:
     code, rows = examine(agent=agent.url)
 
     assert code == 0
@@ -82,7 +92,7 @@ def test_a_node_where_all_is_well(
     assert set(rows) == {
         *("pool file", "agent", "rights", "cgroups", "kubelet", "CPU manager", "device plugins"),
         *("starter", "podresources", "checkpoint", "pools", "isolation", "interrupts", "daemons"),
-        *("containers", "owners"),
+        *("container runtime", "containers", "owners"),
     }
 
 
@@ -309,6 +319,71 @@ def test_sockets_on_which_nobody_listens(
     assert code == 1
     assert verdicts(rows)["device plugins"] == ["problem"]
     assert verdicts(rows)["podresources"] == ["problem"]
+
+
+def test_a_container_runtime_that_answers_is_named(examine: Any, runtime: FakeCRI) -> None:
+    runtime.version = "v2.1.4"
+
+    assert [row["fact"] for row in examine()[1]["container runtime"]] == [
+        "containerd v2.1.4 answers CRI calls",
+        "the runtime takes NRI plugins: containers start on their CPUs (enforcement nri)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("containerd", "[plugins.'io.containerd.nri.v1.nri']"),
+        ("cri-o", "enable_nri = true"),
+        ("other", "switch NRI on"),
+    ],
+)
+def test_a_runtime_without_nri_is_told_how_to_have_it(
+    examine: Any, node: WrittenNode, runtime: FakeCRI, name: str, remedy: str
+) -> None:
+    node.root.nri_socket.unlink()
+    runtime.name = name
+
+    answers, nri = examine()[1]["container runtime"]
+
+    assert (answers["verdict"], nri["verdict"]) == ("ok", "warning")
+    assert remedy in nri["remedy"]
+    assert "mount /run/nri" in nri["remedy"]
+
+
+def test_a_node_whose_runtime_is_out_of_reach(examine: Any, node: WrittenNode) -> None:
+    rows = examine()[1]["container runtime"]
+
+    assert [row["verdict"] for row in rows] == ["warning", "warning"]
+    assert rows[0]["fact"].startswith(f"there is no CRI socket {node.root.cri_sockets[0]} or ")
+    assert "--cri-socket" in rows[0]["remedy"]
+
+
+def test_a_runtime_that_refuses_calls_is_told(examine: Any, runtime: FakeCRI) -> None:
+    runtime.failing["Version"] = grpc.StatusCode.UNIMPLEMENTED
+
+    refused, nri = examine()[1]["container runtime"]
+
+    assert "it was told to fail" in refused["fact"]
+    assert "switched off" in refused["remedy"]
+    assert nri["verdict"] == "ok"
+
+
+def test_a_runtime_folder_that_may_not_be_read_is_told(
+    examine: Any, node: WrittenNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_socket = type(node.folder).is_socket
+
+    def refuse(path: Path) -> bool:
+        if path == node.root.nri_socket:
+            raise PermissionError(13, "Permission denied")
+        return is_socket(path)
+
+    monkeypatch.setattr(type(node.folder), "is_socket", refuse)
+
+    row = examine()[1]["container runtime"][-1]
+
+    assert (row["verdict"], row["remedy"]) == ("problem", "run this as root")
 
 
 def test_a_starter_that_no_container_can_run(examine: Any, node: WrittenNode) -> None:

@@ -102,6 +102,7 @@ def test_the_picture_is_written_as_svg(files: list[str], tmp_path: Path) -> None
         b'{"schema": "cpupool-status/1", "pools": [], "containers": []}',
         b'{"schema": "cpupool-status/1", "pools": {"a": {"kind": "odd"}}, "containers": []}',
         b'{"schema": "cpupool-status/1", "pools": {}, "containers": [{"name": "x"}]}',
+        json.dumps({**to_json(RIGHT), "enforcement": "odd"}).encode(),
         b'{"schema": "cpupool-status/2", "pools": {}, "containers": []}',
         b"\xff\xfe",
     ],

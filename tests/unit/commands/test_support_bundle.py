@@ -58,14 +58,14 @@ def test_the_bundle_is_judged_as_the_node_is(
     code, there = doctor(capsys, "--bundle", str(tmp_path / "b.tar.gz"))
 
     def judged(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-        asked = ("device plugins", "podresources", "starter")
+        asked = ("device plugins", "podresources", "starter", "container runtime")
         return [(row["check"], row["verdict"]) for row in rows if row["check"] not in asked]
 
     assert judged(there) == judged(here)
     assert code == astray
-    assert [row["fact"] for row in there if row["verdict"] == "skipped"][-3:] == [
+    assert [row["fact"] for row in there if row["verdict"] == "skipped"][-4:] == [
         "not in a bundle"
-    ] * 3
+    ] * 4
     # Files are called as on the node, not as where they were unpacked.
     assert str(tempfile.gettempdir()) not in json.dumps(there)
 

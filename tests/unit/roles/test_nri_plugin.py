@@ -1,0 +1,565 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpupool.api import nri_pb2, ttrpc_pb2
+from cpupool.core.assignments import Grant
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    ContainerNotFound,
+    RemoteProtocolError,
+    RuntimeBusy,
+    RuntimeRefused,
+)
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.manager.manager import Manager
+from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
+from cpupool.runtime.nri_connection import Launch
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
+from tests import builders
+from tests.machines import MACHINES
+from tests.nri_runtime import (
+    FIRST_EVENTS,
+    PLUGIN,
+    Container,
+    FakeRuntime,
+    Plugin,
+    Refused,
+    frames,
+)
+from tests.nri_runtime import Pod as NRIPod
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cpupool.core.workloads import Pod
+
+MACHINE = MACHINES["laptop_4c8t"]
+POOLS = NodePools.of(
+    Pool.named("exclusive_a", "2,4"),
+    Pool.named("exclusive_b", "6"),
+    Pool.named("shared_a", "1"),
+    Pool.named("default", "0"),
+)
+OWNER = builders.pod("owner", builders.container(running=False, exclusive_a=1))
+OWNER_SANDBOX = NRIPod(OWNER.uid).sandbox
+PLAIN = builders.pod("plain", builders.container(running=False))
+
+
+def of(pod: Pod, identifier: str = "c1", **fields: object) -> Container:
+    """Give a pod's container as the runtime knows it."""
+    return replace(Container(NRIPod(pod.uid, pod.name), identifier), **fields)  # type: ignore[arg-type]
+
+
+def cpu_of(answer: nri_pb2.CreateContainerResponse) -> nri_pb2.LinuxCPU:
+    return answer.adjust.linux.resources.cpu
+
+
+@dataclass
+class Agent:
+    """The role with a manager that knows the pools, and no pod yet."""
+
+    socket: Path
+    missing_facts: MissingFacts = MissingFacts.HOLD
+    required: bool = False
+    launch: Launch | None = None
+    ready: bool = True
+    manager: Manager = field(default_factory=Manager)
+    health: Health = field(default_factory=Health)
+    metrics: Metrics = field(default_factory=Metrics)
+    patient: bool = False
+    """Containers wait for their facts as long as it takes."""
+    looked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def __post_init__(self) -> None:
+        self.manager.reconfigure(POOLS, MACHINE.topology())
+        self.manager.set_pods([])
+        self.plugin = self.made()
+
+    def made(self) -> NRIPlugin:
+        return NRIPlugin(
+            self.manager,
+            self.socket,
+            launch=self.launch,
+            required=self.required,
+            missing_facts=self.missing_facts,
+            ready=lambda: self.ready,
+            look=self.looked.release,
+            metrics=self.metrics,
+            health=self.health,
+            now_s=lambda: 0.0 if self.patient else time.monotonic(),
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        stop = threading.Event()
+        loop = threading.Thread(target=self.plugin.run, args=(stop,))
+        loop.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            self.plugin.wake()
+            loop.join(DEADLINE_S)
+            assert not loop.is_alive()
+
+    def give(self, pod: Pod, **ids: str) -> None:
+        """Let the kubelet's word on a container's devices come."""
+        by_pool = {pool: Grant(frozenset(text.split(","))) for pool, text in ids.items()}
+        self.manager.record_devices({ContainerRef(pod.uid, "main"): by_pool})
+        self.plugin.facts_changed()
+
+    def metric(self, line: str) -> bool:
+        return line in self.metrics.render()[1].decode()
+
+
+@pytest.fixture
+def runtime(folder: Path) -> Iterator[FakeRuntime]:
+    with FakeRuntime(folder / "nri.sock", alone=True) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(folder: Path) -> Agent:
+    return Agent(folder / "nri.sock")
+
+
+@pytest.fixture
+def plugin(agent: Agent, runtime: FakeRuntime) -> Iterator[Plugin]:
+    with agent.running():
+        connected = runtime.welcome()
+        eventually(agent.plugin.connected, "the plugin is connected")
+        yield connected
+
+
+def test_a_container_is_created_on_the_cpus_that_its_annotations_name(
+    agent: Agent, plugin: Plugin
+) -> None:
+    answer = plugin.create(of(OWNER, devices={"exclusive_a": "2"}))
+    assert cpu_of(answer).cpus == "2"
+    assert {one.key: one.value for one in answer.adjust.env} == {
+        "EXCLUSIVE_CPUS": "2",
+        "CPUPOOL_CPUS_EXCLUSIVE_A": "2",
+    }
+    assert agent.manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert agent.metric('outcome="pools",request="create"} 1.0')
+
+
+def test_a_container_without_pools_is_created_on_the_default_pool(
+    agent: Agent, plugin: Plugin
+) -> None:
+    answer = plugin.create(of(PLAIN))
+    assert cpu_of(answer).cpus == "0"
+    assert not cpu_of(answer).HasField("quota")
+    assert not answer.adjust.env
+
+
+def test_variables_of_a_kind_are_joined_and_only_those_that_are_wrong_are_set(
+    plugin: Plugin,
+) -> None:
+    told = {"EXCLUSIVE_CPUS": "2", "CPUPOOL_CPUS_EXCLUSIVE_A": "2", "CPUPOOL_CPUS_EXCLUSIVE_B": "6"}
+    answer = plugin.create(
+        of(OWNER, devices={"exclusive_a": "2", "exclusive_b": "6"}, environment=told)
+    )
+    assert cpu_of(answer).cpus == "2,6"
+    assert [(one.key, one.value) for one in answer.adjust.env] == [("EXCLUSIVE_CPUS", "2,6")]
+
+
+@pytest.mark.parametrize(
+    ("devices", "before_us", "quota_us"),
+    [
+        ({"shared_a": "0-499"}, None, 50_000),
+        ({"shared_a": "0-499"}, 80_000, 50_000),
+        ({"shared_a": "0-499"}, 20_000, None),
+        ({"exclusive_a": "2"}, 100_000, -1),
+        ({"exclusive_a": "2"}, None, None),
+        ({"exclusive_a": "2", "shared_a": "0-499"}, 100_000, -1),
+    ],
+)
+def test_the_quota_follows_the_pools(
+    plugin: Plugin, devices: dict[str, str], before_us: int | None, quota_us: int | None
+) -> None:
+    cpu = cpu_of(plugin.create(of(OWNER, devices=devices, quota_us=before_us)))
+    assert (cpu.quota.value if cpu.HasField("quota") else None) == quota_us
+
+
+def test_what_is_not_the_kubelets_is_left_alone(agent: Agent, plugin: Plugin) -> None:
+    answer = plugin.create(Container(NRIPod("u", labelled=False), "c1"))
+    assert not answer.HasField("adjust")
+    assert agent.plugin.held(ContainerID("c1")) is None
+
+
+def test_an_answer_waits_for_the_kubelets_word(agent: Agent, plugin: Plugin) -> None:
+    agent.patient = True
+    agent.manager.set_pods([OWNER])
+    answer = plugin.creating(of(OWNER))
+    eventually(lambda: agent.manager.state()[1].containers, "the container is known")
+    assert agent.looked.acquire(timeout=DEADLINE_S)
+    assert not answer.done()
+    agent.give(OWNER, exclusive_a="4")
+    assert cpu_of(answer.result(DEADLINE_S)).cpus == "4"
+
+
+def test_a_container_whose_devices_nobody_names_is_held(agent: Agent, plugin: Plugin) -> None:
+    agent.manager.set_pods([OWNER])
+    with pytest.raises(Refused, match=r"owner/main is held: .*exclusive_a.* tries again"):
+        plugin.create(of(OWNER))
+    assert agent.metric('outcome="held",request="create"} 1.0')
+
+
+def test_a_container_that_is_held_is_not_there(agent: Agent, plugin: Plugin) -> None:
+    agent.manager.set_pods([OWNER])
+    with pytest.raises(Refused):
+        plugin.create(of(OWNER))
+    eventually(
+        lambda: agent.manager.state()[0].sighted.keys() == {OWNER_SANDBOX}, "only the sandbox is"
+    )
+
+
+def test_a_creation_that_ends_while_it_waits_leaves_nothing(folder: Path) -> None:
+    agent = Agent(folder / "nri.sock", MissingFacts.RELEASE)
+    agent.patient = True
+    agent.manager.set_pods([OWNER])
+    with FakeRuntime(folder / "nri.sock") as runtime, agent.running():
+        plugin = runtime.welcome()
+        answer = plugin.creating(of(OWNER))
+        plugin.stop(of(OWNER))
+        with pytest.raises(Refused, match="c1 has ended"):
+            answer.result(DEADLINE_S)
+        assert agent.plugin.held(ContainerID("c1")) is None
+        assert agent.manager.state()[0].sighted.keys() == {OWNER_SANDBOX}
+
+
+def test_a_container_that_waits_stays_known_whatever_the_runtime_names_again(
+    agent: Agent, plugin: Plugin
+) -> None:
+    agent.patient = True
+    agent.manager.set_pods([OWNER])
+    answer = plugin.creating(of(OWNER))
+    plugin.synchronize()
+    agent.give(OWNER, exclusive_a="4")
+    assert cpu_of(answer.result(DEADLINE_S)).cpus == "4"
+
+
+def test_or_released_into_the_default_pool(folder: Path, runtime: FakeRuntime) -> None:
+    agent = Agent(folder / "nri.sock", MissingFacts.RELEASE)
+    agent.manager.set_pods([OWNER])
+    with agent.running():
+        assert cpu_of(runtime.welcome().create(of(OWNER))).cpus == "0"
+
+
+def test_others_leave_the_cpus_of_a_container_before_it_starts(
+    agent: Agent, plugin: Plugin
+) -> None:
+    plugin.create(of(PLAIN, "p"))
+    plugin.start(of(PLAIN, "p"))
+    edited = NodePools.of(Pool.named("exclusive_c", "0"), Pool.named("default", "2-3"))
+    agent.manager.reconfigure(edited, MACHINE.topology())
+    answer = plugin.create(of(OWNER, devices={"exclusive_c": "0"}))
+    assert [(one.container_id, one.linux.resources.cpu.cpus) for one in answer.update] == [
+        ("p", "2-3")
+    ]
+    assert agent.plugin.held(ContainerID("p")) == "2-3"
+
+
+def test_a_container_is_judged_once_the_runtime_has_brought_it_onto_its_cpus(
+    agent: Agent, plugin: Plugin
+) -> None:
+    container = of(PLAIN)
+    plugin.create(container)
+    assert agent.plugin.starting(ContainerID("c1"))
+    plugin.start(container)
+    assert not agent.plugin.starting(ContainerID("c1"))
+    assert agent.plugin.held(ContainerID("c1")) == "0"
+
+
+def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
+    for end in (plugin.stop, plugin.remove):
+        container = of(PLAIN)
+        plugin.run_sandbox(container.pod)
+        plugin.create(container)
+        end(container)
+        plugin.remove_sandbox(container.pod)
+        assert agent.plugin.held(ContainerID("c1")) is None
+        assert not agent.manager.state()[0].sighted
+
+
+@pytest.mark.parametrize(
+    ("asked_us", "before_us", "quota_us"),
+    [
+        pytest.param(None, 20_000, None, id="left as it is, and strict enough"),
+        pytest.param(0, 20_000, None, id="so in zeros"),
+        pytest.param(0, 80_000, 50_000, id="left as it is, and too wide"),
+        pytest.param(80_000, 20_000, 50_000, id="widened too far"),
+        pytest.param(-1, 20_000, 50_000, id="lifted"),
+    ],
+)
+def test_an_update_widens_no_quota(
+    plugin: Plugin, asked_us: int | None, before_us: int, quota_us: int | None
+) -> None:
+    container = of(OWNER, devices={"shared_a": "0-499"}, quota_us=before_us)
+    plugin.create(container)
+    (update,) = plugin.update(container, quota_us=asked_us).update
+    cpu = update.linux.resources.cpu
+    assert (cpu.quota.value if cpu.HasField("quota") else None) == quota_us
+
+
+@pytest.mark.parametrize("asked", ["", "0-7"])
+def test_an_update_takes_no_container_off_its_cpus(plugin: Plugin, asked: str) -> None:
+    container = of(OWNER, devices={"exclusive_a": "2"})
+    plugin.create(container)
+    (update,) = plugin.update(container, asked, quota_us=300_000).update
+    cpu = update.linux.resources.cpu
+    assert (update.container_id, cpu.cpus, cpu.quota.value) == ("c1", "2", -1)
+
+
+def test_what_runs_is_corrected_when_the_plugin_comes(agent: Agent, runtime: FakeRuntime) -> None:
+    running = nri_pb2.CONTAINER_RUNNING
+    there = [
+        of(PLAIN, "right", cpus="0", state=running),
+        of(PLAIN, "wrong", cpus="0-7", state=running),
+        of(PLAIN, "nobodys", state=running),
+        of(PLAIN, "not-started"),
+        of(PLAIN, "over", cpus="0-7", state=nri_pb2.CONTAINER_STOPPED),
+        of(OWNER, "owner", cpus="2", devices={"exclusive_a": "2"}, state=running),
+        of(PLAIN, "garbage", cpus="banana", state=running),
+    ]
+    with agent.running():
+        plugin = runtime.accept()
+        plugin.configure()
+        updates = plugin.synchronize(there)
+        assert {one.container_id: one.linux.resources.cpu.cpus for one in updates} == {
+            "wrong": "0",
+            "not-started": "0",
+        }
+        eventually(agent.plugin.connected, "the plugin is connected")
+        # Some runtimes start one while they name it, and do not tell.
+        assert not agent.plugin.starting(ContainerID("not-started"))
+        # The runtime has no list for these, so they are written directly.
+        assert agent.plugin.held(ContainerID("nobodys")) == ""
+        assert agent.plugin.held(ContainerID("over")) is None
+        assert agent.metric("cpupool_nri_connected 1.0")
+        assert agent.looked.acquire(timeout=DEADLINE_S)
+
+
+def test_the_runtime_is_asked_to_move_a_container(agent: Agent, plugin: Plugin) -> None:
+    plugin.create(of(PLAIN))
+    agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+    ((update,),) = plugin.updates
+    assert (update.container_id, update.linux.resources.cpu.cpus) == ("c1", "5")
+    assert agent.plugin.held(ContainerID("c1")) == "5"
+
+
+def test_a_runtime_that_does_not_move_a_container_is_told_of(agent: Agent, plugin: Plugin) -> None:
+    with pytest.raises(ContainerNotFound):
+        agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+    plugin.create(of(PLAIN))
+    plugin.failing.add("c1")
+    with pytest.raises(RuntimeRefused, match="CPUs 5: look at its log"):
+        agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+    assert agent.plugin.held(ContainerID("c1")) == "0"
+
+
+def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
+    agent: Agent, plugin: Plugin
+) -> None:
+    plugin.create(of(PLAIN))
+    agent.patient = True
+    agent.manager.set_pods([OWNER])
+    plugin.silent = True
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(agent.plugin.update, ContainerID("c1"), CPUSet.of(5))
+        eventually(lambda: plugin.updates, "the runtime is asked")
+        answer = plugin.creating(of(OWNER, "held"))
+        with pytest.raises(RuntimeBusy):
+            asked.result(DEADLINE_S)
+        agent.give(OWNER, exclusive_a="2")
+        assert cpu_of(answer.result(DEADLINE_S)).cpus == "2"
+    # What it answers later counts.
+    plugin.answer_updates()
+    eventually(lambda: agent.plugin.held(ContainerID("c1")) == "5", "it is moved")
+
+
+def test_nothing_is_asked_of_a_runtime_that_waits_for_an_answer(
+    agent: Agent, plugin: Plugin
+) -> None:
+    plugin.create(of(PLAIN))
+    agent.patient = True
+    agent.manager.set_pods([OWNER])
+    answer = plugin.creating(of(OWNER, "held"))
+    eventually(lambda: "held" in agent.manager.state()[0].sighted, "the container waits")
+    with pytest.raises(RuntimeRefused, match="it waits for an answer itself"):
+        agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+    agent.give(OWNER, exclusive_a="2")
+    answer.result(DEADLINE_S)
+    agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+
+
+def test_many_at_once_are_decided_together(
+    agent: Agent, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sight = Mock(wraps=agent.manager.sight)
+    monkeypatch.setattr(agent.manager, "sight", sight)
+    pods = [builders.pod(f"p{number}") for number in range(100)]
+    answers = plugin.create_many(of(pod, f"c{number}") for number, pod in enumerate(pods))
+    assert {cpu_of(answer.result(DEADLINE_S)).cpus for answer in answers} == {"0"}
+    assert sight.call_count < 50
+
+
+def test_it_comes_back_when_the_runtime_does(agent: Agent, runtime: FakeRuntime) -> None:
+    with agent.running():
+        first = runtime.welcome([of(PLAIN, cpus="0", state=nri_pb2.CONTAINER_RUNNING)])
+        eventually(agent.plugin.connected, "the plugin is connected")
+        first.create(of(OWNER, "c2", devices={"exclusive_a": "2"}))
+        agent.manager.set_pods([OWNER])
+        first.creating(of(OWNER, "c3", name="other"))
+        first.hang_up()
+        second = runtime.accept()
+        assert not agent.plugin.connected()
+        # What the runtime has is remembered: it may be reached another way.
+        assert agent.plugin.held(ContainerID("c1")) == "0"
+        assert not agent.plugin.starting(ContainerID("c2"))
+        second.configure()
+        second.synchronize()
+        eventually(agent.plugin.connected, "the plugin is connected again")
+        assert agent.plugin.held(ContainerID("c1")) is None
+
+
+def test_without_a_runtime_it_tries_again(agent: Agent, folder: Path) -> None:
+    agent.required = True
+    agent.__post_init__()
+    with agent.running():
+        eventually(lambda: "nri.sock" in str(agent.health.ready()), "the probe tells why")
+        with FakeRuntime(folder / "nri.sock") as runtime:
+            runtime.welcome()
+            eventually(lambda: agent.health.ready().ok, "the node is ready")
+
+
+def test_its_end_is_not_overheard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(folder / "nri.sock", ready=False)
+    monkeypatch.setattr("cpupool.roles.nri_plugin._LOOK_S", 10 * DEADLINE_S)
+
+    class Stop(threading.Event):
+        """Set by somebody the moment after it was looked at first."""
+
+        def is_set(self) -> bool:
+            was = super().is_set()
+            self.set()
+            agent.plugin.wake()
+            return was
+
+    loop = threading.Thread(target=agent.plugin.run, args=(Stop(),), daemon=True)
+    loop.start()
+    loop.join(DEADLINE_S)
+    assert not loop.is_alive()
+
+
+def test_it_waits_until_it_is_known_who_owns_which_cpu(folder: Path, runtime: FakeRuntime) -> None:
+    agent = Agent(folder / "nri.sock", ready=False)
+    with agent.running():
+        agent.ready = True
+        agent.plugin.wake()
+        runtime.welcome()
+
+
+def test_a_plugin_that_the_runtime_has_started_serves_at_once_and_ends_with_it(
+    runtime: FakeRuntime, folder: Path
+) -> None:
+    ours, its = socket.socketpair()
+    launch = Launch(ours.detach(), "cpupool", "07")
+    agent = Agent(folder / "nri.sock", ready=False, launch=launch)
+    ended: list[RemoteProtocolError] = []
+
+    def run() -> None:
+        try:
+            agent.plugin.run(threading.Event())
+        except RemoteProtocolError as error:
+            ended.append(error)
+
+    loop = threading.Thread(target=run)
+    loop.start()
+    plugin = runtime.adopt(its)
+    assert plugin.registered.result().plugin_idx == "07"
+    plugin.configure()
+    assert not plugin.synchronize([of(PLAIN, cpus="0-7", state=nri_pb2.CONTAINER_RUNNING)])
+    # Until it is known who owns what, only what the annotations say is certain.
+    assert not plugin.create(of(PLAIN, cpus="0-3")).HasField("adjust")
+    assert agent.plugin.held(ContainerID("c1")) == "0-3"
+    assert cpu_of(plugin.create(of(OWNER, "c2", devices={"exclusive_a": "2"}))).cpus == "2"
+    plugin.hang_up()
+    loop.join(DEADLINE_S)
+    assert ended
+
+
+def test_until_the_pools_are_known_who_has_devices_of_one_waits(
+    runtime: FakeRuntime, folder: Path
+) -> None:
+    ours, its = socket.socketpair()
+    agent = Agent(folder / "nri.sock", ready=False, launch=Launch(ours.detach(), "cpupool", "07"))
+    agent.manager = Manager()
+    agent.plugin = agent.made()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(agent.plugin.run, threading.Event())
+        plugin = runtime.adopt(its)
+        plugin.configure()
+        plugin.synchronize()
+        owner = of(OWNER, devices={"exclusive_a": "2"})
+        with pytest.raises(Refused, match="owner/main is held: this node's pools are not known"):
+            plugin.create(owner)
+        assert not plugin.create(of(PLAIN, "p")).HasField("adjust")
+        agent.patient = True
+        answer = plugin.creating(owner)
+        agent.manager.reconfigure(POOLS, MACHINE.topology())
+        agent.plugin.facts_changed()
+        assert cpu_of(answer.result(DEADLINE_S)).cpus == "2"
+        plugin.hang_up()
+        with pytest.raises(RemoteProtocolError):
+            ended.result(DEADLINE_S)
+
+
+def test_an_old_runtime_is_served_too(agent: Agent, folder: Path) -> None:
+    with (
+        FakeRuntime(folder / "nri.sock", dedicated=False, events=FIRST_EVENTS) as runtime,
+        agent.running(),
+    ):
+        plugin = runtime.welcome()
+        container = of(PLAIN, own_labels=False)
+        plugin.run_sandbox(container.pod)
+        assert cpu_of(plugin.create(container)).cpus == "0"
+        plugin.start(container)
+        assert not agent.plugin.starting(ContainerID("c1"))
+
+
+METHODS = ("Configure", "Synchronize", "CreateContainer", "UpdateContainer", "StateChange")
+
+
+def test_no_bytes_end_the_agent(agent: Agent, runtime: FakeRuntime) -> None:
+    @settings(max_examples=60)
+    @given(st.sampled_from(METHODS), st.binary(max_size=200), st.binary(max_size=60))
+    def said(method: str, payload: bytes, rest: bytes) -> None:
+        plugin = runtime.accept()
+        request = ttrpc_pb2.Request(service=PLUGIN, method=method, payload=payload)
+        plugin.write(frames(1, 1, 1, request.SerializeToString()) + rest)
+        plugin.hang_up()
+        agent.plugin.wake()
+
+    with agent.running():
+        said()
+        assert cpu_of(runtime.welcome().create(of(PLAIN))).cpus == "0"
+    # The runtime has not counted these calls, so it complains of their answers.
+    runtime.problems.clear()
