@@ -6,7 +6,7 @@ WORKERS ?= 2
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test lint protos picture bench starter clean
+.PHONY: demo test vm lint protos picture bench starter clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -18,6 +18,10 @@ test: $(VENV)/.dev
 	@$(VENV)/bin/mypy
 	@echo "== tests"
 	@$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-report= && $(PYTHON) tools/coverage_floor.py
+
+# In virtual machines: all tests, or TEST=tests/vm/test_....py.
+vm: $(VENV)/.dev
+	@$(PYTHON) -m pytest -p no:xdist -v --log-cli-level=INFO $(or $(TEST),tests/vm)
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .

@@ -1,0 +1,148 @@
+"""The agent on the real kernel of a guest, cgroup version 1 or 2; `test_node.py` runs this there.
+
+The machine has 2 sockets of 4 cores of 2 threads: 2 and 3 are siblings, 4 and 5, 6 and 7...
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.host.cgroupfs import CgroupVersion, hierarchy
+from cpupool.host.root import HostRoot
+from cpupool.local.cgroups import RealCgroups
+from tests.scenarios.test_embedded_node import World, living, manifest
+from tests.vm.inside import runs_on, start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+POOLS = """
+pools:
+  exclusive_single: {cpus: "2,4", hyperThreadingPolicy: singleThreaded}
+  exclusive_multi: {cpus: "8,10,14", hyperThreadingPolicy: multiThreaded}
+  shared_x: {cpus: "6-7,12-13"}
+  default: {cpus: "0-1"}
+"""
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    # At the root of the hierarchy, as on most nodes: with a CPU that comes back, version 1 gives it
+    # to no other cgroup.
+    home = RealCgroups(*hierarchy(HostRoot().cgroup), home="")
+    with living(folder, home, POOLS, HostRoot().sysfs) as made:
+        yield made
+
+
+def run(world: World, **containers: Mapping[str, int]) -> None:
+    """Start a pod: container → pool → amount."""
+    start(world, manifest("web", containers))
+
+
+@contextmanager
+def offline(cpu: int) -> Iterator[None]:
+    """Switch a CPU off, and on again."""
+    file = HostRoot().sysfs / f"devices/system/cpu/cpu{cpu}/online"
+    file.write_text("0")
+    try:
+        yield
+    finally:
+        file.write_text("1")
+
+
+def version(world: World) -> CgroupVersion:
+    return hierarchy(world.node.root.cgroup)[1]
+
+
+def test_containers_run_on_the_threads_that_their_pools_policy_says(world: World) -> None:
+    run(
+        world,
+        one={"exclusive_single": 1},
+        core={"exclusive_multi": 1},
+        cores={"exclusive_multi": 2},
+        shared={"shared_x": 100},
+        both={"exclusive_single": 1, "shared_x": 100},
+        plain={},
+    )
+    runs_on(
+        world,
+        one="2",
+        core="8-9",
+        cores="10-11,14-15",
+        shared="6-7,12-13",
+        both="4,6-7,12-13",
+        plain="0-1",
+    )
+
+
+def test_what_a_cpu_takes_with_it_offline_comes_back_with_it(world: World) -> None:
+    run(world, one={"exclusive_single": 1}, shared={"shared_x": 100}, plain={})
+    runs_on(world, one="2", shared="6-7,12-13", plain="0-1")
+    with offline(13):
+        runs_on(world, one="2", shared="6-7,12", plain="0-1")
+    runs_on(world, one="2", shared="6-7,12-13", plain="0-1")
+
+
+def test_a_container_without_an_online_cpu_keeps_off_the_cpus_of_others(world: World) -> None:
+    start(world, manifest("neighbour", {"other": {"exclusive_single": 1}}))
+    run(world, one={"exclusive_single": 1})
+    runs_on(world, other="2", one="4")
+    with offline(4):
+        runs_on(world, other="2", one="0-1")
+    # Version 1 has moved its processes into the pod's cgroup, and never moves them back.
+    moved = version(world) is CgroupVersion.V1
+    runs_on(world, other="2", one="0-1,4" if moved else "4")
+    (pod,) = (pod for pod in world.node.pods() if pod.name == "web")
+    world.node.restart_container(pod.uid, "one")
+    runs_on(world, other="2", one="4")
+
+
+def test_nested_cgroups_follow_their_container(world: World) -> None:
+    run(world, main={"exclusive_multi": 2})
+    runs_on(world, main="8-11")
+    container, inner = nested(world, "main")
+    for directory, cpus in ((container, "0-15"), (inner, "12-13")):
+        (directory / "cpuset.cpus").write_text(cpus)
+    runs_on(world, main="8-11")
+
+
+def test_a_quota_is_left_as_it_is(world: World) -> None:
+    if version(world) is CgroupVersion.V1:
+        pytest.skip("version 1 has quotas in a hierarchy of their own")
+    run(world, main={"exclusive_multi": 2})
+    runs_on(world, main="8-11")
+    container, inner = nested(world, "main")
+    quotas = {
+        inner: "50000 100000\n",
+        container: "150000 200000\n",
+        container.parent: "max 50000\n",
+    }
+    for directory, quota in quotas.items():
+        (directory / "cpu.max").write_text(quota)
+    (container / "cpuset.cpus").write_text("2-3")
+    runs_on(world, main="8-11")
+    assert {directory: (directory / "cpu.max").read_text() for directory in quotas} == quotas
+
+
+def nested(world: World, name: str) -> tuple[Path, Path]:
+    """Make a cgroup below a container's and move its process there, as systemd in one does."""
+    (process,) = (one for one in world.node.processes() if one.container == name)
+    base, _ = hierarchy(world.node.root.cgroup)
+    container = base / world.node.path_of(process)
+    inner = container / "init"
+    inner.mkdir()
+    if version(world) is CgroupVersion.V1:
+        for file in ("cpuset.mems", "cpuset.cpus"):
+            (inner / file).write_text((container / file).read_text())
+    (inner / "cgroup.procs").write_text(str(process.instance.pid))
+    if version(world) is CgroupVersion.V2:
+        # From the top down, and in cgroups without processes: "Controlling Controllers".
+        for above in reversed((container, *container.parents)):
+            if above.is_relative_to(base):
+                (above / "cgroup.subtree_control").write_text("+cpuset +cpu")
+        (inner / "cpuset.cpus").write_text((container / "cpuset.cpus").read_text())
+    return container, inner

@@ -1,0 +1,41 @@
+"""What the tests that run inside a guest share: `guest_*.py`, which pytest is given by name there.
+
+Outside nobody collects them. Each has its counterpart `test_*.py`, which boots the guest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cpupool.core.errors import PodRefused
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.scenarios.test_embedded_node import World
+
+
+def start(world: World, body: dict[str, Any]) -> None:
+    """Start a pod as a controller does, which makes another where the kubelet refuses one.
+
+    The kubelet does until it knows the pools, and where a plugin is slow, as all is in a guest.
+    """
+    refusals: list[str] = []
+
+    def admitted() -> bool:
+        try:
+            world.node.run_pod(body)
+        except PodRefused as error:
+            refusals.append(str(error))
+            return False
+        return True
+
+    eventually(admitted, lambda: f"admitted: {refusals[-1]}")
+
+
+def runs_on(world: World, **expected: str) -> None:
+    """Wait until the kernel lets the containers' processes run on these CPUs, by container."""
+
+    def now() -> dict[str, str]:
+        return {one.container: str(one.cpus_allowed()) for one in world.node.processes()}
+
+    eventually(lambda: expected.items() <= now().items(), lambda: f"{expected}: {now()}")
