@@ -21,8 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.first_instruction import first_instruction
+from benchmarks.processes import AS_IN_THE_IMAGE, cpu_s, memory
 from benchmarks.starter import starter
 from benchmarks.webhook import webhook
+from cpupool import channel
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.commands.drawing import show, table
@@ -30,7 +33,6 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import MAX_DEVICE_LIST_BYTES, NodePools, Pool
 from cpupool.host.cgroupfs import CgroupFS
-from cpupool.kubelet import channel
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.local import cgroups
@@ -44,6 +46,7 @@ from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.machines import MACHINES, Machine
+from tests.runtimes import ModelRuntime, without_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,7 +61,6 @@ CALLS = 300
 PATIENCE_S = 60.0
 POOLS = ("exclusive_a", "exclusive_b", "shared_a")
 SHARED = "128-143"
-AS_IN_THE_IMAGE = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 PODS = 250
 RESTARTS = 100
 QUIET_S = 60.0
@@ -69,7 +71,7 @@ Row = tuple[str, str, str]
 def main() -> None:
     """Run everything and print the table."""
     rows: list[Row] = []
-    for measure in (sweep, shared_pool, starter, webhook, agent):
+    for measure in (sweep, shared_pool, starter, webhook, agent, first_instruction):
         print(f"measuring: {measure.__doc__}", file=sys.stderr, flush=True)
         rows += measure()
     show(table(("what", "measured", "aim"), rows), sys.stdout)
@@ -96,6 +98,8 @@ def sweep() -> Iterator[Row]:
             pods=source,
             devices=source,
             checkpoint=source,
+            containers=ModelRuntime(),
+            ways=without_runtime(),
             events=EventLog(),
             metrics=Metrics(),
             health=Health(),
@@ -249,10 +253,10 @@ class _AgentOnNode:
 
 def _agent_rows(on: _AgentOnNode) -> Iterator[Row]:
     on.await_pools()
-    yield ("agent at rest, no pods", _memory(on.pid), "42 MiB resident")
+    yield ("agent at rest, no pods", memory(on.pid), "42 MiB resident")
     pods = [on.run(f"p{number}", 1) for number in range(20)]
     on.await_placed()
-    yield ("agent with 20 pods", _memory(on.pid), "42 MiB resident")
+    yield ("agent with 20 pods", memory(on.pid), "42 MiB resident")
     fresh_ms = [on.placed_after_ms(process) for process in on.started()]
     for pod in pods:
         on.node.restart_container(pod.uid, "c0")
@@ -271,12 +275,12 @@ def _agent_rows(on: _AgentOnNode) -> Iterator[Row]:
     for number in range(20, PODS):
         on.run(f"p{number}", 2)
     on.await_placed()
-    yield (f"agent with {PODS} pods of 2 containers", _memory(on.pid), "50 MiB resident")
+    yield (f"agent with {PODS} pods of 2 containers", memory(on.pid), "50 MiB resident")
     threading.Event().wait(QUIET_S)
-    asked, used_s = len(on.api.requests), _cpu_s(on.pid)
+    asked, used_s = len(on.api.requests), cpu_s(on.pid)
     threading.Event().wait(QUIET_S)
     requests = Counter(one.verb for one in on.api.requests[asked:])
-    share = (_cpu_s(on.pid) - used_s) / QUIET_S * 100
+    share = (cpu_s(on.pid) - used_s) / QUIET_S * 100
     yield (f"its CPU time over {QUIET_S:.0f} idle s", f"{share:.3f} % of a core", "0.1 %")
     watches = on.api.watching("pods"), on.api.watching("nodes")
     yield (
@@ -300,18 +304,6 @@ def _until(condition: Callable[[], bool]) -> None:
 def _free_port() -> int:
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
         return server.server_address[1]
-
-
-def _cpu_s(pid: int) -> float:
-    """Add up the time on a CPU of every thread (proc_pid_schedstat, nanoseconds)."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def _memory(pid: int) -> str:
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
-    return f"RSS {kib['Rss'] / 1024:.1f} MiB, PSS {kib['Pss'] / 1024:.1f} MiB"
 
 
 def _cpu_ms(call: Callable[[], object]) -> float:

@@ -1,0 +1,48 @@
+"""A containerd for the tests of one module, and a new node on it for each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.containerd import node as nodes
+from tests.containerd.runtime import SUITE, ContainerdHost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.containerd.node import Node
+
+PATIENT_S = 20.0
+"""How long the runtime waits for a plugin: here only counts what it answers."""
+
+
+@contextmanager
+def containerd(suite: str = SUITE) -> Iterator[ContainerdHost]:
+    """Run the containerd of a Debian release until the block ends."""
+    folder = Path(tempfile.mkdtemp(prefix="cpl-", dir="/tmp"))
+    try:
+        with ContainerdHost(folder, suite=suite, nri_timeout_s=PATIENT_S) as host:
+            yield host
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ContainerdHost]:
+    with containerd() as host:
+        yield host
+
+
+@pytest.fixture
+def node(host: ContainerdHost) -> Iterator[Node]:
+    with nodes.node(host) as node:
+        yield node
+        # Of a test that failed, pytest shows it.
+        sys.stderr.write(node.log())
