@@ -157,16 +157,24 @@ def test_the_agent_sees_the_folders_that_it_uses_and_no_others(
     places = {mount["mountPath"]: mount.get("readOnly", False) for mount in mounts.values()}
 
     writes, reads = False, True
+    sockets = {str(socket.parent) for socket in (root.nri_socket, *root.cri_sockets)}
     assert places == {
         str(root.cgroup): writes,
         str(root.device_plugins): writes,
         str(root.podresources_socket.parent): reads,
         str(root.run): writes,
         str(root.state): writes,
+        **dict.fromkeys(sockets, reads),
     }
     assert {volume["hostPath"]["path"] for volume in volumes.values()} == {
         str(Path("/") / Path(place).relative_to(taken.host_root)) for place in places
     }
+    # The pod starts on a node of another runtime, and where NRI is off.
+    assert {
+        volume["hostPath"]["path"]
+        for volume in volumes.values()
+        if volume["hostPath"]["type"] == "DirectoryOrCreate"
+    } == {str(root.run), str(root.state), *sockets}
     assert not any("subPath" in mount for mount in (config, *mounts.values()))
     assert config["mountPath"] == str(taken.config)
     assert set(pools) == {"name", "configMap"}
