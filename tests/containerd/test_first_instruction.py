@@ -11,11 +11,15 @@ import pytest
 from tests.containerd import cri_pb2 as pb
 from tests.containerd.node import BURST, at_once
 from tests.containerd.pods import Kind
+from tests.vm.machine import TIMEOUT_S
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.containerd.node import Node
     from tests.containerd.pods import Hosted
+
+# The first may have to get containerd from a slow mirror.
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 CONTAINERS = 100
 LIVES = 3

@@ -116,7 +116,7 @@ class _Apt:
         """Unpack into `folder`/tree."""
         try:
             self._ran("apt-get", "download", *packages, within=folder)
-        except subprocess.CalledProcessError:
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             self._index()  # the mirror has newer ones by now
             self.run("apt-get", "download", *packages, within=folder)
         for archive in folder.glob("*.deb"):
@@ -127,7 +127,7 @@ class _Apt:
         try:
             return self._ran(*command, within=within)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            lines = str(error.stderr or error).splitlines()
+            lines = str(error.stderr or error).splitlines() or [""]
             said = next((line for line in lines if line.startswith("E:")), lines[-1])
             pytest.skip(
                 f"{' '.join(command[:2])} for Debian's {self._suite} failed: {said}; "
