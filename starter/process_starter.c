@@ -13,6 +13,8 @@
  * CPUS is 0 for these two). WORDS counts the words of its command. All but the last are children,
  * the last takes the starter's place.
  *
+ * One file of some length: it is one static program, whose parts share what the arguments said.
+ *
  * CPUPOOL_START_TIMEOUT says how many seconds the CPUs are waited for, 30 where it is not set.
  *
  * Exit status: 125 where the starter itself fails, 126 where a command cannot be run, 127 where it
