@@ -30,6 +30,7 @@ from cpupool.https.certificates import Held
 from cpupool.kube.client import APIError, APIServer
 from cpupool.roles.certificates import TRIES, CertificateKeeper, Installed, NotInstalled
 from tests.apiserver import FakeAPIServer
+from tests.processes import Process
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -529,18 +530,8 @@ def test_outside_a_cluster_the_api_server_must_be_named(
 
 @contextmanager
 def watching(server: FakeAPIServer) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    process = subprocess.Popen(command(server, "--watch"), stderr=subprocess.PIPE, text=True)
-    lines: list[str] = []
-    collector = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
-    collector.start()
-    try:
-        yield process, lines
-    finally:
-        process.kill()
-        process.wait(DEADLINE_S)
-        collector.join(DEADLINE_S)
-        assert process.stderr
-        process.stderr.close()
+    with Process(*command(server, "--watch")).collecting() as started:
+        yield started.process, started.lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
