@@ -99,6 +99,10 @@ class RegisteringKubelet(RegistrationServicer):
         with self._lock:
             self._channels.pop(resource).close()
 
+    def listening(self) -> bool:
+        """Tell whether a stream is open."""
+        return any(listener.is_alive() for listener in self._listeners)
+
     def names(self) -> list[str]:
         return sorted(request.resource_name for request in self.registered)
 

@@ -258,6 +258,9 @@ class DeviceManager:
         # Asked once more: another kubelet may have come since this look began.
         kubelet = _identity(self._kubelet_socket)
         if kubelet is not None and kubelet == plugin.kubelet:
+            if not self._is_advertised(plugin):
+                # The stream has ended with the pool; the next look stops the plugin.
+                return
             log.warning("kubelet stopped listening", resource=plugin.resource)
             plugin.kubelet = None
         register(
@@ -270,6 +273,10 @@ class DeviceManager:
         plugin.due_s = time.monotonic() + _DIAL_S
         self._metrics.registered(plugin.resource)
         log.info("device plugin registered", resource=plugin.resource)
+
+    def _is_advertised(self, plugin: _Plugin) -> bool:
+        resource = self._manager.names.resource
+        return any(resource(pool.name) == plugin.resource for pool in self._manager.advertised())
 
     def _missing(self) -> str:
         """Say what keeps the kubelet from knowing and watching every pool; empty where nothing."""

@@ -26,7 +26,7 @@ from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.machines import WrittenMachine
@@ -65,10 +65,11 @@ class Node:
             metrics=self.metrics,
             health=self.health,
             kubelet_changed=self._kubelet_changed,
-            ready=lambda: self.ready,
+            ready=self._is_ready,
             look_s=look_s,
         )
         self.ready = True
+        self.during_a_look: Callable[[], None] = lambda: None
         self.kubelets = 0
 
     @contextmanager
@@ -86,6 +87,10 @@ class Node:
 
     def _kubelet_changed(self) -> None:
         self.kubelets += 1
+
+    def _is_ready(self) -> bool:
+        self.during_a_look()
+        return self.ready
 
     def sockets(self) -> set[str]:
         return {path.name for path in self.root.device_plugins.iterdir()}
@@ -422,6 +427,26 @@ def test_a_pool_that_is_gone_is_served_until_no_pod_holds_anything_of_it(node: N
         node.manager.set_pods([])
         eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
     assert node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED]
+
+
+def test_a_pool_that_goes_while_the_role_looks_is_not_registered_again(node: Node) -> None:
+    node.kubelet.start()
+    with node.running():
+        node.wait_for_lists(1)
+        eventually(lambda: node.health.ready().ok, "the kubelet listens")
+        gone = threading.Event()
+
+        def go() -> None:
+            # The pools of this look have been read; their streams end before it comes to them.
+            if not gone.is_set():
+                node.manager.reconfigure(NodePools(), node.machine.topology())
+                eventually(lambda: not node.kubelet.listening(), "every stream ends")
+                gone.set()
+
+        node.during_a_look = go
+        eventually(gone.is_set, "a look")
+        eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
+    assert node.kubelet.names() == [EXCLUSIVE, SHARED]
 
 
 def test_what_pods_hold_is_served_with_the_starter_before_the_pools_are_known(folder: Path) -> None:
