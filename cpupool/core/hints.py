@@ -1,0 +1,291 @@
+"""Topology hints: on which NUMA nodes a resource could lie, and where all of a pod's should.
+
+Each resource offers sets of NUMA nodes that could serve a request, and the Topology Manager picks
+one set for all of them (KEP-693). The answers are those of the kubelet 1.36: generation as
+`generateCPUTopologyHints` in pkg/kubelet/cm/cpumanager/policy_static.go, merging as
+pkg/kubelet/cm/topologymanager/policy.go and numa_info.go. The kubelet walks through every subset
+of nodes and every combination of hints, and so refuses machines with more than eight nodes by
+default; here the work is bounded, and an answer tells whether the bound was met.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+_MOST_HINTS: Final = 2**9 - 1
+"""How many hints one resource offers at most: all subsets of nine nodes."""
+
+_MOST_STEPS: Final = 2**18
+"""How many intersections one more resource may take, and how many distances are added up.
+
+Complete offers never take as many.
+"""
+
+_FEW_STEPS: Final = 2**14
+"""How many it takes where the answer cannot be proven."""
+
+
+_ANY: Final = -1
+"""The mask of a hint without nodes; as the number -1 has every bit, it takes none away."""
+
+
+class TopologyPolicy(Enum):
+    """What the Topology Manager demands of a pod's resources."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyHint:
+    """A set of NUMA nodes.
+
+    Attributes:
+        nodes: their ids; None where any will do.
+        preferred: whether the nodes are as good as the machine allows.
+    """
+
+    nodes: frozenset[int] | None
+    preferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one resource could be served from.
+
+    Attributes:
+        hints: by number of nodes, then in lexical order.
+        complete: whether these are all; False where the machine has too many nodes for that.
+    """
+
+    hints: tuple[TopologyHint, ...]
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Where all of a pod's resources should lie.
+
+    Attributes:
+        hint: the nodes.
+        admit: whether the policy lets the pod in.
+        proven: whether no better set exists; False where there were too many to look at all.
+    """
+
+    hint: TopologyHint
+    admit: bool
+    proven: bool = True
+
+
+def generate(
+    request: int,
+    capacity: Mapping[int, int],
+    available: Mapping[int, int],
+    required: Collection[int] = (),
+    sockets: Mapping[int, Collection[int]] | None = None,
+) -> Offer:
+    """Offer all sets of NUMA nodes that could serve a request, the narrowest first.
+
+    Sets as narrow as an idle machine would allow are preferred. On a machine with more than nine
+    nodes the wider sets are left out at some point, the one with all nodes never.
+
+    Args:
+        request: how many are asked for: CPUs, devices.
+        capacity: node → how many it has; all nodes.
+        available: node → how many of them can be had now; nodes with none may be missing.
+        required: nodes that every set must hold, because the pod has something there already.
+        sockets: node → its sockets, to prefer sets on the fewest sockets, too (align-by-socket).
+    """
+    narrowest = _narrowest(request, capacity)
+    sockets = sockets or {}
+    fewest = _fewest_sockets(narrowest, sockets)
+    others = [node for node in sorted(capacity) if node not in required]
+    free = [available.get(node, 0) for node in others]
+    missing = request - sum(available.get(node, 0) for node in required)
+    most = _most(free)
+    few = 2 ** len(capacity) - 1 <= _MOST_HINTS
+    hints: list[TopologyHint] = []
+    complete = True
+    for size in range(max(1, len(required)), len(capacity) + 1):
+        # Each size leaves room for wider sets; of the widest there is only one.
+        room = _MOST_HINTS - len(hints)
+        share = room if few or size == len(capacity) else room // 2
+        chosen = list(islice(_chosen(free, most, size - len(required), missing), share + 1))
+        complete &= len(chosen) <= share
+        for indices in chosen[:share]:
+            nodes = frozenset(others[index] for index in indices).union(required)
+            touched = {socket for node in nodes for socket in sockets.get(node, ())}
+            hints.append(TopologyHint(nodes, size == narrowest or len(touched) == fewest))
+    return Offer(tuple(hints), complete)
+
+
+def _narrowest(request: int, capacity: Mapping[int, int]) -> int:
+    """Count the nodes that the request would take on an idle machine."""
+    held = accumulate(sorted(capacity.values(), reverse=True))
+    return next((size for size, sum_ in enumerate(held, 1) if sum_ >= request), len(capacity))
+
+
+def _fewest_sockets(narrowest: int, sockets: Mapping[int, Collection[int]]) -> int | None:
+    """Count the sockets that so many nodes take; None where sockets do not matter."""
+    nodes_per_socket = len(sockets) // (len(set().union(*sockets.values())) or 1)
+    return -(-narrowest // nodes_per_socket) if nodes_per_socket else None
+
+
+def _most(free: Sequence[int]) -> list[list[int]]:
+    """Tell for each start and k what the best k of `free[start:]` have together."""
+    return [
+        list(accumulate(sorted(free[start:], reverse=True), initial=0))
+        for start in range(len(free) + 1)
+    ]
+
+
+def _chosen(
+    free: Sequence[int], most: Sequence[Sequence[int]], size: int, missing: int
+) -> Iterator[tuple[int, ...]]:
+    """Choose `size` of the indices that have `missing` free together, in lexical order."""
+    ahead: list[tuple[tuple[int, ...], int, int]] = [((), 0, missing)]
+    while ahead:
+        chosen, start, lacking = ahead.pop()
+        more = size - len(chosen)
+        # `most` keeps the walk off every dead end, so it takes few steps for each answer.
+        if more >= len(most[start]) or most[start][more] < lacking:
+            continue
+        if more == 0:
+            yield chosen
+            continue
+        ahead.append((chosen, start + 1, lacking))
+        ahead.append(((*chosen, start), start + 1, lacking - free[start]))
+
+
+def merge(
+    policy: TopologyPolicy,
+    nodes: Collection[int],
+    offers: Iterable[Sequence[TopologyHint] | None],
+    distances: Mapping[int, Sequence[int]] | None = None,
+) -> Merged:
+    """Choose one set of NUMA nodes for all resources: one hint of each, and what they share.
+
+    Best is a set that every resource prefers as it is: the narrowest. Without one it is what some
+    hints share: as many nodes as the most demanding resource needs, or nearly. Among sets of one
+    size the closest nodes win if distances are given, then the lowest.
+
+    Args:
+        policy: what the node demands.
+        nodes: all NUMA nodes of the machine.
+        offers: one per resource; None where it does not care, empty where it cannot be served.
+        distances: node → its distances to all nodes in ascending order of their ids, for the
+            option prefer-closest-numa-nodes.
+    """
+    if policy is TopologyPolicy.NONE:
+        return Merged(TopologyHint(None, preferred=False), admit=True)
+    single = policy is TopologyPolicy.SINGLE_NUMA_NODE
+    listed = [_listed(offer, single=single) for offer in offers]
+    # A set of nodes is a number with a bit for each: `&` is what two share, and less is lower.
+    order = sorted(set(nodes).union(*(hint.nodes or () for hints in listed for hint in hints)))
+    bits = {node: 1 << index for index, node in enumerate(order)}
+    everything = _mask(frozenset(nodes), bits)
+    wished = [{_mask(hint.nodes, bits) for hint in hints if hint.preferred} for hints in listed]
+    possible = [{_mask(hint.nodes, bits) for hint in hints} for hints in listed]
+
+    candidates, proven = {mask & everything for mask in _agreed(wished)} - {0}, True
+    preferred, demand = bool(candidates), 0
+    if not preferred:
+        candidates, proven = _shared(possible, everything)
+        demand = max(map(_least, possible), default=0)
+    tied = _best_sized(candidates, demand) or {everything}
+    if distances is not None and not single:
+        room = 1 + _MOST_STEPS // (1 + min(tied).bit_count() ** 2)
+        proven &= len(tied) <= room
+        tied = _closest(sorted(tied)[:room], order, distances)
+    best = min(tied)
+    chosen = None if single and best == everything else frozenset(_nodes(best, order))
+    admit = preferred or policy is TopologyPolicy.BEST_EFFORT
+    return Merged(TopologyHint(chosen, preferred), admit, proven)
+
+
+def _listed(offer: Sequence[TopologyHint] | None, *, single: bool) -> Sequence[TopologyHint]:
+    """Put a hint without nodes for no offer, and leave to single-numa-node what it accepts."""
+    hints = offer or [TopologyHint(None, preferred=offer is None)]
+    if not single:
+        return hints
+    return [
+        hint for hint in hints if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)
+    ]
+
+
+def _mask(nodes: frozenset[int] | None, bits: Mapping[int, int]) -> int:
+    return _ANY if nodes is None else sum(bits[node] for node in nodes)
+
+
+def _nodes(mask: int, order: Sequence[int]) -> list[int]:
+    return [node for index, node in enumerate(order) if mask >> index & 1]
+
+
+def _agreed(wished: Sequence[AbstractSet[int]]) -> set[int]:
+    """Give the masks that each resource prefers, or has no wish against."""
+    return {
+        mask
+        for mask in {_ANY}.union(*wished)
+        if all(mask in masks or _ANY in masks for masks in wished)
+    }
+
+
+def _shared(possible: Sequence[AbstractSet[int]], everything: int) -> tuple[set[int], bool]:
+    """Give what one hint of each resource share, but for nothing; and whether this is all.
+
+    Many combinations share the same few nodes, so these are counted once, resource by resource.
+    """
+    reached, complete = {everything}, True
+    for masks in sorted(possible, key=lambda masks: (len(masks), sorted(masks))):
+        if len(reached) * len(masks) > _MOST_STEPS:
+            complete = False
+            reached = _widest(reached, 1 + _FEW_STEPS // len(masks))
+        reached = {before & mask for before in reached for mask in masks} - {0}
+    return reached, complete
+
+
+def _widest(masks: AbstractSet[int], count: int) -> set[int]:
+    """Give the masks that share the most with others still to come."""
+    least = sorted(map(int.bit_count, masks), reverse=True)[:count][-1]
+    wide = sorted(mask for mask in masks if mask.bit_count() >= least)
+    return set(sorted(wide, key=int.bit_count, reverse=True)[:count])
+
+
+def _least(masks: AbstractSet[int]) -> int:
+    """Count the nodes of the narrowest mask."""
+    return min((mask.bit_count() for mask in masks if mask != _ANY), default=0)
+
+
+def _best_sized(masks: AbstractSet[int], demand: int) -> set[int]:
+    """Give the masks with `demand` nodes, else those with as few less, else as few more."""
+
+    def rank(mask: int) -> tuple[bool, int]:
+        size = mask.bit_count()
+        return (True, size) if size > demand else (False, -size)
+
+    best = min(map(rank, masks), default=None)
+    return {mask for mask in masks if rank(mask) == best}
+
+
+def _closest(
+    masks: Collection[int], order: Sequence[int], distances: Mapping[int, Sequence[int]]
+) -> set[int]:
+    """Give the masks, all of one size, whose nodes are closest to each other on average."""
+    column = {node: index for index, node in enumerate(sorted(distances))}
+
+    def total(mask: int) -> int:
+        nodes = _nodes(mask, order)
+        return sum(distances[one][column[other]] for one in nodes for other in nodes)
+
+    totals = {mask: total(mask) for mask in masks}
+    least = min(totals.values())
+    return {mask for mask, distance in totals.items() if distance == least}

@@ -1,0 +1,293 @@
+"""The kubelet's static CPU Manager policy: exclusive CPUs for containers that ask for whole ones.
+
+A node's life is a chain of values: each allocation and removal makes the next state. The answers
+are those of the kubelet 1.36, pkg/kubelet/cm/cpumanager/policy_static.go and policy_options.go
+(KEP-3570; the options KEP-2625, 2902, 3327, 4176, 4540 and 4800), but that no CPU is ever given
+away that is not free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, Problem, SMTAlignmentError, refuse_errors
+from cpupool.core.hints import Offer, TopologyPolicy, generate
+from cpupool.policies.accumulator import Taken, take_distributed, take_packed
+from cpupool.policies.layout import Layout, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+_WORDS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "False", "FALSE"), False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOptions:
+    """The policy's options, called as in the kubelet's `cpuManagerPolicyOptions`.
+
+    Attributes:
+        full_pcpus_only: only whole cores are given away.
+        distribute_cpus_across_numa: a container that needs several NUMA nodes gets the same number
+            of CPUs on each.
+        align_by_socket: all NUMA nodes of a socket are as good as one.
+        distribute_cpus_across_cores: each CPU of a container lies on a core of its own, if it can.
+        strict_cpu_reservation: the shared pool does not run on reserved CPUs either.
+        prefer_align_cpus_by_uncorecache: a container lies behind the fewest uncore caches.
+    """
+
+    full_pcpus_only: bool = False
+    distribute_cpus_across_numa: bool = False
+    align_by_socket: bool = False
+    distribute_cpus_across_cores: bool = False
+    strict_cpu_reservation: bool = False
+    prefer_align_cpus_by_uncorecache: bool = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Read the kubelet's option map.
+
+        Raises:
+            ConfigError: with every option that is unknown or neither true nor false.
+        """
+        known = {_written(one.name): one.name for one in fields(cls)}
+        problems = [
+            Problem("the static policy has no such option", f"use {', '.join(known)}", path=name)
+            if name not in known
+            else Problem(f"{value!r} is not a truth value", "write true or false", path=name)
+            for name, value in options.items()
+            if name not in known or value not in _WORDS
+        ]
+        refuse_errors(problems)
+        return cls(**{known[name]: _WORDS[value] for name, value in options.items()})
+
+
+def _written(name: str) -> str:
+    return name.replace("_", "-")
+
+
+_CONFLICTS: Final = (
+    ("full_pcpus_only", "distribute_cpus_across_cores"),
+    ("distribute_cpus_across_numa", "distribute_cpus_across_cores"),
+    ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_cores"),
+    ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_numa"),
+)
+
+
+class Owner(NamedTuple):
+    """A container: its pod's UID and its name."""
+
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Who has which CPUs at one moment.
+
+    Attributes:
+        shared: CPUs that are nobody's own; reserved ones are among them unless the reservation is
+            strict.
+        assigned: the containers with CPUs of their own.
+        reusing: the pod that was served last.
+        reusable: what its init containers leave to its other containers.
+    """
+
+    shared: CPUSet
+    assigned: Mapping[Owner, CPUSet] = field(default_factory=dict)
+    reusing: str = ""
+    reusable: CPUSet = field(default_factory=CPUSet)
+
+    def reusable_by(self, pod: str) -> CPUSet:
+        """Give the CPUs that a container of this pod may take over from its init containers."""
+        return self.reusable if pod == self.reusing else CPUSet()
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPolicy:
+    """The policy on one machine.
+
+    Attributes:
+        layout: the machine.
+        options: what the admin set.
+        reserved: CPUs that no container owns.
+    """
+
+    layout: Layout
+    options: StaticOptions
+    reserved: CPUSet
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        options: StaticOptions,
+        reserved: CPUSet | int,
+        topology_policy: TopologyPolicy = TopologyPolicy.NONE,
+    ) -> Self:
+        """Set the policy up.
+
+        Args:
+            layout: the machine.
+            options: what the admin set.
+            reserved: CPUs that no container may own, or how many to choose for that.
+            topology_policy: what the node's Topology Manager demands.
+
+        Raises:
+            ConfigError: options that do not go together, or do not suit the machine, or reserved
+                CPUs that it does not have.
+            NotEnoughCPUs: more CPUs to be reserved than there are.
+        """
+        refuse_errors(_problems(layout, options, topology_policy))
+        if isinstance(reserved, int):
+            return cls(layout, options, _take(layout, options, layout.cpus, reserved).cpus)
+        if missing := reserved - layout.cpus:
+            what = f"CPUs {missing} are not on this machine"
+            raise ConfigError([Problem(what, "reserve others", path="reserved", cpus=missing)])
+        return cls(layout, options, reserved)
+
+    def start(self) -> NodeState:
+        """Give the state of a node without containers."""
+        strict = self.options.strict_cpu_reservation
+        return NodeState(self.layout.cpus - self.reserved if strict else self.layout.cpus)
+
+    def hints(self, state: NodeState, owner: Owner, count: int) -> Offer:
+        """Offer the NUMA nodes on which a container's CPUs could lie.
+
+        A container that has its CPUs already is offered where they are, or nothing if it asks for
+        another number of them.
+        """
+        by_socket = self.options.align_by_socket
+        held = state.assigned.get(owner)
+        if held is None:
+            free, reusable = state.shared - self.reserved, state.reusable_by(owner.pod)
+            return topology_hints(self.layout, count, free, reusable, align_by_socket=by_socket)
+        if len(held) != count:
+            return Offer(())
+        return topology_hints(self.layout, count, held, CPUSet(), align_by_socket=by_socket)
+
+    def allocate(
+        self,
+        state: NodeState,
+        owner: Owner,
+        count: int,
+        *,
+        init: bool = False,
+        nodes: Collection[int] | None = None,
+    ) -> tuple[NodeState, Taken]:
+        """Give a container CPUs of its own; one that has some keeps them.
+
+        Args:
+            state: who has which CPUs.
+            owner: the container.
+            count: how many it asks for; at least one.
+            init: whether it ends before the pod's other containers start, and so leaves its CPUs
+                to them; not a sidecar.
+            nodes: the Topology Manager's choice of NUMA nodes, which are used first; None for any.
+
+        Raises:
+            SMTAlignmentError: whole cores are promised and cannot be had.
+            NotEnoughCPUs: fewer are free.
+        """
+        if self.options.full_pcpus_only:
+            self._refuse_parts_of_cores(state, count)
+        reusable = state.reusable_by(owner.pod)
+        if owner in state.assigned:
+            taken = Taken(state.assigned[owner])
+        else:
+            taken = self._choose(state.shared - self.reserved | reusable, count, nodes)
+        after = NodeState(
+            shared=state.shared - taken.cpus,
+            assigned={**state.assigned, owner: taken.cpus},
+            reusing=owner.pod,
+            reusable=reusable | taken.cpus if init else reusable - taken.cpus,
+        )
+        return after, taken
+
+    def remove(self, state: NodeState, owner: Owner) -> NodeState:
+        """Take a container's CPUs back, but for those that others of its pod have taken over."""
+        assigned = {one: cpus for one, cpus in state.assigned.items() if one != owner}
+        freed = state.assigned.get(owner, CPUSet()) - CPUSet.union(assigned.values())
+        return replace(state, shared=state.shared | freed, assigned=assigned)
+
+    def _refuse_parts_of_cores(self, state: NodeState, count: int) -> None:
+        size = self.layout.usual(Level.CORE)
+        if count % size:
+            raise SMTAlignmentError(count, size)
+        # A core with a reserved CPU is not whole for anybody. What a pod's init containers leave
+        # is not counted either, so a container may be refused that could run on those.
+        cores = self.layout.groups[Level.CORE].values()
+        partly_reserved = CPUSet.union(core for core in cores if not core.isdisjoint(self.reserved))
+        whole = len(state.shared - partly_reserved)
+        if count > whole:
+            raise SMTAlignmentError(count, size, whole)
+
+    def _choose(self, free: CPUSet, count: int, nodes: Collection[int] | None) -> Taken:
+        near = Taken(CPUSet())
+        if nodes is not None:
+            around = free & self._around(nodes)
+            near = _take(self.layout, self.options, around, min(count, len(around)))
+        rest = _take(self.layout, self.options, free - near.cpus, count - len(near.cpus))
+        return Taken(near.cpus | rest.cpus, near.proven and rest.proven)
+
+    def _around(self, nodes: Collection[int]) -> CPUSet:
+        by_node = self.layout.groups[Level.NODE]
+        cpus = CPUSet.union(by_node.get(node, CPUSet()) for node in nodes)
+        if not self.options.align_by_socket:
+            return cpus
+        sockets = self.layout.groups[Level.SOCKET].values()
+        return CPUSet.union(socket for socket in sockets if not socket.isdisjoint(cpus))
+
+
+def topology_hints(
+    layout: Layout, count: int, available: CPUSet, reusable: CPUSet, *, align_by_socket: bool
+) -> Offer:
+    """Offer the NUMA nodes that could give `count` CPUs.
+
+    Args:
+        layout: the machine.
+        count: how many CPUs are asked for.
+        available: CPUs that are free.
+        reusable: CPUs that the pod has already and would take over; every hint covers them.
+        align_by_socket: whether the nodes of a socket are as good as one.
+    """
+    nodes = layout.groups[Level.NODE]
+    sockets = {node: {layout.places[cpu].socket for cpu in cpus} for node, cpus in nodes.items()}
+    return generate(
+        count,
+        {node: len(cpus) for node, cpus in nodes.items()},
+        {node: len(cpus & available) + len(cpus & reusable) for node, cpus in nodes.items()},
+        required=[node for node, cpus in nodes.items() if not cpus.isdisjoint(reusable)],
+        sockets=sockets if align_by_socket else None,
+    )
+
+
+def _take(layout: Layout, options: StaticOptions, available: CPUSet, count: int) -> Taken:
+    spread = options.distribute_cpus_across_cores
+    if options.distribute_cpus_across_numa:
+        group = layout.usual(Level.CORE) if options.full_pcpus_only else 1
+        return take_distributed(layout, available, count, group=group, spread=spread)
+    by_uncore = options.prefer_align_cpus_by_uncorecache
+    return take_packed(layout, available, count, spread=spread, by_uncore=by_uncore)
+
+
+def _problems(
+    layout: Layout, options: StaticOptions, topology_policy: TopologyPolicy
+) -> Iterator[Problem]:
+    for one, other in _CONFLICTS:
+        if getattr(options, one) and getattr(options, other):
+            what = f"{_written(one)} and {_written(other)} contradict each other"
+            yield Problem(what, "choose one of them", path=_written(other))
+    if options.align_by_socket:
+        path = _written("align_by_socket")
+        if topology_policy is TopologyPolicy.SINGLE_NUMA_NODE:
+            what = "the Topology Manager demands a single NUMA node, not a socket"
+            yield Problem(what, f"turn {path} off, or choose another policy", path=path)
+        sockets, nodes = len(layout.groups[Level.SOCKET]), len(layout.groups[Level.NODE])
+        if sockets > nodes:
+            what = f"the machine has {sockets} sockets and only {nodes} NUMA nodes"
+            yield Problem(what, f"turn {path} off", path=path)

@@ -1,0 +1,123 @@
+"""What a suite says of a case, and the reading of the recordings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.policies.layout import Layout, Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPOLOGIES: Final = "topologies.jsonl.gz"
+
+
+class Verdict(Enum):
+    """How cpupool's answer to a case compares with the recorded one.
+
+    HANG, UNSAFE, WRONG_SIZE and PANIC name what the recorded program did wrong; cpupool's answer
+    to such a case is lawful, or a clear error. NOALIAS is equal to `result_noalias`.
+    """
+
+    EQUAL = "equal"
+    HANG = "hang"
+    UNSAFE = "unsafe"
+    WRONG_SIZE = "wrong size"
+    PANIC = "panic"
+    NOALIAS = "noalias"
+    DIFFERENT = "different"
+
+
+class BrokenRecording(Exception):
+    """A folder, a file or a line that is no recording."""
+
+
+class Case(dict[str, Any]):
+    """One line of a recording, or an object within it."""
+
+    def __missing__(self, key: str) -> Any:
+        raise BrokenRecording(f"there is no {key!r}")
+
+
+class _Machines(dict[str, Layout]):
+    def __missing__(self, name: str) -> Layout:
+        raise BrokenRecording(f"machine {name!r} is not in {TOPOLOGIES}")
+
+
+Machines = Mapping[str, Layout]
+Suite = Callable[[Case, Machines], tuple[Verdict, str]]
+"""Judges one case; the text tells the difference, where there is one."""
+
+
+def read_cases(file: Path) -> Iterator[tuple[str, Case]]:
+    """Give each line's place and object.
+
+    Raises:
+        BrokenRecording: the file cannot be read, or a line is no JSON object.
+    """
+    where = str(file)
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{file}:{number}"
+                case = json.loads(line, object_pairs_hook=Case)
+                if not isinstance(case, Case):
+                    raise BrokenRecording(f"{where}: is no JSON object")
+                yield where, case
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BrokenRecording(f"{where}: {error}") from error
+
+
+def read_machines(folder: Path) -> Machines:
+    """Read a folder's machines: name → layout; a folder may have none.
+
+    A row is CPU, core, socket, NUMA node and, in the kubelet's recordings only, L3 group.
+
+    Raises:
+        BrokenRecording: as `read_cases`, or a machine's rows are none.
+    """
+    machines = _Machines()
+    if not (folder / TOPOLOGIES).exists():
+        return machines
+    for where, case in read_cases(folder / TOPOLOGIES):
+        try:
+            machines[case["id"]] = Layout.of(
+                {
+                    cpu: Place(core, socket, node, *(cache or [socket]))
+                    for cpu, core, socket, node, *cache in case["cpus"]
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise BrokenRecording(f"{where}: {error}") from error
+    return machines
+
+
+_FLAWS: Final[Mapping[str, Verdict]] = {
+    "hang": Verdict.HANG,
+    "unsafe": Verdict.UNSAFE,
+    "wrong_size": Verdict.WRONG_SIZE,
+}
+
+
+def judge_taken(case: Case, taken: CPUSet | None) -> tuple[Verdict, str]:
+    """Compare CPUs that were taken, None for a refusal, with what the case records."""
+    flaw = next((flaw for key, flaw in _FLAWS.items() if case.get(key)), None)
+    if case.get("error", "").startswith("PANIC"):
+        flaw = Verdict.PANIC
+    if flaw is not None:
+        lawful = taken is None or (len(taken) == case["n"] and taken <= CPUSet.parse(case["avail"]))
+        return (flaw, "") if lawful else (Verdict.DIFFERENT, f"{taken} is not lawful")
+    noalias: str | None = case.get("result_noalias")
+    recorded: str | None = case.get("result") if noalias is None else noalias
+    if recorded is None or recorded.startswith("error:"):
+        recorded = "error"
+    given = "error" if taken is None else str(taken)
+    if given != recorded:
+        return Verdict.DIFFERENT, f"{given} instead of {recorded}"
+    return (Verdict.EQUAL if noalias is None else Verdict.NOALIAS), ""

@@ -1,0 +1,160 @@
+"""cpupool chooses as the kubelet and Koordinator do: every recorded case, and the runner itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conformance.oracle.__main__ import main, run_file
+from tests.conformance.oracle.verdicts import TOPOLOGIES, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+MACHINE: dict[str, Any] = {"id": "m", "cpus": [[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]]}
+CASE: dict[str, Any] = {
+    "topo": "m",
+    "fn": "packed",
+    "avail": "0-1",
+    "n": 1,
+    "sort": "packed",
+    "uncore": False,
+}
+
+
+RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
+    "kubelet_oracle/take_by_topology.jsonl.gz": {
+        Verdict.EQUAL: 3243,
+        Verdict.NOALIAS: 25,
+        Verdict.HANG: 10,
+        Verdict.UNSAFE: 40,
+    },
+    "kubelet_oracle/cpu_hints.jsonl.gz": {Verdict.EQUAL: 810, Verdict.PANIC: 12},
+    "kubelet_oracle/static_policy.jsonl.gz": {
+        Verdict.EQUAL: 369,
+        Verdict.NOALIAS: 2,
+        Verdict.UNSAFE: 11,
+        Verdict.PANIC: 4,
+    },
+    "kubelet_oracle/topology_merge.jsonl.gz": {Verdict.EQUAL: 500},
+    "koordinator_oracle/take_cpus.jsonl.gz": {Verdict.EQUAL: 1099, Verdict.WRONG_SIZE: 1},
+}
+
+
+@pytest.mark.parametrize("file", RECORDINGS)
+def test_every_recorded_answer_is_given(file: str) -> None:
+    outcome = run_file(DATA / file)
+
+    assert outcome.differences == []
+    assert outcome.verdicts == RECORDINGS[file]
+
+
+def test_every_recording_is_tested_here() -> None:
+    files = {str(path.relative_to(DATA)) for path in DATA.glob("*_oracle/*.jsonl.gz")}
+
+    assert {file for file in files if not file.endswith(TOPOLOGIES)} == set(RECORDINGS)
+
+
+def record(
+    folder: Path, *cases: Mapping[str, Any] | str, name: str = "take_by_topology.jsonl.gz"
+) -> None:
+    """Write a recording of one machine."""
+    lines = [case if isinstance(case, str) else json.dumps(case) for case in cases]
+    (folder / TOPOLOGIES).write_bytes(gzip.compress(json.dumps(MACHINE).encode()))
+    (folder / name).write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_a_folder_without_differences_is_a_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, CASE | {"result": "0"}, CASE | {"n": 3, "error": "not enough"})
+
+    assert main([str(tmp_path)]) == 0
+
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["file", "cases", "equal"]
+    assert line.split()[:3] == ["take_by_topology.jsonl.gz", "2", "2"]
+
+
+def test_a_difference_is_listed_and_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, CASE | {"result": "0"}, CASE | {"result": "1"})
+
+    assert main([str(tmp_path)]) == 1
+
+    assert capsys.readouterr().out.splitlines()[-1].endswith(".gz:2: 0 instead of 1")
+
+
+@pytest.mark.parametrize(
+    ("flaw", "verdict"),
+    [
+        ({"hang": True}, "hang"),
+        ({"result": "7", "unsafe": "7"}, "unsafe"),
+        ({"result": "0-1", "wrong_size": True}, "wrong size"),
+        ({"error": "PANIC: runtime error"}, "panic"),
+        ({"result": "1", "result_noalias": "0"}, "noalias"),
+    ],
+)
+def test_what_the_recorded_program_did_wrong_is_an_exception(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flaw: Mapping[str, Any], verdict: str
+) -> None:
+    record(tmp_path, {**CASE, **flaw})
+
+    assert main([str(tmp_path), "--json"]) == 0
+
+    (outcome,) = json.loads(capsys.readouterr().out)
+    assert outcome["cases"] == 1
+    assert outcome["equal"] == outcome["different"] == 0
+    assert {kind for kind, count in outcome["excepted"].items() if count} == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("case", "complaint"),
+    [
+        ("{", ":1: Expecting property name"),
+        ("[]", ":1: is no JSON object"),
+        ({"topo": "m"}, ":1: there is no 'avail'"),
+        (CASE | {"topo": "other", "result": "0"}, ":1: machine 'other' is not in topologies"),
+        (CASE | {"avail": "x", "result": "0"}, ":1: 'x' is not a CPU list"),
+        (CASE | {"n": "1", "result": "0"}, ":1: cannot be judged: TypeError: "),
+        (CASE | {"result": 0}, ":1: cannot be judged: AttributeError: "),
+        ("", "take_by_topology.jsonl.gz: has no cases"),
+    ],
+)
+def test_a_line_that_is_no_case_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: Mapping[str, Any] | str,
+    complaint: str,
+) -> None:
+    record(tmp_path, case)
+
+    assert main([str(tmp_path)]) == 2
+
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.count("\n") == 1
+    assert complaint in written.err
+
+
+def test_files_that_are_no_recordings_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: is no folder with recordings" in capsys.readouterr().err
+
+    record(tmp_path, CASE, name="other.jsonl.gz")
+    assert main([str(tmp_path)]) == 2
+    assert "other.jsonl.gz: no suite knows this file" in capsys.readouterr().err
+
+    (tmp_path / "other.jsonl.gz").rename(tmp_path / "take_by_topology.jsonl.gz")
+    (tmp_path / TOPOLOGIES).write_bytes(b"no gzip")
+    assert main([str(tmp_path)]) == 2
+    assert f"{TOPOLOGIES}: Not a gzipped file" in capsys.readouterr().err
