@@ -18,7 +18,7 @@ from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource
-from cpupool.manager.usage import usage
+from cpupool.manager.usage import fragmentation, usage
 from cpupool.manager.ways import Way, Ways
 from cpupool.roles import configurator, cpusetter, device_manager, nri_plugin
 from cpupool.roles.configurator import Configurator
@@ -337,7 +337,14 @@ class Agent:
                 way = self._ways.node
                 self._metrics.enforced_by(way.value, [one.value for one in Way])
                 self._measure(facts)
-                self._status.publish(facts, resolution, swept.found, swept.waiting_for, way)
+                self._status.publish(
+                    facts,
+                    resolution,
+                    swept.found,
+                    swept.waiting_for,
+                    way,
+                    choices=self.manager.choices(),
+                )
             stop.wait(_TELL_S)
 
     def _measure(self, facts: NodeFacts) -> None:
@@ -355,3 +362,5 @@ class Agent:
                 offline=pool.offline,
                 draining=pool.draining,
             )
+        for name, scores in fragmentation(facts).items():
+            self._metrics.fragmentation(name, scores)

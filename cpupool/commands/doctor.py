@@ -29,7 +29,8 @@ from cpupool.core.errors import (
     refuse_errors,
 )
 from cpupool.core.names import STARTER
-from cpupool.core.pools import PoolKind, validate
+from cpupool.core.pool_rules import validate
+from cpupool.core.pools import PoolKind
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.interrupts import interrupts

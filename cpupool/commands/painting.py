@@ -89,7 +89,9 @@ def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
         letter = next(letters)
         if pool.kind is PoolKind.EXCLUSIVE:
             style, tint = next(owned)
-            rows.append(LegendRow(Mark(letter, style), pool.name, pool.cpus, "one owner each"))
+            reserved = f", {pool.policy.reserved} reserved" if pool.policy.reserved else ""
+            note = f"one owner each{reserved}"
+            rows.append(LegendRow(Mark(letter, style), pool.name, pool.cpus, note))
             granted = pool.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
             rows.append(
                 LegendRow(

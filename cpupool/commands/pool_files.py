@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.commands import UsageError, read_file
 from cpupool.config import poolconfig
-from cpupool.core import pools
+from cpupool.core import pool_rules
 from cpupool.core.errors import ConfigError, Problem, refuse_errors
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def choose(
     text = read_file(path)
     try:
         source, file = _choose(path, text, labels, names)
-        refuse_errors(file.located(pools.validate(file.pools, machine)))
+        refuse_errors(file.located(pool_rules.validate(file.pools, machine)))
     except ConfigError as error:
         raise UsageError(str(error)) from error
     return source, file

@@ -17,7 +17,7 @@ from cpupool.commands import (
 )
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
-from cpupool.core import pools
+from cpupool.core import pool_rules
 from cpupool.core.errors import ConfigError, Problem, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import PoolKind
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from cpupool.commands import Commands
     from cpupool.config.poolconfig import PoolFile
+    from cpupool.core.pools import Pool
 
 _EXAMPLES = """\
 examples:
@@ -86,7 +87,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     good = []
     for file in files:
         machine = topology if labels is None or file is taken else None
-        found = file.located([*file.warnings, *pools.validate(file.pools, machine)])
+        found = file.located([*file.warnings, *pool_rules.validate(file.pools, machine)])
         problems += found
         if not errors_in(found):
             good.append(file)
@@ -154,4 +155,9 @@ def _collected(problems: list[Problem]) -> Iterator[None]:
 
 def _summary(file: PoolFile) -> str:
     by_kind = (pool for kind in PoolKind for pool in file.pools.of_kind(kind))
-    return ", ".join(f"{pool.name} {pool.cpus}" for pool in by_kind)
+    return ", ".join(f"{pool.name} {pool.cpus}{_policy(pool)}" for pool in by_kind)
+
+
+def _policy(pool: Pool) -> str:
+    keys = ", ".join(f"{key}: {value}" for key, value in pool.policy.written().items())
+    return keys and f" ({keys})"

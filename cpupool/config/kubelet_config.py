@@ -119,7 +119,7 @@ class KubeletNeeds:
     def of(cls, pools: NodePools, topology: CPUTopology, usual_milli: int = 0) -> KubeletNeeds:
         """Work them out."""
         nodes = {
-            pool.name: tuple(node for node, cpus in topology.nodes.items() if cpus & pool.cpus)
+            pool.name: tuple(node for node, cpus in topology.nodes.items() if cpus & pool.offered)
             for pool in pools.of_kind(PoolKind.EXCLUSIVE)
         }
         return cls(

@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.config import document
 from cpupool.config.document import Origin, Table, Text
-from cpupool.core import pools
+from cpupool.core import pool_rules, pools
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
@@ -24,6 +24,17 @@ from cpupool.core.errors import (
     refuse_errors,
 )
 from cpupool.core.names import POOL_FILE_PREFIX, POOL_FILE_SUFFIX
+from cpupool.core.pool_policy import (
+    ALIGN_BY_UNCORE_CACHE,
+    CPU_BIND_POLICY,
+    EXCLUSIVE_POLICY,
+    NUMA_POLICY,
+    RESERVED,
+    CPUBindPolicy,
+    ExclusivePolicy,
+    NUMAPolicy,
+    PoolPolicy,
+)
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
 
 if TYPE_CHECKING:
@@ -37,7 +48,21 @@ _NODE_SELECTOR: Final = "nodeSelector"
 _RESOURCE_BASE_NAME: Final = "resourceBaseName"
 _CPUS: Final = "cpus"
 _HYPER_THREADING: Final = "hyperThreadingPolicy"
-_POLICIES: Final = {policy.value: policy for policy in HyperThreadingPolicy}
+_POOL_KEYS: Final = (
+    _CPUS,
+    _HYPER_THREADING,
+    CPU_BIND_POLICY,
+    NUMA_POLICY,
+    ALIGN_BY_UNCORE_CACHE,
+    EXCLUSIVE_POLICY,
+    RESERVED,
+)
+_HYPER_THREADING_VALUES: Final = {one.value: one for one in HyperThreadingPolicy}
+_CPU_BIND_VALUES: Final = {one.value: one for one in CPUBindPolicy}
+_NUMA_VALUES: Final = {one.value: one for one in NUMAPolicy}
+_EXCLUSIVE_VALUES: Final = {one.value: one for one in ExclusivePolicy}
+_TRUTH_VALUES: Final = {"true": True, "false": False}
+_Meaning = TypeVar("_Meaning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +75,7 @@ class PoolFile:
         node_selector: the labels that a node must have to take this file.
         locations: path of a value → where it stands; "" → where the file begins.
         warnings: what is odd in how the file is written. What its pools mean, on a machine or by
-            themselves, is for `core.pools.validate`.
+            themselves, is for `core.pool_rules.validate`.
     """
 
     name: str
@@ -127,7 +152,7 @@ def parse(
         locations=document.locations(root),
         warnings=tuple(decoder.problems),
     )
-    refuse_errors(file.located([*decoder.problems, *pools.validate(file.pools, None)]))
+    refuse_errors(file.located([*decoder.problems, *pool_rules.validate(file.pools, None)]))
     return file
 
 
@@ -279,14 +304,20 @@ class _Decoder:
                     "use up to 63 letters, digits, -, _ and ., with a letter or digit at both ends",
                     entry.key,
                 )
-            table = self.table(entry, (_CPUS, _HYPER_THREADING))
+            table = self.table(entry, _POOL_KEYS)
             if table is None:
                 continue
             kind = PoolKind.of_name(name)
             cpus = self._cpus(table.get(_CPUS))
-            policy = self._hyper_threading(table.get(_HYPER_THREADING), kind)
+            hyper_threading = self._choice(
+                table.get(_HYPER_THREADING),
+                kind,
+                _HYPER_THREADING_VALUES,
+                HyperThreadingPolicy.SINGLE_THREADED,
+            )
+            policy = self._policy(table, kind)
             if named and cpus is not None:
-                yield Pool(name, kind, cpus, policy)
+                yield Pool(name, kind, cpus, hyper_threading, policy)
 
     def _cpus(self, value: Value) -> CPUSet | None:
         text = self.text(value)
@@ -298,14 +329,42 @@ class _Decoder:
             self._refuse(value, str(error), "write the CPUs as in 2-7,12")
             return None
 
-    def _hyper_threading(self, value: Value, kind: PoolKind) -> HyperThreadingPolicy:
+    def _policy(self, table: Table, kind: PoolKind) -> PoolPolicy:
+        default = PoolPolicy()
+        policy = PoolPolicy(
+            bind=self._choice(table.get(CPU_BIND_POLICY), kind, _CPU_BIND_VALUES, default.bind),
+            numa=self._choice(table.get(NUMA_POLICY), kind, _NUMA_VALUES, default.numa),
+            align_by_uncore_cache=self._choice(
+                table.get(ALIGN_BY_UNCORE_CACHE), kind, _TRUTH_VALUES, default.align_by_uncore_cache
+            ),
+            exclusive=self._choice(
+                table.get(EXCLUSIVE_POLICY), kind, _EXCLUSIVE_VALUES, default.exclusive
+            ),
+            reserved=self._reserved(table.get(RESERVED), kind),
+        )
+        return policy if kind is PoolKind.EXCLUSIVE else default
+
+    def _reserved(self, value: Value, kind: PoolKind) -> CPUSet:
+        reserved = self._cpus(value) or CPUSet()
+        if reserved:
+            self._doubt(value, kind)
+        return reserved
+
+    def _choice(
+        self, value: Value, kind: PoolKind, known: Mapping[str, _Meaning], absent: _Meaning
+    ) -> _Meaning:
         text = self.text(value)
         if text is None or not text.text:
-            return HyperThreadingPolicy.SINGLE_THREADED
-        if text.text not in _POLICIES:
-            what = f"unknown value {text.text[:63]!r}"
-            self._refuse(value, what, _hint(text.text, _POLICIES))
-        elif kind is not PoolKind.EXCLUSIVE:
+            return absent
+        if text.text not in known:
+            self._refuse(value, f"unknown value {text.text[:63]!r}", _hint(text.text, known))
+            return absent
+        self._doubt(value, kind)
+        return known[text.text]
+
+    def _doubt(self, value: Value, kind: PoolKind) -> None:
+        """Warn of a key that only exclusive pools have, in a pool of another kind."""
+        if kind is not PoolKind.EXCLUSIVE:
             self.problems.append(
                 Problem(
                     what=f"this has no meaning for a {kind.value} pool",
@@ -315,7 +374,6 @@ class _Decoder:
                     location=value.location,
                 )
             )
-        return _POLICIES.get(text.text, HyperThreadingPolicy.SINGLE_THREADED)
 
     def _refuse(
         self, value: Value, what: str, remedy: str, location: Location | None = None

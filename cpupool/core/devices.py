@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.core.cpuset import MAX_CPU, CPUSet, format_ids
-from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
+from cpupool.core.errors import (
+    AllocationError,
+    SMTAlignmentError,
+    UnavailableDevices,
+    UnknownDevices,
+)
 from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind, is_name
 
 if TYPE_CHECKING:
@@ -60,6 +65,8 @@ class Offer:
         topology: the machine, for NUMA nodes and offline CPUs.
         taken: CPUs that cannot be given out although they are online: pods hold them through
             another pool.
+        beside: CPUs that cannot be given out although their cores may: siblings that pods have with
+            devices of this pool, where it did not always list them, and what is blocked.
         draining: ids that pods hold and the pool lists no longer.
         withdrawn: free ids of a shared pool that are left out in their place.
     """
@@ -67,11 +74,19 @@ class Offer:
     pool: Pool
     topology: CPUTopology
     taken: CPUSet
+    beside: CPUSet = field(default_factory=CPUSet)
     draining: frozenset[str] = frozenset()
     withdrawn: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, pool: Pool, topology: CPUTopology, taken: CPUSet, held: Collection[str]) -> Self:
+    def of(
+        cls,
+        pool: Pool,
+        topology: CPUTopology,
+        taken: CPUSet,
+        held: Collection[str],
+        beside: CPUSet | None = None,
+    ) -> Self:
         """Make the offer of a pool.
 
         Args:
@@ -79,6 +94,7 @@ class Offer:
             topology: the machine.
             taken: as the attribute.
             held: the ids that pods hold of this pool.
+            beside: as the attribute.
         """
         draining = frozenset(one for one in held if not _lists(pool, one) and _is_id(one))
         withdrawn: Iterator[str] = iter(())
@@ -87,7 +103,8 @@ class Offer:
             # promised twice.
             numbers = map(str, range(capacity(pool) - 1, -1, -1))
             withdrawn = (number for number in numbers if number not in held)
-        return cls(pool, topology, taken, draining, frozenset(islice(withdrawn, len(draining))))
+        room = frozenset(islice(withdrawn, len(draining)))
+        return cls(pool, topology, taken, beside or CPUSet(), draining, room)
 
     def __iter__(self) -> Iterator[Device]:
         if self.pool.kind is PoolKind.SHARED:
@@ -97,7 +114,7 @@ class Offer:
             for identifier in (*ids, *sorted(self.draining, key=int)):
                 yield Device(identifier, healthy, None)
             return
-        for cpu in self.pool.cpus | exclusive_cpus(self.draining):
+        for cpu in self.pool.offered | exclusive_cpus(self.draining):
             yield Device(str(cpu), self._available(cpu), self.topology.node_of(cpu))
 
     def looks_like(self, other: Offer) -> bool:
@@ -141,7 +158,8 @@ class Offer:
         if draining := [one for one in ids if one in self.draining]:
             raise UnavailableDevices(
                 self.pool.name,
-                "these devices have left the pool and stay listed for the pods that hold them",
+                "these devices have left the pool, or are reserved, and stay listed for the pods"
+                " that hold them",
                 "start the pod again: another device will be chosen",
                 draining,
             )
@@ -150,10 +168,12 @@ class Offer:
         if gone := [one for one in ids if not self._available(int(one))]:
             raise UnavailableDevices(
                 self.pool.name,
-                "these CPUs are offline or still held through another pool",
+                "these CPUs are offline, or pods still have them or their cores",
                 "wait until they are back",
                 gone,
             )
+        if self.pool.policy.whole_cores:
+            self._check_whole_cores(ids)
 
     @property
     def some_cpu_runs(self) -> bool:
@@ -166,12 +186,44 @@ class Offer:
 
     def _available(self, cpu: int) -> bool:
         # The whole core counts: an exclusive CPU is bought against a neighbour on its sibling.
-        return cpu in self.topology.online and self.topology.core_of(cpu).isdisjoint(self.taken)
+        free = self.topology.core_of(cpu).isdisjoint(self.taken) and cpu not in self.beside
+        return free and cpu in self.topology.online
+
+    def _check_whole_cores(self, ids: Collection[str]) -> None:
+        given = exclusive_cpus(ids)
+        cores = {one: self.topology.core_of(int(one)) & self.pool.offered for one in ids}
+        split = [one for one, core in cores.items() if not core <= given]
+        if not split:
+            return
+        per_core = max(map(len, cores.values()))
+        if len(given) % per_core:
+            raise unaligned(self.pool.name, SMTAlignmentError(len(given), per_core))
+        raise UnavailableDevices(
+            self.pool.name,
+            "these CPUs are parts of cores, and the pool hands out whole ones",
+            "start the pod again: other devices will be chosen",
+            split,
+        )
 
 
 def capacity(pool: Pool) -> int:
     """Count a pool's devices."""
-    return len(pool.cpus) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
+    return len(pool.offered) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
+
+
+def unaligned(pool: str, error: SMTAlignmentError) -> AllocationError:
+    """Say for a pool what whole cores cannot serve."""
+    if error.available is None:
+        return AllocationError(
+            pool,
+            f"{error.requested} CPUs requested of cores with {error.cpus_per_core}",
+            f"request a multiple of {error.cpus_per_core}",
+        )
+    return AllocationError(
+        pool,
+        f"{error.requested} CPUs requested, {error.available} free on whole cores",
+        "request fewer, or wait until other pods end",
+    )
 
 
 def exclusive_cpus(ids: Iterable[str]) -> CPUSet:
@@ -212,7 +264,7 @@ def _described(text: str) -> frozenset[str]:
 def _lists(pool: Pool, identifier: str) -> bool:
     if pool.kind is PoolKind.SHARED:
         return _is_number_below(identifier, capacity(pool))
-    return _is_number_below(identifier, MAX_CPU + 1) and int(identifier) in pool.cpus
+    return _is_number_below(identifier, MAX_CPU + 1) and int(identifier) in pool.offered
 
 
 def _is_id(text: str) -> bool:

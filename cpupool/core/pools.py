@@ -1,20 +1,17 @@
-"""Pools: named parts of a node's CPUs, and the rules that keep them apart."""
+"""Pools: named parts of a node's CPUs."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import Problem, Severity
-from cpupool.core.names import pool_variable
+from cpupool.core.pool_policy import PoolPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from cpupool.core.topology import CPUTopology
 
@@ -22,8 +19,6 @@ MILLI_PER_CPU: Final = 1000
 MAX_DEVICE_LIST_BYTES: Final = 4 * 1024 * 1024
 """The kubelet's gRPC client takes no larger message (grpc-go's default)."""
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_DEVICE_BYTES: Final = 13
-"""One healthy device in ListAndWatchResponse beside its id: tags, lengths and `Healthy`."""
 
 
 class PoolKind(Enum):
@@ -56,14 +51,16 @@ class Pool:
     Attributes:
         name: as in the resource `nokia.k8s.io/<name>`.
         kind: exclusive, shared or default.
-        cpus: the CPUs listed; for an exclusive pool one per core.
+        cpus: the CPUs listed; for an exclusive pool one per core, unless its policy binds threads.
         hyper_threading: what an exclusive CPU brings with it.
+        policy: how an exclusive pool's CPUs are chosen.
     """
 
     name: str
     kind: PoolKind
     cpus: CPUSet
     hyper_threading: HyperThreadingPolicy = HyperThreadingPolicy.SINGLE_THREADED
+    policy: PoolPolicy = field(default_factory=PoolPolicy)
 
     @classmethod
     def named(cls, name: str, cpus: str, *, multi_threaded: bool = False) -> Pool:
@@ -79,6 +76,11 @@ class Pool:
         )
         return cls(name, PoolKind.of_name(name), CPUSet.parse(cpus), policy)
 
+    @property
+    def offered(self) -> CPUSet:
+        """The CPUs that containers may be given: those listed, without the reserved ones."""
+        return self.cpus - self.policy.reserved
+
     def reach(self, topology: CPUTopology) -> CPUSet:
         """Give the CPUs that nobody else may use: for an exclusive pool whole cores."""
         exclusive = self.kind is PoolKind.EXCLUSIVE
@@ -92,7 +94,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class NodePools:
-    """All pools of one node, sorted by name; `validate` tells whether they may stand together."""
+    """All pools of one node, sorted by name; `pool_rules` tells whether they may stand together."""
 
     pools: tuple[Pool, ...] = ()
 
@@ -134,151 +136,3 @@ def is_name(text: str) -> bool:
     Kubernetes: IsQualifiedName in k8s.io/apimachinery/pkg/util/validation.
     """
     return _NAME.fullmatch(text) is not None
-
-
-def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, ...]:
-    """Find everything wrong with the pools, on this machine or, without one, by themselves."""
-    problems = [*_each_alone(pools), *_overlaps(pools, topology), *_clashing_names(pools)]
-    if topology is not None:
-        problems += [*_against_machine(pools, topology), *_nothing_left(pools, topology)]
-    order = {pool.name: place for place, pool in enumerate(pools)}
-    return tuple(sorted(problems, key=lambda problem: order.get(problem.pool or "", len(order))))
-
-
-def _problem(
-    pool: Pool, cpus: CPUSet, what: str, remedy: str, severity: Severity = Severity.ERROR
-) -> Problem:
-    return Problem(
-        what=what,
-        remedy=remedy,
-        severity=severity,
-        path=f"pools.{pool.name}.cpus",
-        pool=pool.name,
-        cpus=cpus,
-    )
-
-
-def _each_alone(pools: NodePools) -> Iterator[Problem]:
-    for pool in pools:
-        if not pool.cpus:
-            yield _problem(pool, pool.cpus, "the pool has no CPUs", "list some, or remove the pool")
-        needed = device_list_bytes(len(pool.cpus)) if pool.kind is PoolKind.SHARED else 0
-        if needed > MAX_DEVICE_LIST_BYTES:
-            yield _problem(
-                pool,
-                pool.cpus,
-                f"its {len(pool.cpus)} CPUs make a device list of {needed} bytes, and the kubelet"
-                f" takes {MAX_DEVICE_LIST_BYTES}",
-                "split it into two shared pools",
-            )
-    defaults = pools.of_kind(PoolKind.DEFAULT)
-    for extra in defaults[1:]:
-        yield _problem(
-            extra,
-            extra.cpus,
-            f"{defaults[0].name} ({defaults[0].cpus}) is already the default pool, and any name"
-            f" without the prefix exclusive or shared is one ({extra.cpus})",
-            "merge the two, or give this one a prefix",
-        )
-
-
-def device_list_bytes(cpus: int) -> int:
-    """Size the ListAndWatch message of a shared pool of so many CPUs, one device per milli-CPU."""
-    count = cpus * MILLI_PER_CPU
-    # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
-    further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
-    return count * (_DEVICE_BYTES + 1) + further_digits
-
-
-def _overlaps(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
-    for pool in pools.of_kind(PoolKind.EXCLUSIVE):
-        if topology is not None:
-            yield from _two_threads_of_one_core(pool, topology)
-    for one, other in combinations(pools, 2):
-        first, second = sorted((one, other), key=lambda pool: pool.kind is not PoolKind.EXCLUSIVE)
-        if first.kind is PoolKind.EXCLUSIVE:
-            yield from _exclusive_overlap(first, second, topology)
-        elif common := first.cpus & second.cpus:
-            yield _problem(
-                first,
-                common,
-                f"CPUs {common} are also in {second.name}: both pools run on them",
-                "keep them in one pool unless sharing is meant",
-                Severity.WARNING,
-            )
-
-
-def _two_threads_of_one_core(pool: Pool, topology: CPUTopology) -> Iterator[Problem]:
-    for core in dict.fromkeys(topology.core_of(cpu) for cpu in pool.cpus):
-        listed = core & pool.cpus
-        if len(listed) > 1:
-            yield _problem(
-                pool,
-                listed,
-                f"CPUs {listed} are threads of one core, and an exclusive pool lists cores",
-                f"list only {listed.first}; hyperThreadingPolicy: multiThreaded adds its siblings",
-            )
-
-
-def _exclusive_overlap(pool: Pool, other: Pool, topology: CPUTopology | None) -> Iterator[Problem]:
-    if listed := pool.cpus & other.cpus:
-        yield _problem(
-            pool,
-            listed,
-            f"CPUs {listed} are also in {other.name}",
-            "an exclusive CPU may be in one pool only: remove them from one of the two",
-        )
-    if topology is None:
-        return
-    threads = topology.with_siblings(pool.cpus - listed)
-    if siblings := threads & other.cpus - listed:
-        owners = topology.with_siblings(siblings) & pool.cpus
-        yield _problem(
-            pool,
-            owners | siblings,
-            f"CPUs {siblings} in {other.name} are siblings of its CPUs {owners} on the same cores",
-            f"remove {siblings} from {other.name}, or {owners} from {pool.name}",
-        )
-
-
-def _clashing_names(pools: NodePools) -> Iterator[Problem]:
-    same: defaultdict[str, list[Pool]] = defaultdict(list)
-    for pool in pools.advertised:
-        same[pool_variable(pool.name)].append(pool)
-    for variable, clashing in same.items():
-        for extra in clashing[1:]:
-            yield Problem(
-                what=f"its variable {variable} is also that of {clashing[0].name}",
-                remedy="rename one of the two pools",
-                path=f"pools.{extra.name}",
-                pool=extra.name,
-            )
-
-
-def _against_machine(pools: NodePools, topology: CPUTopology) -> Iterator[Problem]:
-    for pool in pools:
-        if absent := pool.cpus - topology.present:
-            yield _problem(
-                pool,
-                absent,
-                f"this machine has no CPUs {absent}; it has {topology.present}",
-                "remove them from the pool",
-            )
-        if offline := pool.cpus & topology.present - topology.online:
-            yield _problem(
-                pool,
-                offline,
-                f"CPUs {offline} are offline",
-                "nobody gets them until they are switched on",
-                Severity.WARNING,
-            )
-
-
-def _nothing_left(pools: NodePools, topology: CPUTopology) -> Iterable[Problem]:
-    if pools.pools and not pools.of_kind(PoolKind.DEFAULT) and not pools.default_cpus(topology):
-        yield Problem(
-            what="no default pool is configured and the pools take every CPU",
-            remedy="containers without a request stay where they are: add a pool named default",
-            severity=Severity.WARNING,
-            path="pools",
-        )

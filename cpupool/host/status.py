@@ -12,11 +12,13 @@ from cpupool.manager import report
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import NodeFacts, Resolution
     from cpupool.manager.ways import Way
+    from cpupool.policies.pooled import Choice
 
 log = logs.get(__name__)
 
@@ -40,12 +42,15 @@ class StatusFile:
         found: tuple[FoundContainer, ...],
         waiting_for: str,
         enforcement: Way,
+        *,
+        choices: Mapping[tuple[str, int], Choice] | None = None,
     ) -> None:
         """Write what is new; else only the file's time, which tells that the agent lives."""
-        news = (facts, resolution, found, waiting_for, enforcement)
+        seen = (facts, resolution, found, waiting_for, enforcement)
+        news = (seen, choices)
         try:
             if self._published != news:
-                status = report.describe(*news)
+                status = report.describe(*seen, choices=choices)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 files.write_atomically(self._path, json.dumps(report.to_json(status)).encode())
                 self._published = news

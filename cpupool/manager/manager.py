@@ -2,12 +2,12 @@
 
 Doors bring facts (pools, topology, pods, device assignments) and ask for answers (device lists,
 allocations, where each container belongs). Deciding is pure and in `resolve`; no I/O happens here.
+Every question has its method in this one class, under its one lock: that makes the module long.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -20,13 +20,15 @@ from cpupool.core.errors import (
     NoDevicesAsked,
     NotEnoughDevices,
     Problem,
+    SMTAlignmentError,
     errors_in,
     refuse_errors,
 )
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, Names, pool_variable
-from cpupool.core.pools import NodePools, Pool, PoolKind, validate
+from cpupool.core.pool_rules import validate
+from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import resolve, sightings
+from cpupool.manager import owners, resolve, sightings
 from cpupool.manager.resolve import NodeFacts, Promise
 from cpupool.policies import pooled
 
@@ -35,9 +37,10 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Grant
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Pod, RuntimeContainer
+    from cpupool.core.workloads import Pod, PodUID, RuntimeContainer
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
+    from cpupool.policies.pooled import Choice
 
 _WAIT_S = 5.0
 """A waiter looks at its own cancellation at least this often."""
@@ -106,6 +109,7 @@ class Manager:
         self._generations = count()
         self._promises = count(1)
         self._promised = 0
+        self._choices: dict[tuple[str, int], Choice] = {}
 
     def reconfigure(self, pools: NodePools, topology: CPUTopology) -> PoolChange:
         """Take new pools, checked against the machine; refused pools change nothing.
@@ -155,14 +159,14 @@ class Manager:
             topology = topology.remembering(self._facts.topology)
             problems = validate(self._facts.pools, topology)
             conflicts = CPUSet.union(problem.cpus or CPUSet() for problem in errors_in(problems))
-            blocked = conflicts - resolve.owned_cpus(self._resolution.owned)
+            blocked = conflicts - owners.owned_cpus(self._resolution.owned)
             self._take(replace(self._facts, topology=topology, blocked=blocked))
             return problems
 
     def set_pods(self, pods: Iterable[Pod]) -> None:
         """Take the complete list of this node's pods."""
         with self._changed:
-            self._take(_with_sighted(replace(self._facts, pods=tuple(pods))))
+            self._take(sightings.joined(replace(self._facts, pods=tuple(pods))))
 
     def sight(self, found: Iterable[RuntimeContainer], *, every: bool = False) -> None:
         """Take what the container runtime tells of containers and sandboxes.
@@ -175,7 +179,7 @@ class Manager:
             told = {one.id: one for one in found}
             sighted = told if every else {**self._facts.sighted, **told}
             if sighted != self._facts.sighted:
-                self._take(_with_sighted(replace(self._facts, sighted=sighted)))
+                self._take(sightings.joined(replace(self._facts, sighted=sighted)))
 
     def lose_sight(self, ids: Iterable[ContainerID]) -> None:
         """Forget containers and sandboxes that the container runtime has no longer."""
@@ -183,7 +187,7 @@ class Manager:
             gone = self._facts.sighted.keys() & set(ids)
             if gone:
                 left = {key: one for key, one in self._facts.sighted.items() if key not in gone}
-                self._take(_with_sighted(replace(self._facts, sighted=left)))
+                self._take(sightings.joined(replace(self._facts, sighted=left)))
 
     def record_devices(self, found: DeviceAssignments) -> None:
         """Take what the kubelet says of its device assignments.
@@ -203,7 +207,7 @@ class Manager:
                     },
                 }
             if merged != self._facts.devices:
-                promises = _unfulfilled(self._facts.promises, found)
+                promises = sightings.unfulfilled(self._facts.promises, found)
                 self._take(replace(self._facts, devices=merged, promises=promises))
 
     def promise(self, pool: str, ids: Iterable[str], told: CPUSet | None = None) -> None:
@@ -313,25 +317,46 @@ class Manager:
         """Choose good devices of an exclusive pool for a container of `size` CPUs.
 
         Raises:
-            AllocationError: an id is unknown, or there are fewer than `size` to choose from.
+            AllocationError: an id is unknown, there are fewer than `size` to choose from, or whole
+                cores cannot serve it.
         """
         with self._changed:
             offer = self._list_of(pool).offer
+            # Promises as well: of a burst of pods the last is asked for before the first is seen.
+            given = self._facts.held_ids().get(pool, frozenset())
         offer.check_listed(available)
         offer.check_listed(must_include)
         required = devices.exclusive_cpus(must_include)
         draining = devices.exclusive_cpus(offer.draining) - required
-        offered = devices.exclusive_cpus(available) - draining | required
-        if not len(required) <= size <= len(offered):
-            raise NotEnoughDevices(pool, size, len(offered))
-        chosen = pooled.prefer(offered, required, size, offer.topology)
-        return tuple(str(cpu) for cpu in chosen)
+        free = devices.exclusive_cpus(available) - draining | required
+        if not len(required) <= size <= len(free):
+            raise NotEnoughDevices(pool, size, len(free))
+        # The kubelet knows first that a pod has ended: what it calls free nobody holds.
+        held = devices.exclusive_cpus(given) - free
+        try:
+            choice = pooled.prefer(
+                offer.pool, offer.topology, free, size, required=required, held=held
+            )
+        except SMTAlignmentError as error:
+            raise devices.unaligned(pool, error) from error
+        with self._changed:
+            self._choices.update(dict.fromkeys(((pool, cpu) for cpu in choice.cpus), choice))
+        return tuple(str(cpu) for cpu in choice.cpus)
+
+    def choices(self) -> Mapping[tuple[str, int], Choice]:
+        """Give what was chosen last, by pool and CPU, until a pod that had the CPU has ended.
+
+        The kubelet may have taken other devices.
+        """
+        with self._changed:
+            return dict(self._choices)
 
     def allocate(self, pool: str, ids: Sequence[str]) -> Allocation:
         """Answer Allocate for one container; the kubelet names no pod, so this is a promise.
 
         Raises:
-            AllocationError: no ids, unknown ids, the same twice, or CPUs that cannot be given out.
+            AllocationError: no ids, unknown ids, the same twice, CPUs that cannot be given out, or
+                parts of cores of a pool that gives whole ones.
         """
         with self._changed:
             offer = self._list_of(pool).offer
@@ -363,16 +388,18 @@ class Manager:
     def _as_granted(self) -> DeviceAssignments:
         """Write down what each grant comes to under the pools in force, before they change.
 
-        Of a pool that is not in force it is not known whether siblings belong to it.
+        Of a pool that is not in force it is not known whether siblings belong to it; and what a pod
+        does not own nobody has given to it.
         """
         in_force = {pool.name for pool in self._facts.pools}
+        owned = self._resolution.owned
+
+        def written(pod: PodUID, pool: str, grant: Grant) -> Grant:
+            mine = owned.get(pod, {}).get(pool, CPUSet()) if pool in in_force else CPUSet()
+            return replace(grant, cpus=self._facts.granted(pool, grant) & mine or grant.cpus)
+
         return {
-            ref: {
-                pool: replace(grant, cpus=self._facts.granted(pool, grant) or grant.cpus)
-                if pool in in_force
-                else grant
-                for pool, grant in by_pool.items()
-            }
+            ref: {pool: written(ref.pod, pool, grant) for pool, grant in by_pool.items()}
             for ref, by_pool in self._facts.devices.items()
         }
 
@@ -416,49 +443,56 @@ class Manager:
         if holdings != self._holdings:
             self._holdings = holdings
             # An offer is made anew for another set only.
-            self._held = {
+            held = {
                 pool: before if (before := self._held.get(pool)) == ids else ids
                 for pool, ids in facts.held_ids().items()
             }
+            self._forget_choices(held)
+            self._held = held
         self._facts, self._resolution = facts, resolution
         self._lists = {pool.name: self._fresh_list(pool) for pool in facts.offered(self._held)}
         self._changed.notify_all()
 
+    def _forget_choices(self, held: Mapping[str, frozenset[str]]) -> None:
+        """Forget what was chosen for pods that have ended: whoever comes next is asked for anew."""
+        for pool in {pool for pool, _ in self._choices}:
+            freed = self._held.get(pool, frozenset()) - held.get(pool, frozenset())
+            for cpu in devices.exclusive_cpus(freed):
+                self._choices.pop((pool, cpu), None)
+
     def _fresh_list(self, pool: Pool) -> DeviceList:
-        taken = self._resolution.held_elsewhere(pool.name) | self._facts.blocked
+        taken = self._resolution.held_elsewhere(pool.name)
         held = self._held.get(pool.name, frozenset())
+        beside = self._facts.blocked
+        if pool.kind is PoolKind.EXCLUSIVE:
+            beside |= self._beside(pool, held)
         before = self._lists.get(pool.name)
         if before is not None and before.held is held and before.offer.pool == pool:
             # A shared pool may have a hundred thousand ids: they are gone through when they change.
-            offer = replace(before.offer, topology=self._facts.topology, taken=taken)
+            offer = replace(before.offer, topology=self._facts.topology, taken=taken, beside=beside)
         else:
-            offer = Offer.of(pool, self._facts.topology, taken, held)
+            offer = Offer.of(pool, self._facts.topology, taken, held, beside)
         if before is not None and before.offer.looks_like(offer):
             return DeviceList(before.generation, offer, held)
         return DeviceList(next(self._generations), offer, held)
 
+    def _beside(self, pool: Pool, held: Iterable[str]) -> CPUSet:
+        """Give what pods have with their devices of an exclusive pool, now or from before an edit.
 
-def _with_sighted(facts: NodeFacts) -> NodeFacts:
-    devices, told = sightings.devices(facts)
-    return replace(facts, devices=devices, promises=_unfulfilled(facts.promises, told))
+        A pool without a `cpuBindPolicy` promises that the siblings stay idle.
+        """
+        cpus = devices.exclusive_cpus(held)
+        told = (one.cpus for one in self._facts.promises if one.pool == pool.name)
+        owned = (by_pool.get(pool.name) for by_pool in self._resolution.owned.values())
+        granted = CPUSet.union((*told, *(one for one in owned if one)))
+        idle = self._facts.topology.with_siblings(cpus) if pool.policy.bind is None else CPUSet()
+        return (granted | idle) - cpus
 
 
 def _joined(known: Grant | None, grant: Grant) -> Grant:
     if known is None or known.ids != grant.ids:
         return grant
     return replace(known, cpus=known.cpus | grant.cpus)
-
-
-def _unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
-    """Leave out the devices that a known pod holds: the kubelet gives none of them twice."""
-    if not (promises and found):
-        return promises
-    fulfilled: defaultdict[str, set[str]] = defaultdict(set)
-    for by_pool in found.values():
-        for pool, grant in by_pool.items():
-            fulfilled[pool] |= grant.ids
-    left = (replace(one, ids=one.ids - fulfilled[one.pool]) for one in promises)
-    return tuple(one for one in left if one.ids)
 
 
 def _pinned(assignment: CPUAssignment) -> bool:

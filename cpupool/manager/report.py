@@ -1,27 +1,57 @@
-"""The node's state as one JSON document: what `cpupool status` shows."""
+"""The node's state as one JSON document: what `cpupool status` and `cpupool explain` show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from cpupool.core.assignments import Placement
+from cpupool.core import devices
+from cpupool.core.assignments import Grant, Placement
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
-from cpupool.core.workloads import ContainerID
+from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.manager.usage import usage
 from cpupool.manager.ways import Way
+from cpupool.policies.pooled import Choice, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cpupool.manager.ports import FoundContainer
-    from cpupool.manager.resolve import ContainerKey, NodeFacts, Resolution
+    from cpupool.manager.resolve import ContainerKey, NodeFacts, PlacedContainer, Resolution
 
-SCHEMA = "cpupool-status/1"
+SCHEMA = "cpupool-status/2"
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
+_NO_GRANT = Grant(frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShare:
+    """What a container requests of one pool, and has.
+
+    Attributes:
+        pool: the pool's name.
+        requested: cores of an exclusive pool, milli-CPUs of a shared one.
+        devices: how many devices the kubelet gave; 0 while it has named none.
+        given: the CPUs of these devices; none for a shared pool.
+        siblings: the CPUs that come along under multiThreaded, whether they are online or not.
+        reused_from: the pod's init container that had some of these devices first; empty if none.
+        choice: what cpupool chose when the kubelet asked; None where nobody remembers.
+        cpus: the CPUs of this pool that the container belongs on.
+    """
+
+    pool: str
+    requested: int
+    devices: int
+    given: CPUSet
+    siblings: CPUSet
+    reused_from: str
+    choice: Choice | None
+    cpus: CPUSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +67,7 @@ class ContainerStatus:
         found: the CPUs that it was found on, as the kernel wrote them.
         reason: why it is confined, or is not on its pools' present CPUs.
         exclusive: the part of `wanted` that is its own.
+        shares: what it has of each pool that it requests.
     """
 
     name: str
@@ -45,6 +76,7 @@ class ContainerStatus:
     found: str
     reason: str
     exclusive: CPUSet
+    shares: tuple[PoolShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +90,8 @@ class NodeStatus:
             configured no longer included.
         enforcement: by which way a container that starts now gets its CPUs.
         waiting_for: what must be known before any container is touched; empty once it is.
+        offline: the machine's CPUs that are offline.
+        blocked: CPUs that nobody may have because two pools turned out to share a core.
     """
 
     pools: NodePools
@@ -65,10 +99,16 @@ class NodeStatus:
     waiting_for: str = ""
     draining: Mapping[str, int] = field(default_factory=dict)
     enforcement: Way = Way.CGROUP
+    offline: CPUSet = field(default_factory=CPUSet)
+    blocked: CPUSet = field(default_factory=CPUSet)
+
+    def offered(self, pool: Pool) -> CPUSet:
+        """Give the CPUs of a pool that containers may have, if nobody else has them."""
+        return pool.offered - self.offline - self.blocked
 
     def free(self, pool: Pool) -> CPUSet:
-        """Give the CPUs of an exclusive pool that no container here has."""
-        return pool.cpus - CPUSet.union(container.exclusive for container in self.containers)
+        """Give the CPUs of an exclusive pool that a container which starts now may get."""
+        return self.offered(pool) - CPUSet.union(one.exclusive for one in self.containers)
 
 
 def describe(
@@ -77,16 +117,45 @@ def describe(
     found: Iterable[FoundContainer],
     waiting_for: str = "",
     enforcement: Way = Way.CGROUP,
+    *,
+    choices: Mapping[tuple[str, int], Choice] | None = None,
 ) -> NodeStatus:
-    """Put what was found beside what should be."""
-    containers = sorted((_container(resolution, one) for one in found), key=lambda one: one.name)
-    draining = {pool.name: pool.draining for pool in usage(facts) if pool.draining}
-    return NodeStatus(facts.pools, tuple(containers), waiting_for, draining, enforcement)
+    """Put what was found beside what should be, and why.
+
+    Args:
+        facts: the node's.
+        resolution: what follows from them.
+        found: every container directory.
+        waiting_for: as the attribute.
+        enforcement: as the attribute.
+        choices: what was chosen last when the kubelet asked, by pool and CPU.
+    """
+    containers = [_container(facts, resolution, choices or {}, one) for one in found]
+    return NodeStatus(
+        facts.pools,
+        tuple(sorted(containers, key=lambda one: one.name)),
+        waiting_for,
+        {pool.name: pool.draining for pool in usage(facts) if pool.draining},
+        enforcement,
+        facts.topology.present - facts.topology.online,
+        facts.blocked,
+    )
 
 
-def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus:
+def _container(
+    facts: NodeFacts,
+    resolution: Resolution,
+    choices: Mapping[tuple[str, int], Choice],
+    found: FoundContainer,
+) -> ContainerStatus:
     key = (found.pod, ContainerID(found.id))
     assignment = resolution.assignment(key)
+    placed = resolution.containers.get(key)
+    shares = (
+        _share(facts, placed, choices, pool)
+        for pool in (placed.container.requests if placed else ())
+        if placed
+    )
     return ContainerStatus(
         name=_name(resolution, key),
         placement=assignment.placement,
@@ -94,6 +163,39 @@ def _container(resolution: Resolution, found: FoundContainer) -> ContainerStatus
         found=found.cpus,
         reason=_STALE if assignment.stale else assignment.reason,
         exclusive=assignment.exclusive,
+        shares=tuple(shares),
+    )
+
+
+def _share(
+    facts: NodeFacts,
+    placed: PlacedContainer,
+    choices: Mapping[tuple[str, int], Choice],
+    pool: str,
+) -> PoolShare:
+    pod, container = placed.pod, placed.container
+
+    def grant_of(name: str) -> Grant:
+        return facts.devices.get(ContainerRef(pod.uid, name), {}).get(pool, _NO_GRANT)
+
+    grant = grant_of(container.name)
+    exclusive = PoolKind.of_name(pool) is PoolKind.EXCLUSIVE
+    given = devices.exclusive_cpus(grant.ids) if exclusive else CPUSet()
+    # Init containers are the only ones whose devices the kubelet gives to others of the pod.
+    before = takewhile(lambda one: one.name != container.name, pod.containers)
+    shared_with = (one.name for one in before if grant_of(one.name).ids & grant.ids)
+    advice = (choices.get((pool, cpu)) for cpu in given)
+    # The kubelet asks for as many as it gives: another number was for somebody else.
+    choice = next((one for one in advice if one and len(one.cpus) == len(given)), None)
+    return PoolShare(
+        pool=pool,
+        requested=container.requests[pool],
+        devices=len(grant.ids),
+        given=given,
+        siblings=facts.granted(pool, grant) - given,
+        reused_from=next(shared_with, ""),
+        choice=choice,
+        cpus=placed.assignment.pools.get(pool, CPUSet()),
     )
 
 
@@ -113,11 +215,14 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "schema": SCHEMA,
         "waiting_for": status.waiting_for,
         "enforcement": status.enforcement.value,
+        "offline": str(status.offline),
+        "blocked": str(status.blocked),
         "pools": {
             pool.name: {
                 "kind": pool.kind.value,
                 "cpus": str(pool.cpus),
                 "hyperThreadingPolicy": pool.hyper_threading.value,
+                "policy": pool.policy.written(),
             }
             for pool in status.pools
         },
@@ -130,10 +235,61 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
                 "found": container.found,
                 "reason": container.reason,
                 "exclusive": str(container.exclusive),
+                "shares": [_share_to_json(share) for share in container.shares],
             }
             for container in status.containers
         ],
     }
+
+
+def _share_to_json(share: PoolShare) -> dict[str, Any]:
+    return {
+        "pool": share.pool,
+        "requested": share.requested,
+        "devices": share.devices,
+        "given": str(share.given),
+        "siblings": str(share.siblings),
+        "reused_from": share.reused_from,
+        "choice": share.choice
+        and {
+            "cpus": str(share.choice.cpus),
+            "proven": share.choice.proven,
+            "steps": steps_to_json(share.choice.steps),
+        },
+        "cpus": str(share.cpus),
+    }
+
+
+def _share_from_json(share: Mapping[str, Any]) -> PoolShare:
+    choice = share["choice"]
+    return PoolShare(
+        pool=share["pool"],
+        requested=share["requested"],
+        devices=share["devices"],
+        given=CPUSet.parse(share["given"]),
+        siblings=CPUSet.parse(share["siblings"]),
+        reused_from=share["reused_from"],
+        choice=choice
+        and Choice(
+            CPUSet.parse(choice["cpus"]), steps_from_json(choice["steps"]), choice["proven"]
+        ),
+        cpus=CPUSet.parse(share["cpus"]),
+    )
+
+
+def steps_to_json(steps: Iterable[Step]) -> list[dict[str, str]]:
+    """Write the reasons of a choice as JSON values."""
+    return [{"rule": one.rule, "why": one.why, "left": str(one.left)} for one in steps]
+
+
+def steps_from_json(steps: Sequence[Mapping[str, str]]) -> tuple[Step, ...]:
+    """Read what `steps_to_json` wrote.
+
+    Raises:
+        ValueError: a list of CPUs is none.
+        KeyError: a key is missing.
+    """
+    return tuple(Step(one["rule"], one["why"], CPUSet.parse(one["left"])) for one in steps)
 
 
 def from_json(document: Mapping[str, Any]) -> NodeStatus:
@@ -151,6 +307,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
             PoolKind(pool["kind"]),
             CPUSet.parse(pool["cpus"]),
             HyperThreadingPolicy(pool["hyperThreadingPolicy"]),
+            PoolPolicy.read(pool["policy"]),
         )
         for name, pool in document["pools"].items()
     )
@@ -162,6 +319,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
             found=container["found"],
             reason=container["reason"],
             exclusive=CPUSet.parse(container["exclusive"]),
+            shares=tuple(map(_share_from_json, container["shares"])),
         )
         for container in document["containers"]
     )
@@ -171,4 +329,6 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         document["waiting_for"],
         document["draining"],
         Way(document["enforcement"]),
+        CPUSet.parse(document["offline"]),
+        CPUSet.parse(document["blocked"]),
     )

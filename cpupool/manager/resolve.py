@@ -7,7 +7,6 @@ the pod ends. Whatever the pools say meanwhile, nobody else is placed on it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,20 +22,19 @@ from cpupool.core.assignments import (
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.topology import NO_CPUS, CPUTopology
-from cpupool.core.workloads import ContainerID, ContainerRef, PodUID
-from cpupool.manager import sightings
+from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.manager import owners, sightings
 from cpupool.manager.ports import POD_ITSELF
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod, RuntimeContainer
+    from cpupool.manager.owners import Owned
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
-Owned = Mapping[PodUID, Mapping[str, CPUSet]]
-"""Pod → pool → exclusive CPUs that it owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +208,9 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
         before: who owned which CPUs until now; where facts contradict each other, the owner stays.
     """
     pods = facts.present()
-    owned = _owners(facts, pods, before)
+    owned = owners.owners(facts, pods, before)
     promised = dict(_promised(facts))
-    taken = owned_cpus(owned) | CPUSet.union(promised.values())
+    taken = owners.owned_cpus(owned) | CPUSet.union(promised.values())
     barred = facts.topology.with_siblings(taken) | facts.blocked
     placing = _Placing.by(facts, owned, barred)
     containers: dict[ContainerKey, PlacedContainer] = {}
@@ -234,11 +232,6 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
         unknown=placing.confined(Cause.UNKNOWN_POD, "its pod is not known"),
         missing=tuple(_missing(facts, pods)),
     )
-
-
-def owned_cpus(owned: Owned) -> CPUSet:
-    """Join the CPUs that pods own, whichever pod and pool."""
-    return CPUSet.union(cpus for by_pool in owned.values() for cpus in by_pool.values())
 
 
 def join_devices(
@@ -275,37 +268,6 @@ def of_pools(resources: Mapping[str, Grant], names: Names) -> dict[str, Grant]:
         for resource, grant in resources.items()
         if grant.ids and (pool := names.pool_of(resource)) is not None
     }
-
-
-def _owners(
-    facts: NodeFacts, pods: Iterable[Pod], before: Owned
-) -> dict[PodUID, dict[str, CPUSet]]:
-    owned: defaultdict[PodUID, dict[str, CPUSet]] = defaultdict(dict)
-    owner: dict[int, PodUID] = {}
-    claims = [
-        (pod.uid, pool, cpus)
-        for pod in pods
-        if not pod.finished
-        for pool, cpus in _claims(facts, pod)
-    ]
-    # Earlier owners first: a contradiction between facts never takes a CPU from a running pod.
-    none = CPUSet()
-    kept = [(pod, pool, cpus & before.get(pod, {}).get(pool, none)) for pod, pool, cpus in claims]
-    for pod, pool, cpus in kept + claims:
-        mine = CPUSet(cpu for cpu in cpus if owner.get(cpu, pod) == pod)
-        if mine:
-            owned[pod][pool] = owned[pod].get(pool, none) | mine
-            # A core has one owner: nobody gets the sibling of somebody's CPU.
-            owner.update(dict.fromkeys(facts.topology.with_siblings(mine), pod))
-    return owned
-
-
-def _claims(facts: NodeFacts, pod: Pod) -> Iterator[tuple[str, CPUSet]]:
-    for container in pod.containers:
-        by_pool = facts.devices.get(ContainerRef(pod.uid, container.name), {})
-        for pool, grant in by_pool.items():
-            if cpus := facts.granted(pool, grant):
-                yield pool, cpus
 
 
 def _promised(facts: NodeFacts) -> Iterator[tuple[str, CPUSet]]:

@@ -7,6 +7,7 @@ yet. What it says is never more than a beginning: what is known already counts f
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpupool.core.assignments import Grant
@@ -58,12 +59,8 @@ def instances(
             yield one.id, pod, _named(pod, one.name)
 
 
-def devices(facts: NodeFacts) -> tuple[DeviceAssignments, DeviceAssignments]:
-    """Bring the devices of pods that are there up to date.
-
-    Returns:
-        All of them, and those among them that the runtime tells of.
-    """
+def joined(facts: NodeFacts) -> NodeFacts:
+    """Bring the devices of pods that are there up to date, and what is promised to others."""
     pods = {pod.cgroup_uid: pod for pod in facts.present() if not pod.finished}
     alive = {pod.uid for pod in pods.values()}
     known: dict[ContainerRef, Mapping[str, Grant]] = {}
@@ -72,8 +69,23 @@ def devices(facts: NodeFacts) -> tuple[DeviceAssignments, DeviceAssignments]:
         uid = pods[ref.pod].uid if ref.pod in pods else ref.pod
         if uid in alive:
             known[ContainerRef(uid, ref.name)] = by_pool
-    told = _annotated(facts, pods)
-    return {**known, **{ref: {**told[ref], **known.get(ref, {})} for ref in told}}, told
+    told = {
+        ref: {**by_pool, **known.get(ref, {})} for ref, by_pool in _annotated(facts, pods).items()
+    }
+    promises = unfulfilled(facts.promises, told)
+    return replace(facts, devices={**known, **told}, promises=promises)
+
+
+def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
+    """Leave out the devices that a known pod holds: the kubelet gives none of them twice."""
+    if not (promises and found):
+        return promises
+    fulfilled: defaultdict[str, set[str]] = defaultdict(set)
+    for by_pool in found.values():
+        for pool, grant in by_pool.items():
+            fulfilled[pool] |= grant.ids
+    left = (replace(one, ids=one.ids - fulfilled[one.pool]) for one in promises)
+    return tuple(one for one in left if one.ids)
 
 
 def _annotated(facts: NodeFacts, pods: Mapping[str, Pod]) -> dict[ContainerRef, dict[str, Grant]]:

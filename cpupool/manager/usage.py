@@ -1,24 +1,29 @@
-"""How much of each pool is in use, in devices: whole CPUs or, of a shared pool, milli-CPUs."""
+"""How much of each pool is in use, and how scattered what is left is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Offer
 from cpupool.core.pools import Pool, PoolKind
+from cpupool.policies.fragmentation import score
+from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cpupool.core.topology import CPUTopology
     from cpupool.manager.resolve import NodeFacts
+
+_LEVELS: Final = {"numa_node": Level.NODE, "uncore_cache": Level.UNCORE}
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """One pool that the kubelet knows.
+    """One pool that the kubelet knows, in devices: CPUs or, of a shared pool, milli-CPUs.
 
     Attributes:
         name: the pool's name.
@@ -46,7 +51,7 @@ def _usage(facts: NodeFacts) -> Iterator[PoolUsage]:
     held = facts.held_ids()
     for pool in facts.offered(held):
         ids = held.get(pool.name, frozenset())
-        offline = Pool(pool.name, pool.kind, pool.cpus - facts.topology.online)
+        offline = Pool(pool.name, pool.kind, pool.offered - facts.topology.online)
         yield PoolUsage(
             name=pool.name,
             kind=pool.kind,
@@ -55,3 +60,27 @@ def _usage(facts: NodeFacts) -> Iterator[PoolUsage]:
             offline=devices.capacity(offline),
             draining=len(Offer.of(pool, facts.topology, CPUSet(), ids).draining),
         )
+
+
+def fragmentation(facts: NodeFacts) -> dict[str, dict[str, float]]:
+    """Tell how scattered the free CPUs of each exclusive pool are.
+
+    Returns:
+        pool → `numa_node` and `uncore_cache` → 0 to 1, as `policies.fragmentation.score`.
+    """
+    held = facts.held_ids()
+    return {
+        pool.name: _scores(
+            pool, facts.topology, devices.exclusive_cpus(held.get(pool.name, frozenset()))
+        )
+        for pool in facts.offered(held)
+        if pool.kind is PoolKind.EXCLUSIVE
+    }
+
+
+def _scores(pool: Pool, topology: CPUTopology, held: CPUSet) -> dict[str, float]:
+    there = pool.offered & topology.online
+    layout = Layout.of_topology(topology, there)
+    return {
+        name: score(there - held, layout.groups[level].values()) for name, level in _LEVELS.items()
+    }

@@ -1,60 +1,308 @@
-"""CPU-Pooler's pools with a good choice of CPUs: whole NUMA nodes before splitting one."""
+"""Which CPUs of an exclusive pool a container gets, and why.
+
+The choice narrows what is free, one rule after the other, as the pool's policy says: away from
+other pods, to whole cores, to the fewest NUMA nodes, to the fewest uncore caches there. From what
+is left the accumulator takes the CPUs. Every rule says what it did: `cpupool explain` shows that.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
+from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
+from cpupool.policies import koordinator, narrowing
+from cpupool.policies.accumulator import Taken, take_evenly, take_packed
+from cpupool.policies.balance import share_out_beside
+from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
+    from cpupool.core.pool_policy import PoolPolicy
+    from cpupool.core.pools import Pool
     from cpupool.core.topology import CPUTopology
 
+_FARTHEST: Final = 255
+"""The kernel's distance of nodes that cannot reach each other (ACPI: System Locality table)."""
 
-def prefer(free: CPUSet, required: CPUSet, count: int, topology: CPUTopology) -> CPUSet:
-    """Choose `count` CPUs on as few NUMA nodes as possible, leaving whole nodes to others.
 
-    A request that fits into one node goes to the fullest node that takes it; a larger one empties
-    the largest nodes first. Nodes of CPUs that must be included come before all others.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One reason in a choice.
+
+    Attributes:
+        rule: what asked for it: a key of the pool file, or the kubelet.
+        why: what it found, in a sentence.
+        left: the CPUs that remain to choose from.
+    """
+
+    rule: str
+    why: str
+    left: CPUSet
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """CPUs that were chosen, and how.
+
+    Attributes:
+        cpus: as many as were asked for.
+        steps: the reasons, in their order.
+        proven: that no better choice exists by the rules; else it is the best of those looked at.
+    """
+
+    cpus: CPUSet
+    steps: tuple[Step, ...]
+    proven: bool
+
+
+def prefer(
+    pool: Pool,
+    topology: CPUTopology,
+    free: CPUSet,
+    count: int,
+    *,
+    required: CPUSet | None = None,
+    held: CPUSet | None = None,
+) -> Choice:
+    """Choose `count` CPUs of an exclusive pool.
 
     Args:
-        free: what there is to choose from, `required` included or not.
-        required: CPUs that the answer must hold; at most `count`.
-        count: how many CPUs to choose.
+        pool: says by its policy which CPUs are good ones.
         topology: the machine.
+        free: what there is to choose from, `required` included or not.
+        count: how many CPUs to choose.
+        required: CPUs that the answer must hold, at most `count`: must_include_deviceIDs in the
+            kubelet's deviceplugin/v1beta1/api.proto.
+        held: CPUs of the pool that other pods have.
 
-    Returns:
-        `count` CPUs, or all of `free | required` where there are fewer.
+    Raises:
+        NotEnoughCPUs: there are fewer.
+        SMTAlignmentError: whole cores are promised, and the request is not for whole cores, or
+            fewer are free.
     """
-    chosen = required
-    nodes = _by_node(free - required, topology)
-    near = {topology.node_of(cpu) for cpu in required}
-    while nodes and len(chosen) < count:
-        missing = count - len(chosen)
-        node = _next_node(nodes, near, missing)
-        chosen |= _lowest(nodes.pop(node), missing)
-    return chosen
+    required = required or CPUSet()
+    free |= required
+    if count > len(free):
+        raise NotEnoughCPUs(count, len(free))
+    layout = Layout.of_topology(topology, pool.offered | free)
+    search = _Search(pool.policy, topology, layout, required, count, left=free)
+    lost = len(free - pool.cpus)
+    can = f"{len(free) - lost} of the pool's {len(pool.cpus)} CPUs can be chosen"
+    search.note("free", f"{can}, and {lost} that it has no longer" if lost else can)
+    if required:
+        search.note("must include", f"the kubelet gives the pod {required} again")
+    if pool.policy.whole_cores:
+        search.keep_whole_cores()
+    if pool.policy.exclusive is not ExclusivePolicy.NONE:
+        search.keep_away_from(held or CPUSet())
+    if pool.policy.numa is NUMAPolicy.DISTRIBUTED and search.take_evenly():
+        return search.choice()
+    search.keep_fewest(Level.NODE, "numaPolicy")
+    of_nodes = search.left
+    if pool.policy.by_uncore_cache and topology.l3:
+        search.keep_fewest(Level.UNCORE, "alignByUncoreCache")
+    search.take(of_nodes)
+    return search.choice()
 
 
-def _by_node(cpus: CPUSet, topology: CPUTopology) -> dict[int | None, CPUSet]:
-    grouped: defaultdict[int | None, list[int]] = defaultdict(list)
-    for cpu in cpus:
-        grouped[topology.node_of(cpu)].append(cpu)
-    return {node: CPUSet(members) for node, members in grouped.items()}
+@dataclass(slots=True)
+class _Search:
+    """The CPUs that are left, and the reasons so far.
+
+    Attributes:
+        alone: those that are on no other pod's core or node, where they are too few.
+    """
+
+    policy: PoolPolicy
+    topology: CPUTopology
+    layout: Layout
+    required: CPUSet
+    count: int
+    left: CPUSet
+    alone: CPUSet = field(default_factory=CPUSet)
+    steps: list[Step] = field(default_factory=list)
+    proven: bool = True
+
+    def note(self, rule: str, why: str) -> None:
+        """Write down a reason for what is left now."""
+        self.steps.append(Step(rule, why, self.left))
+
+    def keep_whole_cores(self) -> None:
+        """Leave only cores that are free as a whole; of the required CPUs' cores what is free.
+
+        Raises:
+            SMTAlignmentError: there are not as many, or a part of a core is asked for.
+        """
+        cores = self.layout.groups[Level.CORE].values()
+        per_core = self.layout.largest_core
+        if self.count % per_core:
+            raise SMTAlignmentError(self.count, per_core)
+        # A core with fewer threads than the others waits for the rest of it to come online.
+        free = [core for core in cores if len(core) == per_core and core <= self.left]
+        # A part of a core that must be included brings the rest of it, where that is free.
+        begun = CPUSet.union(core for core in free if not core.isdisjoint(self.required))
+        if len(self.required | begun) <= self.count:
+            self.required |= begun
+        whole = CPUSet.union(free)
+        self.left = whole | self.required
+        if self.count > len(self.left):
+            raise SMTAlignmentError(self.count, per_core, len(self.left))
+        found = f"{len(whole)} are on cores that are free as a whole"
+        parts = len(self.left - whole)
+        self.note("cpuBindPolicy", f"{found}, {parts} must be included" if parts else found)
+
+    def keep_away_from(self, held: CPUSet) -> None:
+        """Leave out the cores or nodes of other pods, where enough is left without them."""
+        by_core = self.policy.exclusive is ExclusivePolicy.PHYSICAL_CORE
+        level = Level.CORE if by_core else Level.NODE
+        near = CPUSet.union(
+            group for group in self.layout.groups[level].values() if not group.isdisjoint(held)
+        )
+        alone = self.left - near
+        what = f"{len(alone)} are on {level.value}s that no other pod is on"
+        if len(alone | self.required) < self.count:
+            self.alone = alone
+            self.note("exclusivePolicy", f"only {what}: it has to share one")
+            return
+        self.left = alone | self.required
+        self.note("exclusivePolicy", what)
+
+    def keep_fewest(self, level: Level, rule: str) -> None:
+        """Leave the fewest nodes or caches that hold as many CPUs as are asked for."""
+        groups = self.layout.free(level, self.left)
+        sizes = {group: len(cpus) for group, cpus in groups.items()}
+        given = [group for group, cpus in groups.items() if cpus & self.required]
+        emptiest = self.policy.numa is NUMAPolicy.LEAST_ALLOCATED
+        found = narrowing.fewest(
+            sizes,
+            self.count,
+            given=given,
+            emptiest=emptiest,
+            distances=_distances(self.topology, groups) if level is Level.NODE else None,
+        )
+        self.proven &= found.proven
+        self.left = CPUSet.union(groups[group] for group in found.groups)
+        held = [sizes[group] for group in found.groups]
+        enough = sorted(size for size in sizes.values() if size >= self.count)
+        if len(held) == 1 and held[0] == enough[-1 if emptiest else 0]:
+            best = f"the {'emptiest' if emptiest else 'fullest'} that takes"
+        elif given and len(held) == len(given):
+            best = "those with the CPUs that must be included, which take"
+        else:
+            best = "the fewest that take"
+        names = ", ".join(map(_name, found.groups))
+        where = f"{level.value}{'s' * (len(found.groups) != 1)} {names or 'none'}"
+        self.note(rule, f"{where}: of {len(groups)} with free CPUs {best} {self.count}")
+
+    def take_evenly(self) -> bool:
+        """Take the same number of CPUs of each of the fewest nodes that have it, if any have."""
+        group = self.layout.largest_core if self.policy.whole_cores else 1
+        if self.required:
+            taken = self._evenly_beside_required(group)
+        else:
+            taken = take_evenly(self.layout, self.left, self.count, group=group)
+        if taken is None:
+            self.note("numaPolicy", "no NUMA nodes can share that evenly")
+            return False
+        self.left = taken.cpus
+        self.proven &= taken.proven
+        nodes = self.layout.free(Level.NODE, self.left)
+        shares = sorted(map(len, nodes.values()))
+        # The kubelet gives what does not divide to few nodes where that leaves them more even.
+        rest = ", the rest where the most are free," * (shares[-1] - shares[0] > group)
+        each = ", ".join(f"{len(cpus)} on {_name(node)}" for node, cpus in nodes.items())
+        self.note("numaPolicy", f"evenly{rest} over the fewest NUMA nodes that allow it: {each}")
+        return True
+
+    def _evenly_beside_required(self, group: int) -> Taken | None:
+        nodes = self.layout.free(Level.NODE, self.left).values()
+        given = [len(cpus & self.required) for cpus in nodes]
+        free = [len(cpus) for cpus in nodes]
+        shares = share_out_beside(given, free, self.count // group, group)
+        if shares is None:
+            return None
+        taken = self.required
+        for cpus, has, share in zip(nodes, given, shares, strict=True):
+            taken |= take_packed(self.layout, cpus - self.required, share - has).cpus
+        return Taken(taken)
+
+    def take(self, of_nodes: CPUSet) -> None:
+        """Take the CPUs from what is left of those that the chosen NUMA nodes had."""
+        packed = "whole cores before single threads"
+        if self.policy.spreads:
+            self.left = self._spread()
+            self.note("cpuBindPolicy", "one thread of each core before a second one")
+        elif self.policy.numa is NUMAPolicy.MOST_ALLOCATED:
+            self.left = self._node_by_node(of_nodes, sign=1)
+            self.note("numaPolicy", f"the fullest NUMA node first, {packed}")
+        elif self.policy.numa is NUMAPolicy.LEAST_ALLOCATED:
+            self.left = self._node_by_node(of_nodes, sign=-1)
+            self.note("numaPolicy", f"the emptiest NUMA node first, {packed}")
+        else:
+            self.left = self._packed(self.left, self.required)
+            self.note("order", f"{packed}, from where the fewest are free")
+
+    def choice(self) -> Choice:
+        """Give what is left now that all has been taken."""
+        return Choice(self.left, tuple(self.steps), self.proven)
+
+    def _packed(self, available: CPUSet, taken: CPUSet) -> CPUSet:
+        """Add to what has been taken as much of what is available as is missing."""
+        available -= taken
+        missing = min(self.count - len(taken), len(available))
+        return taken | take_packed(self.layout, available, missing).cpus
+
+    def _node_by_node(self, of_nodes: CPUSet, *, sign: int) -> CPUSet:
+        """Use up one node after the other, those that had the fewest CPUs first or last."""
+        nodes = self.layout.free(Level.NODE, of_nodes)
+        taken = self.required
+        for node in sorted(nodes, key=lambda node: (sign * len(nodes[node]), node)):
+            taken = self._packed(nodes[node] & self.left, taken)
+        return taken
+
+    def _spread(self) -> CPUSet:
+        """Take one thread of each of the cores that the answer has the fewest threads of yet."""
+        least = self.policy.numa is NUMAPolicy.LEAST_ALLOCATED
+        strategy = NUMAPolicy.LEAST_ALLOCATED if least else NUMAPolicy.MOST_ALLOCATED
+        cores = self.layout.groups[Level.CORE]
+        taken = self.required
+        while missing := self.count - len(taken):
+            free = self.layout.free(Level.CORE, self.left - taken)
+            threads = {core: len(cores[core] & taken) for core in free}
+            fewest = min(threads.values())
+            firsts = CPUSet(cpus.first for core, cpus in free.items() if threads[core] == fewest)
+            taken |= koordinator.take(
+                self.layout,
+                firsts,
+                min(missing, len(firsts)),
+                full_cores=False,
+                strategy=strategy,
+                preferred=self.alone,
+            ).cpus
+        return taken
 
 
-def _next_node(
-    nodes: Mapping[int | None, CPUSet], near: set[int | None], missing: int
-) -> int | None:
-    def rank(node: int | None) -> tuple[bool, bool, int, int]:
-        size = len(nodes[node])
-        fits = size >= missing
-        return (node not in near, not fits, size if fits else -size, -1 if node is None else node)
+def _distances(topology: CPUTopology, nodes: Collection[int]) -> narrowing.Distances | None:
+    """Give the kernel's distances between nodes, None where they are all alike.
 
-    return min(nodes, key=rank)
+    What it does not tell is as far as can be.
+    """
+    known = sorted(topology.nodes)
+    unknown = dict.fromkeys(nodes, _FARTHEST)
+    found: dict[int, Mapping[int, int]] = {}
+    apart: set[int] = set()
+    for node in nodes:
+        row = dict(zip(known, topology.distances.get(node, ()), strict=False))
+        found[node] = unknown | {other: row[other] for other in nodes if other in row}
+        apart.update(far for other, far in found[node].items() if other != node)
+    return found if len(apart) > 1 else None
 
 
-def _lowest(cpus: CPUSet, count: int) -> CPUSet:
-    return CPUSet(cpu for cpu, _ in zip(cpus, range(count), strict=False))
+def _name(group: int) -> str:
+    if group >= 0:
+        return str(group)
+    return "unknown" if group == -1 else "none"

@@ -115,6 +115,14 @@ class Metrics(ProcessMetrics):
             )
         }
         self._kinds: dict[str, str] = {}
+        self._levels: dict[str, tuple[str, ...]] = {}
+        self._fragmentation = Gauge(
+            "cpupool_pool_fragmentation",
+            "How scattered the free CPUs of an exclusive pool are over NUMA nodes, or over uncore"
+            " caches: 0 as close together as can be, towards 1 the more they are apart",
+            ("pool", "level"),
+            registry=registry,
+        )
         self._containers = Gauge(
             "cpupool_containers",
             "Containers by state: right, repaired by the last sweep, unknown (confined to the"
@@ -204,12 +212,20 @@ class Metrics(ProcessMetrics):
         for what, number in numbers.items():
             self._pools[what].labels(name, kind).set(number)
 
+    def fragmentation(self, pool: str, scores: Mapping[str, float]) -> None:
+        """Set how scattered the free CPUs of an exclusive pool are, 0 to 1, by level."""
+        self._levels[pool] = tuple(scores)
+        for level, score in scores.items():
+            self._fragmentation.labels(pool, level).set(score)
+
     def keep_pools(self, names: Collection[str]) -> None:
         """Forget the numbers of every other pool."""
         for gone in self._kinds.keys() - set(names):
             kind = self._kinds.pop(gone)
             for gauge in self._pools.values():
                 gauge.remove(gone, kind)
+            for level in self._levels.pop(gone, ()):
+                self._fragmentation.remove(gone, level)
 
     def containers(self, counts: Mapping[str, int]) -> None:
         """Set how many containers are in each of `CONTAINER_STATES`; 0 where none is given."""

@@ -93,7 +93,7 @@ def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
             known = found.get(pool.name, LargestPool(0))
             multi_threaded = pool.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
             found[pool.name] = LargestPool(
-                max(known.cpus, len(pool.cpus)), known.multi_threaded or multi_threaded
+                max(known.cpus, len(pool.offered)), known.multi_threaded or multi_threaded
             )
     return found
 

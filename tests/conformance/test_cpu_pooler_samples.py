@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.config import poolconfig
-from cpupool.core import pools
+from cpupool.core import pool_rules
 from cpupool.core.errors import ConfigError, Severity, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
@@ -131,7 +131,7 @@ def test_each_sample_is_taken_by_the_machines_that_have_its_cores(samples: Path)
     for archive in sorted((samples.parent / "topologies").glob("*.tar.gz")):
         topology = open_topology(str(archive))
         for file in files:
-            if not errors_in(pools.validate(file.pools, topology)):
+            if not errors_in(pool_rules.validate(file.pools, topology)):
                 taken[file.name].add(archive.name.removesuffix(".tar.gz"))
     assert taken == TAKEN_BY
 
@@ -170,12 +170,12 @@ def test_a_machine_refuses_a_sample_for_a_reason(
 ) -> None:
     (file,) = read(samples / sample)
     topology = open_topology(str(samples.parent / "topologies" / f"{machine}.tar.gz"))
-    problems = errors_in(pools.validate(file.pools, topology))
+    problems = errors_in(pool_rules.validate(file.pools, topology))
     assert reason in [problem.what for problem in problems]
 
 
 def test_a_machine_with_offline_cpus_takes_a_sample_with_a_warning(samples: Path) -> None:
     (file,) = read(samples / "testpoolconfig2.yaml")
     archive = samples.parent / "topologies" / "opteron-16-cpu4-offline.tar.gz"
-    (problem,) = pools.validate(file.pools, open_topology(str(archive)))
+    (problem,) = pool_rules.validate(file.pools, open_topology(str(archive)))
     assert (problem.what, problem.severity) == ("CPUs 4 are offline", Severity.WARNING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from itertools import combinations
@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cpupool.core import devices
 from cpupool.core.assignments import Grant, Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError
-from cpupool.core.names import Names
+from cpupool.core.errors import AllocationError, ConfigError
+from cpupool.core.names import Names, pool_variable
+from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerID, ContainerKind, RuntimeContainer
 from cpupool.host.cgroupfs import CgroupVersion
@@ -34,10 +35,12 @@ from tests.runtimes import ModelRuntime, without_runtime
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.manager.resolve import Owned
+    from cpupool.manager.owners import Owned
 
 MACHINE = MACHINES["laptop_4c8t"]
 EVERYTHING = "0-7"
+SPREAD = PoolPolicy(CPUBindPolicy.SPREAD_ACROSS_CORES, exclusive=ExclusivePolicy.PHYSICAL_CORE)
+WHOLE = PoolPolicy(CPUBindPolicy.FULL_PHYSICAL_CORES, reserved=CPUSet.of(2, 3))
 LAWFUL = (
     NodePools.of(
         Pool.named("exclusive_a", "2,4"),
@@ -60,11 +63,32 @@ LAWFUL = (
         Pool.named("shared_a", "0,6-7"),
         Pool.named("default", "1"),
     ),
+    NodePools.of(
+        replace(Pool.named("exclusive_a", "2-5"), policy=SPREAD),
+        replace(Pool.named("exclusive_b", "6"), policy=PoolPolicy(numa=NUMAPolicy.DISTRIBUTED)),
+        Pool.named("shared_a", "0"),
+        Pool.named("default", "1"),
+    ),
+    NodePools.of(
+        replace(Pool.named("exclusive_a", "2-7"), policy=WHOLE),
+        Pool.named("shared_a", "0-1"),
+    ),
+    NodePools.of(
+        replace(Pool.named("exclusive_a", "4-7"), policy=replace(SPREAD, reserved=CPUSet.of(5))),
+        replace(Pool.named("exclusive_c", "2-3"), policy=SPREAD),
+        Pool.named("default", "0-1"),
+    ),
+    NodePools.of(
+        Pool.named("exclusive_a", "3,5"),
+        Pool.named("exclusive_b", "7"),
+        Pool.named("default", "0-1"),
+    ),
 )
 UNLAWFUL = (
     NodePools.of(Pool.named("exclusive_a", "2-3"), Pool.named("default", "0")),
     NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "3")),
     NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("shared_a", "2")),
+    NodePools.of(replace(Pool.named("exclusive_a", "2-4"), policy=WHOLE)),
 )
 NAMES = Names()
 
@@ -84,6 +108,7 @@ class Life:
     pod: Pod
     pool: Pool
     ids: tuple[str, ...]
+    told: CPUSet
     seen: bool
 
 
@@ -94,6 +119,7 @@ class Kubelet:
     lives: list[Life] = field(default_factory=list)
     plain: list[Pod] = field(default_factory=list)
     answers: bool = True
+    checkpoint: bool = False
 
     def pods(self) -> tuple[Pod, ...]:
         return tuple(life.pod for life in self.lives if life.seen) + tuple(self.plain)
@@ -108,7 +134,13 @@ class Kubelet:
         }
 
     def by_pod_uid(self) -> dict[str, dict[str, dict[str, Grant]]]:
-        return {}
+        return {
+            life.pod.uid: {
+                "main": {NAMES.resource(life.pool.name): Grant(frozenset(life.ids), life.told)}
+            }
+            for life in self.lives
+            if self.checkpoint
+        }
 
     def allocatable_cpus(self) -> CPUSet:
         return CPUSet()
@@ -132,8 +164,15 @@ class Node(RuleBasedStateMachine):
         self.off = CPUSet()
         self.kernel = KernelModel(CgroupVersion.V2, {"kubepods": EVERYTHING}, EVERYTHING)
         self.kubelet = Kubelet()
+        self.count = 0
+        self.disputed = CPUSet()
+        self.deceived: set[str] = set()
+        self.start_agent(LAWFUL[0])
+
+    def start_agent(self, pools: NodePools) -> None:
+        self.owned: Owned = {}
         self.manager = Manager(NAMES)
-        self.manager.reconfigure(LAWFUL[0], MACHINE.topology())
+        self.manager.reconfigure(pools, MACHINE.topology())
         self.setter = CPUSetter(
             manager=self.manager,
             tree=self.kernel,
@@ -148,12 +187,18 @@ class Node(RuleBasedStateMachine):
             interval_s=1.0,
             swept=lambda _report: None,
         )
-        self.count = 0
-        self.owned: Owned = {}
 
-    @rule(data=st.data(), seen=st.booleans())
-    def allocate(self, data: st.DataObject, seen: bool) -> None:
-        """The kubelet admits a pod: it asks for preferred devices, then allocates them.
+    @precondition(lambda self: not self.off)
+    @rule()
+    def restart_agent(self) -> None:
+        """All that it knew is gone, and the kubelet has written down what containers were told."""
+        self.kubelet.checkpoint = True
+        self.start_agent(self.manager.pools())
+        self.all_are_seen()
+
+    @rule(data=st.data(), seen=st.booleans(), obeys=st.booleans())
+    def allocate(self, data: st.DataObject, seen: bool, obeys: bool) -> None:
+        """The kubelet admits a pod: it asks for preferred devices, then allocates them, or others.
 
         Who lists the pods may see it later.
         """
@@ -165,14 +210,25 @@ class Node(RuleBasedStateMachine):
         free = [one.id for one in offer if one.healthy and one.id not in used]
         if not free:
             return
-        if pool.kind is PoolKind.EXCLUSIVE:
-            size = data.draw(st.integers(1, len(free)))
-            ids = self.manager.preferred(pool.name, free, [], size)
-        else:
-            ids = tuple(free[:100])
-        self.manager.allocate(pool.name, ids)
+        try:
+            if pool.kind is PoolKind.SHARED:
+                ids = tuple(free[:100])
+            elif obeys:
+                size = data.draw(st.integers(1, len(free)))
+                ids = self.manager.preferred(pool.name, free, [], size)
+                assert len(ids) == size
+            else:
+                ids = tuple(data.draw(st.sets(st.sampled_from(free), min_size=1)))
+            answer = self.manager.allocate(pool.name, ids).environment
+        except AllocationError:
+            assert pool.policy.whole_cores
+            return
+        if pool.policy.whole_cores:
+            given = devices.exclusive_cpus(ids)
+            assert self.topology().with_siblings(given) & pool.cpus == given
         amount = {pool.name: len(ids)}
-        self.kubelet.lives.append(Life(self.start(**amount), pool, ids, seen))
+        told = CPUSet.parse(answer[pool_variable(pool.name)])
+        self.kubelet.lives.append(Life(self.start(**amount), pool, ids, told, seen))
         self.kubelet.answers = True
         if seen:
             self.sweep()
@@ -227,9 +283,12 @@ class Node(RuleBasedStateMachine):
             lives = (life for life in self.kubelet.lives if life.pod is pod)
             allocated = {life.pool.name: frozenset(life.ids) for life in lives}
         if annotated is Annotated.FALSELY:
+            self.deceived.add(pod.uid)
             for uid, by_pool in self.manager.state()[1].owned.items():
                 if uid != pod.uid:
                     allocated |= {pool: frozenset(map(str, by_pool[pool])) for pool in by_pool}
+                    claimed = CPUSet.union(by_pool.values())
+                    self.disputed |= MACHINE.topology().with_siblings(claimed)
         names = (pod.cgroup_uid, pod.namespace, pod.name)
         return (
             RuntimeContainer(ContainerID(f"{pod.name}-sandbox"), *names),
@@ -323,6 +382,27 @@ class Node(RuleBasedStateMachine):
             for pool, cpus in self.owned[uid].items():
                 assert cpus <= owned.get(uid, {}).get(pool, CPUSet()), (uid, pool)
         self.owned = owned
+
+    @invariant()
+    def who_was_given_a_cpu_owns_it(self) -> None:
+        """Unless an annotation has claimed its core for another pod, or another core for it."""
+        owned = self.manager.state()[1].owned
+        for life in self.kubelet.lives:
+            deceived = life.pod.uid in self.deceived
+            if life.seen and life.pool.kind is PoolKind.EXCLUSIVE and not deceived:
+                mine = CPUSet.union(owned.get(life.pod.uid, {}).values())
+                assert devices.exclusive_cpus(life.ids) <= mine | self.disputed, life
+
+    @invariant()
+    def a_core_has_one_owner_unless_its_pool_lists_siblings(self) -> None:
+        """Who comes second to a core had its device of a pool with a `cpuBindPolicy`."""
+        topology = MACHINE.topology()
+        holders = [one for one in self.kubelet.lives if one.pool.kind is PoolKind.EXCLUSIVE]
+        for first, second in combinations(holders, 2):
+            core = topology.with_siblings(first.told)
+            if not core.isdisjoint(second.told):
+                assert first.pool.name == second.pool.name
+                assert second.pool.policy.bind is not None, (first, second)
 
     @invariant()
     def what_a_pod_holds_stays_listed_and_healthy(self) -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import replace
+from itertools import product
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpupool.config import poolconfig
 from cpupool.config.document import Origin
+from cpupool.core import pool_rules
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Location, Problem
 from cpupool.core.names import Names
+from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
 
 labels = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), max_size=3)
 words = st.sampled_from(
     [
         *("pools", "nodeSelector", "resourceBaseName", "cpus", "hyperThreadingPolicy", "kind"),
+        *("cpuBindPolicy", "numaPolicy", "alignByUncoreCache", "exclusivePolicy", "reserved"),
         *("data", "exclusive-a", "shared", "default", "multiThreaded", "ConfigMap", "2-7", "x-"),
         *("poolconfig-a.yaml", "|", ">", "'", '"', "\\", "\\U", "&a", "*a", "!", "%", "null", "~"),
         *(
@@ -71,6 +76,23 @@ def test_any_file_is_read_or_refused_in_single_lines(text: str | bytes) -> None:
     read_everything(text)
 
 
+LAWFUL = [
+    pool
+    for hyper_threading, *keys in product(
+        HyperThreadingPolicy,
+        (None, *CPUBindPolicy),
+        NUMAPolicy,
+        (None, True, False),
+        ExclusivePolicy,
+    )
+    for pool in [
+        Pool("exclusive", PoolKind.EXCLUSIVE, CPUSet.of(0), hyper_threading, PoolPolicy(*keys))
+    ]
+    if not pool_rules.validate(NodePools.of(pool), None)
+]
+"""An exclusive pool of each policy that contradicts nothing."""
+
+
 @st.composite
 def pools_apart(draw: st.DrawFn) -> NodePools:
     """Pools of all kinds that share no CPU."""
@@ -84,17 +106,17 @@ def pools_apart(draw: st.DrawFn) -> NodePools:
     names.append("default")
     cpus = draw(st.lists(st.integers(0, 200), min_size=len(names), unique=True))
     return NodePools.of(
-        *(
-            Pool(name, kind, CPUSet(cpus[place :: len(names)]), policy)
-            for place, name in enumerate(names)
-            for kind in [PoolKind.of_name(name)]
-            for policy in [
-                draw(st.sampled_from(HyperThreadingPolicy))
-                if kind is PoolKind.EXCLUSIVE
-                else HyperThreadingPolicy.SINGLE_THREADED
-            ]
-        )
+        *(pool_of(draw, name, CPUSet(cpus[at :: len(names)])) for at, name in enumerate(names))
     )
+
+
+def pool_of(draw: st.DrawFn, name: str, cpus: CPUSet) -> Pool:
+    if PoolKind.of_name(name) is not PoolKind.EXCLUSIVE:
+        return Pool(name, PoolKind.of_name(name), cpus)
+    lawful = draw(st.sampled_from(LAWFUL))
+    reserved = draw(st.sets(st.sampled_from(list(cpus)), max_size=len(cpus) - 1))
+    policy = replace(lawful.policy, reserved=CPUSet(reserved))
+    return replace(lawful, name=name, cpus=cpus, policy=policy)
 
 
 def written(pools: NodePools, selector: dict[str, str]) -> str:
@@ -103,6 +125,7 @@ def written(pools: NodePools, selector: dict[str, str]) -> str:
         lines += [f"  {pool.name}:", f"    cpus: {pool.cpus}"]
         if pool.kind is PoolKind.EXCLUSIVE:
             lines.append(f"    hyperThreadingPolicy: {pool.hyper_threading.value}")
+        lines += [f"    {key}: {value}" for key, value in pool.policy.written().items()]
     lines += ["nodeSelector:", *(f"  {key}: {value}" for key, value in selector.items())]
     return "\n".join(lines)
 

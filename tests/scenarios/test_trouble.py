@@ -53,6 +53,9 @@ def test_cpus_that_go_offline_are_left_and_come_back(world: World) -> None:
         world.run("sharer", shared_b=10)
         world.run("plain")
         world.await_cpus(owner="2-3", other="4", sharer="6-7", plain="0-1")
+        for level in ("numa_node", "uncore_cache"):
+            scattered = f'cpupool_pool_fragmentation{{level="{level}",pool="exclusive_a"}} 0.0'
+            await_answer(agent, "/metrics", scattered)
 
         world.machine.switch_off(CPUSet.parse("1,3,6"))
         world.await_cpus(owner="2", other="4", sharer="7", plain="0")

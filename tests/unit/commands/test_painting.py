@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cpupool.commands.painting import Painting, paint, paint_pools
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from tests.pictures import POOLS, TELCO
 
@@ -24,6 +27,18 @@ class TestPaintPools:
             ("shared_a", "0-7"),
             ("in no pool", "8-31"),
         ]
+
+    def test_listed_siblings_and_reserved_cpus_look_like_the_rest_of_their_pool(self) -> None:
+        policy = PoolPolicy(CPUBindPolicy.FULL_PHYSICAL_CORES, reserved=CPUSet.of(2, 18))
+        pool = replace(Pool.named("exclusive_a", "2-3,18-19"), policy=policy)
+
+        painting = paint_pools(NodePools.of(pool), TELCO.topology())
+
+        assert {painting.marks[cpu] for cpu in (2, 3, 18, 19)} == {painting.marks[2]}
+        assert (painting.legend[0].name, painting.legend[0].note) == (
+            "exclusive_a",
+            "one owner each, 2,18 reserved",
+        )
 
     def test_cpus_of_two_pools_have_a_mark_of_their_own(self) -> None:
         pools = NodePools.of(Pool.named("shared_a", "0-3"), Pool.named("default", "3-5"))

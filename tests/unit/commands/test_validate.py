@@ -67,6 +67,25 @@ def test_a_good_file_is_one_line_with_its_pools_by_kind(folder: Path) -> None:
     assert run(path) == (0, [f"{path}: ok: exclusive-pool 2-7, shared-pool 1, default 0"])
 
 
+def test_a_policy_is_told_with_its_pool(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "pools:\n"
+        "  exclusive-a: {cpus: 2-5, cpuBindPolicy: fullPhysicalCores, reserved: 2-3}\n"
+        "  exclusive-b: {cpus: 6, numaPolicy: packed}\n"
+        "  exclusive-c: {cpus: 7, alignByUncoreCache: true}\n"
+    )
+    assert run(path) == (
+        0,
+        [
+            (
+                f"{path}: ok: exclusive-a 2-5 (cpuBindPolicy: fullPhysicalCores, reserved: 2-3),"
+                " exclusive-b 6, exclusive-c 7 (alignByUncoreCache: true)"
+            )
+        ],
+    )
+
+
 def test_a_folder_stands_for_its_pool_files(folder: Path) -> None:
     code, lines = run(folder)
     assert code == 0

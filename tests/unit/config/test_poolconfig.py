@@ -9,8 +9,10 @@ import pytest
 from cpupool.config import poolconfig
 from cpupool.config.document import Origin
 from cpupool.config.poolconfig import PoolFile, Source
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Location, Problem, Severity
 from cpupool.core.names import Names
+from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool
 
 GOOD = """\
@@ -149,7 +151,11 @@ def test_single_threaded_is_the_default(written: str) -> None:
             "pools:\n  exclusive:\n    cpu: 2\n    cpus: 2\n    colour: red\n",
             [
                 "a.yaml:3:5: pools.exclusive.cpu: unknown key; did you mean cpus?",
-                "a.yaml:5:5: pools.exclusive.colour: unknown key; use cpus or hyperThreadingPolicy",
+                (
+                    "a.yaml:5:5: pools.exclusive.colour: unknown key; use cpus or"
+                    " hyperThreadingPolicy or cpuBindPolicy or numaPolicy or alignByUncoreCache or"
+                    " exclusivePolicy or reserved"
+                ),
             ],
             id="unknown keys of a pool",
         ),
@@ -331,6 +337,111 @@ def test_a_policy_where_it_has_no_meaning_is_a_warning_only() -> None:
         )
     ]
     assert file.warnings[0].severity is Severity.WARNING
+
+
+def test_a_pool_says_how_its_cpus_are_chosen() -> None:
+    file = parse("""\
+        pools:
+          exclusive_a:
+            cpus: 2-7
+            cpuBindPolicy: fullPhysicalCores
+            numaPolicy: distributed
+            alignByUncoreCache: false
+            exclusivePolicy: numaNode
+            reserved: 2-3
+          exclusive_b: {cpus: 8, cpuBindPolicy: , numaPolicy: "", alignByUncoreCache: true}
+          exclusive_c: {cpus: 9, reserved: }
+        """)
+    assert [pool.policy for pool in file.pools] == [
+        PoolPolicy(
+            CPUBindPolicy.FULL_PHYSICAL_CORES,
+            NUMAPolicy.DISTRIBUTED,
+            align_by_uncore_cache=False,
+            exclusive=ExclusivePolicy.NUMA_NODE,
+            reserved=CPUSet.of(2, 3),
+        ),
+        PoolPolicy(align_by_uncore_cache=True),
+        PoolPolicy(),
+    ]
+    assert file.warnings == ()
+
+
+def test_words_that_are_no_policy_are_told_where_they_stand() -> None:
+    assert refused("""\
+        pools:
+          exclusive:
+            cpus: 2-7
+            cpuBindPolicy: FullPhysicalCore
+            numaPolicy: pack
+            alignByUncoreCache: yes
+            exclusivePolicy: core
+            reserved: 2-x
+            cpuBindPolcy: spreadAcrossCores
+        """) == [
+        (
+            "a.yaml:4:20: pools.exclusive.cpuBindPolicy: unknown value 'FullPhysicalCore'; did you"
+            " mean fullPhysicalCores?"
+        ),
+        ("a.yaml:5:17: pools.exclusive.numaPolicy: unknown value 'pack'; did you mean packed?"),
+        ("a.yaml:6:25: pools.exclusive.alignByUncoreCache: unknown value 'yes'; use true or false"),
+        (
+            "a.yaml:7:22: pools.exclusive.exclusivePolicy: unknown value 'core'; use none or"
+            " physicalCore or numaNode"
+        ),
+        (
+            "a.yaml:8:15: pools.exclusive.reserved: '2-x' is not a CPU list: '2-x' is neither a"
+            " CPU, as 4, nor a range, as 4-7 or 0-31:2; write the CPUs as in 2-7,12"
+        ),
+        "a.yaml:9:5: pools.exclusive.cpuBindPolcy: unknown key; did you mean cpuBindPolicy?",
+    ]
+
+
+def test_policies_that_contradict_themselves_are_told_at_their_keys() -> None:
+    assert refused("""\
+        pools:
+          exclusive:
+            cpus: 2-7
+            hyperThreadingPolicy: multiThreaded
+            cpuBindPolicy: fullPhysicalCores
+            reserved: 1-2
+        """) == [
+        (
+            "a.yaml:5:20: pools.exclusive.cpuBindPolicy: multiThreaded pools hand out whole cores"
+            " already; remove one of the two"
+        ),
+        (
+            "a.yaml:6:15: pools.exclusive.reserved: CPUs 1 are not among the pool's own, 2-7;"
+            " remove them here, or add them to its cpus"
+        ),
+    ]
+
+
+def test_keys_of_exclusive_pools_are_doubted_elsewhere_and_have_no_effect() -> None:
+    file = parse("""\
+        pools:
+          shared:
+            cpus: 2-7
+            cpuBindPolicy: fullPhysicalCores
+            numaPolicy: packed
+            alignByUncoreCache: false
+            exclusivePolicy: none
+            reserved: 2
+          default: {cpus: 0, reserved: }
+        """)
+    assert [str(problem) for problem in file.warnings] == [
+        (
+            f"a.yaml:{line}:{column}: warning: pools.shared.{key}: this has no meaning for a shared"
+            " pool; remove it"
+        )
+        for line, column, key in (
+            (4, 20, "cpuBindPolicy"),
+            (5, 17, "numaPolicy"),
+            (6, 25, "alignByUncoreCache"),
+            (7, 22, "exclusivePolicy"),
+            (8, 15, "reserved"),
+        )
+    ]
+    assert file.pools == NodePools.of(Pool.named("shared", "2-7"), Pool.named("default", "0"))
 
 
 def test_the_resource_domain_of_an_older_file_may_be_the_agents() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Device, Offer
 from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
 from cpupool.core.names import Names
+from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import Pool
 from tests.machines import MACHINES
 
@@ -20,6 +23,10 @@ TELCO = MACHINE.topology()
 EXCLUSIVE = Pool.named("exclusive", "6-9")
 SHARED = Pool.named("shared", "4-5")
 NONE = CPUSet()
+WHOLE = replace(
+    Pool.named("exclusive", "6-8,22-24"), policy=PoolPolicy(CPUBindPolicy.FULL_PHYSICAL_CORES)
+)
+"""The cores 6, 7 and 8 with their siblings 22, 23 and 24."""
 
 
 def offer(
@@ -120,6 +127,66 @@ def test_devices_that_cannot_be_given_out_are_refused(offline: CPUSet, taken: CP
 
 def test_milli_cpus_are_always_available() -> None:
     offer(SHARED, taken=CPUSet.of(4, 5), offline=CPUSet.of(4, 5)).check_free(["0"])
+
+
+RESERVING = replace(EXCLUSIVE, policy=PoolPolicy(reserved=CPUSet.of(7)))
+
+
+def test_reserved_cpus_are_no_devices() -> None:
+    assert [device.id for device in offer(RESERVING)] == ["6", "8", "9"]
+    assert devices.capacity(RESERVING) == 3
+    with pytest.raises(UnknownDevices) as raised:
+        offer(RESERVING).check_listed(["6", "7"])
+    assert raised.value.ids == ("7",)
+
+
+def test_a_device_that_becomes_reserved_while_a_pod_holds_it_drains() -> None:
+    drained = offer(RESERVING, held=frozenset({"7"}))
+    assert drained.draining == {"7"}
+    assert Device("7", healthy=True, node=0) in list(drained)
+    with pytest.raises(UnavailableDevices, match="have left the pool"):
+        drained.check_free(["6", "7"])
+
+
+def test_whole_cores_are_accepted_where_the_pool_promises_them() -> None:
+    offer(WHOLE).check_free(["6", "22", "24", "8"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        pytest.param(
+            ["6", "7", "22"],
+            "exclusive: 3 CPUs requested of cores with 2; request a multiple of 2",
+            id="no multiple",
+        ),
+        pytest.param(
+            ["6", "22", "7", "24"],
+            "exclusive: these CPUs are parts of cores, and the pool hands out whole ones (7, 24);"
+            " start the pod again: other devices will be chosen",
+            id="halves of two cores",
+        ),
+    ],
+)
+def test_parts_of_cores_are_refused_where_the_pool_promises_whole_ones(
+    ids: list[str], message: str
+) -> None:
+    with pytest.raises(AllocationError) as raised:
+        offer(WHOLE).check_free(ids)
+    assert str(raised.value) == message
+
+
+def test_a_core_is_not_whole_while_its_sibling_is_offline() -> None:
+    with pytest.raises(AllocationError, match="1 CPUs requested of cores with 2"):
+        offer(WHOLE, offline=CPUSet.of(22)).check_free(["6"])
+
+
+def test_a_listed_cpu_that_a_pod_has_beside_its_device_is_unhealthy() -> None:
+    listed = Offer.of(WHOLE, TELCO, NONE, {"6"}, beside=CPUSet.of(22))
+    assert [device.id for device in listed if not device.healthy] == ["22"]
+    with pytest.raises(UnavailableDevices) as raised:
+        listed.check_free(["7", "22"])
+    assert raised.value.ids == ("22",)
 
 
 def test_a_device_that_a_pod_holds_stays_listed_after_its_cpu_has_left_the_pool() -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.status import StatusFile
 from cpupool.manager.manager import Manager
+from cpupool.manager.ports import FoundContainer
 from cpupool.manager.ways import Way
+from tests.builders import container, given, pod
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
@@ -33,3 +35,18 @@ def test_another_way_is_shown_though_nobody_moves(tmp_path: Path) -> None:
         file.publish(*manager.state(), (), "", way)
 
     assert json.loads((tmp_path / "status.json").read_text())["enforcement"] == "nri"
+
+
+def test_a_choice_is_shown_that_is_known_later_than_its_pod(tmp_path: Path) -> None:
+    manager, file = Manager(), StatusFile(tmp_path / "status.json")
+    manager.reconfigure(NodePools.of(Pool.named("exclusive_a", "2")), MACHINE.topology())
+    web = pod("web", container(exclusive_a=1))
+    manager.set_pods([web])
+    manager.record_devices(given(web, exclusive_a="2"))
+    found = (FoundContainer("web-uid", "main-id", "path", "2"),)
+    file.publish(*manager.state(), found, "", Way.CGROUP)
+    manager.preferred("exclusive_a", ["2"], [], 1)
+    file.publish(*manager.state(), found, "", Way.CGROUP, choices=manager.choices())
+
+    (shown,) = json.loads((tmp_path / "status.json").read_text())["containers"]
+    assert shown["shares"][0]["choice"]["cpus"] == "2"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
@@ -19,6 +20,7 @@ from cpupool.api.deviceplugin_pb2 import (
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
+from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.sysfs import RecordedTree, Sysfs
 from cpupool.kubelet.device_plugin import DevicePluginServer
@@ -39,7 +41,11 @@ MACHINE = TELCO.topology()
 SINGLE = Pool.named("exclusive_a", "2-3,8")
 MULTI = Pool.named("exclusive_ht", "4-5,10", multi_threaded=True)
 SHARED = Pool.named("shared_s", "6,22,11-12")
-POOLS = NodePools.of(SINGLE, MULTI, SHARED)
+WHOLE = replace(
+    Pool.named("exclusive_whole", "7,13-15,23,29-31"),
+    policy=PoolPolicy(CPUBindPolicy.FULL_PHYSICAL_CORES, reserved=CPUSet.of(15, 31)),
+)
+POOLS = NodePools.of(SINGLE, MULTI, SHARED, WHOLE)
 
 
 class Served(NamedTuple):
@@ -103,6 +109,12 @@ def test_an_exclusive_pool_lists_each_cpu_with_its_numa_node(folder: Path) -> No
         (one.ID, one.health, [node.ID for node in one.topology.nodes]) for one in message.devices
     ]
     assert listed == [("2", "Healthy", [0]), ("3", "Healthy", [0]), ("8", "Healthy", [1])]
+
+
+def test_a_pool_of_whole_cores_lists_every_thread_without_the_reserved_ones(folder: Path) -> None:
+    with _serving(folder, WHOLE) as served:
+        message = next(served.stub.ListAndWatch(Empty(), timeout=DEADLINE_S))
+    assert [one.ID for one in message.devices] == ["7", "13", "14", "23", "29", "30"]
 
 
 def test_a_shared_pool_lists_a_device_per_milli_cpu_without_topology(folder: Path) -> None:
@@ -186,6 +198,13 @@ def test_the_options_say_whether_the_pool_chooses_devices(
             id="multiThreaded gives their siblings too",
         ),
         pytest.param(
+            WHOLE,
+            ("30", "13", "14", "29"),
+            {"EXCLUSIVE_CPUS": "13-14,29-30", "CPUPOOL_CPUS_EXCLUSIVE_WHOLE": "13-14,29-30"},
+            {"nokia.k8s.io/allocated.exclusive_whole": "13-14,29-30"},
+            id="fullPhysicalCores gives whole cores",
+        ),
+        pytest.param(
             SHARED,
             ("0", "1", "3999"),
             {"SHARED_CPUS": "6,11-12,22", "CPUPOOL_CPUS_SHARED_S": "6,11-12,22"},
@@ -247,6 +266,79 @@ def test_preferred_devices_come_from_one_numa_node(folder: Path) -> None:
             for reply in ask(request, timeout=DEADLINE_S).container_responses
         ]
     assert chosen == [["2", "3"], ["2", "8"]]
+
+
+def test_preferred_devices_are_whole_cores_where_the_pool_promises_them(folder: Path) -> None:
+    with _serving(folder, WHOLE) as served:
+        request = _prefer("7,13,14,29,30", 4)
+        (reply,) = served.stub.GetPreferredAllocation(
+            request, timeout=DEADLINE_S
+        ).container_responses
+    assert sorted(reply.deviceIDs) == ["13", "14", "29", "30"]
+
+
+def test_a_multi_threaded_pool_chooses_among_cores(folder: Path) -> None:
+    with _serving(folder, MULTI) as served:
+        asked = _prefer("4,5,10", 2)
+        ask = served.stub.GetPreferredAllocation
+        (reply,) = ask(asked, timeout=DEADLINE_S).container_responses
+        (given,) = served.stub.Allocate(
+            _allocate(*reply.deviceIDs), timeout=DEADLINE_S
+        ).container_responses
+    assert given.envs["EXCLUSIVE_CPUS"] == "4-5,20-21"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "words"),
+    [
+        pytest.param(
+            "Allocate",
+            _allocate("13", "29", "7"),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "exclusive_whole: 3 CPUs requested of cores with 2; request a multiple of 2",
+            id="one core and a half",
+        ),
+        pytest.param(
+            "Allocate",
+            _allocate("13", "30"),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "exclusive_whole: these CPUs are parts of cores, and the pool hands out whole ones"
+            " (13, 30); start the pod again: other devices will be chosen",
+            id="halves of two cores",
+        ),
+        pytest.param(
+            "Allocate",
+            _allocate("15", "31"),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "exclusive_whole: no such devices (15, 31); use the ids that it lists",
+            id="a reserved core",
+        ),
+        pytest.param(
+            "GetPreferredAllocation",
+            _prefer("13,14,29,30", 3),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "exclusive_whole: 3 CPUs requested of cores with 2; request a multiple of 2",
+            id="a choice of one core and a half",
+        ),
+        pytest.param(
+            "GetPreferredAllocation",
+            _prefer("7,13,14,30", 4),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "exclusive_whole: 4 CPUs requested, 2 free on whole cores; request fewer, or wait"
+            " until other pods end",
+            id="a choice of too few whole cores",
+        ),
+    ],
+)
+def test_a_pool_of_whole_cores_refuses_everything_else(
+    folder: Path, *, method: str, request_: Any, code: grpc.StatusCode, words: str
+) -> None:
+    with _serving(folder, WHOLE) as served:
+        with pytest.raises(grpc.RpcError) as refused:
+            getattr(served.stub, method)(request_, timeout=DEADLINE_S)
+        reply = served.stub.Allocate(_allocate("13", "29"), timeout=DEADLINE_S)
+    assert (refused.value.code(), refused.value.details()) == (code, words)
+    assert len(reply.container_responses) == 1
 
 
 def test_devices_of_the_pool_may_start(folder: Path) -> None:

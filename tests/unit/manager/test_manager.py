@@ -17,6 +17,7 @@ from cpupool.core.errors import (
     UnknownDevices,
 )
 from cpupool.core.names import Names
+from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
@@ -107,6 +108,54 @@ class TestPreferred:
     def test_an_impossible_size_is_refused(self, must: list[str], size: int) -> None:
         with pytest.raises(NotEnoughDevices):
             manager().preferred("exclusive_a", ["2", "4"], must, size)
+
+    def test_it_knows_which_cpus_other_pods_hold(self) -> None:
+        policy = PoolPolicy(
+            CPUBindPolicy.SPREAD_ACROSS_CORES, exclusive=ExclusivePolicy.PHYSICAL_CORE
+        )
+        node = manager(NodePools.of(replace(Pool.named("exclusive_a", "2-5"), policy=policy)))
+        holder = builders.pod("holder", builders.container(exclusive_a=1))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, exclusive_a="2"))
+
+        assert node.preferred("exclusive_a", ["3", "4", "5"], [], 1) == ("4",)
+        # The kubelet has seen it end already.
+        assert node.preferred("exclusive_a", ["2", "3", "4", "5"], [], 1) == ("2",)
+
+    def test_it_knows_what_was_just_promised(self) -> None:
+        policy = PoolPolicy(
+            CPUBindPolicy.SPREAD_ACROSS_CORES, exclusive=ExclusivePolicy.PHYSICAL_CORE
+        )
+        node = manager(NodePools.of(replace(Pool.named("exclusive_a", "2-5"), policy=policy)))
+        node.allocate("exclusive_a", ["2"])
+
+        assert node.preferred("exclusive_a", ["3", "4", "5"], [], 1) == ("4",)
+
+    def test_the_last_choice_of_each_cpu_is_kept(self) -> None:
+        node = manager(NodePools.of(Pool.named("exclusive_a", "2,4,6")))
+        for free in (["2", "4"], ["4", "6"]):
+            node.preferred("exclusive_a", free, [], 2)
+
+        kept = node.choices()
+
+        assert {(pool, cpu): str(one.cpus) for (pool, cpu), one in kept.items()} == {
+            ("exclusive_a", 2): "2,4",
+            ("exclusive_a", 4): "4,6",
+            ("exclusive_a", 6): "4,6",
+        }
+        assert str(kept["exclusive_a", 2].steps[0].left) == "2,4"
+
+    def test_a_choice_is_forgotten_with_the_pod_that_it_was_for(self) -> None:
+        node = manager(NodePools.of(Pool.named("exclusive_a", "2,4,6")))
+        node.preferred("exclusive_a", ["2", "4"], [], 2)
+        node.allocate("exclusive_a", ["2", "6"])
+        holder = builders.pod("holder", builders.container(exclusive_a=2))
+        node.set_pods([holder])
+        node.record_devices(builders.given(holder, exclusive_a="2,6"))
+        assert {cpu for _, cpu in node.choices()} == {2, 4}
+
+        node.set_pods([])
+        assert {cpu for _, cpu in node.choices()} == {4}
 
 
 class TestConfiguration:
@@ -309,6 +358,98 @@ class TestDraining:
         assert len(ids) == 1000
         assert {"0", "997", "1998", "1999"} <= ids.keys()
         assert cpus_of(node, "holder") == "0"
+
+
+class TestPolicies:
+    """Pools whose siblings are devices, on cores 2-3 and 4-5."""
+
+    SPREAD = PoolPolicy(CPUBindPolicy.SPREAD_ACROSS_CORES)
+    MULTI = NodePools.of(Pool.named("exclusive_a", "2,4", multi_threaded=True))
+    SINGLE = NodePools.of(Pool.named("exclusive_a", "2,4"))
+    OTHER = NodePools.of(Pool.named("exclusive_a", "3,4"))
+    THREADS = NodePools.of(replace(Pool.named("exclusive_a", "2-5"), policy=SPREAD))
+
+    def node(self, pools: NodePools, *ids: str) -> Manager:
+        node = manager(pools)
+        for one in ids:
+            told = node.allocate("exclusive_a", [one]).environment["EXCLUSIVE_CPUS"]
+            holder = builders.pod(f"holder-{one}", builders.container(exclusive_a=1))
+            node.set_pods([*(node.state()[0].pods or ()), holder])
+            node.record_devices(builders.given(holder, told=told, exclusive_a=one))
+        return node
+
+    def test_two_pods_may_have_the_threads_of_a_core(self) -> None:
+        node = self.node(self.THREADS, "2", "3")
+
+        assert (cpus_of(node, "holder-2"), cpus_of(node, "holder-3")) == ("2", "3")
+        assert health(node, "exclusive_a") == dict.fromkeys(("2", "3", "4", "5"), True)
+        assert cpus_of(node, "plain") == "0-1,6-7"
+
+    def test_they_keep_them_over_an_edit_and_a_restart(self) -> None:
+        node = self.node(self.THREADS, "2", "3")
+        facts = node.state()[0]
+        node.reconfigure(self.SINGLE, MACHINE.topology())
+        successor = manager(self.SINGLE)
+        successor.set_pods(facts.pods or ())
+        successor.record_devices(facts.devices)
+
+        for one in (node, successor):
+            assert (cpus_of(one, "holder-2"), cpus_of(one, "holder-3")) == ("2", "3")
+            assert health(one, "exclusive_a") == {"2": True, "3": True, "4": True}
+
+    def test_a_sibling_that_came_along_is_nobodys_device_after_an_edit(self) -> None:
+        node = self.node(self.MULTI, "2")
+        node.reconfigure(self.THREADS, MACHINE.topology())
+
+        assert cpus_of(node, "holder-2") == "2-3"
+        assert health(node, "exclusive_a") == {"2": True, "3": False, "4": True, "5": True}
+        with pytest.raises(UnavailableDevices, match="3"):
+            node.allocate("exclusive_a", ["3"])
+        node.set_pods([])
+        assert health(node, "exclusive_a")["3"]
+
+    def test_a_sibling_that_was_promised_is_nobodys_device_after_an_edit(self) -> None:
+        node = manager(self.MULTI)
+        node.allocate("exclusive_a", ["2"])
+        node.reconfigure(self.THREADS, MACHINE.topology())
+        assert not health(node, "exclusive_a")["3"]
+
+    def test_an_idle_sibling_stays_idle_when_the_pool_lists_it_in_place_of_the_cpu(self) -> None:
+        node = self.node(self.SINGLE, "2")
+        node.reconfigure(self.OTHER, MACHINE.topology())
+        assert health(node, "exclusive_a") == {"2": True, "3": False, "4": True}
+
+    @pytest.mark.parametrize("edits", [(), (OTHER,), (OTHER, SINGLE), (MULTI, SINGLE)])
+    def test_no_record_gives_a_sibling_to_somebody_else(self, edits: tuple[NodePools, ...]) -> None:
+        """Of a pool that lists one CPU per core, before and after edits and a restart."""
+        node = self.node(self.SINGLE, "2")
+        thief = builders.pod("thief", builders.container(exclusive_a=1))
+        node.set_pods([thief, *(node.state()[0].pods or ())])
+        node.record_devices(builders.given(thief, exclusive_a="3"))
+        for pools in edits:
+            node.reconfigure(pools, MACHINE.topology())
+        facts = node.state()[0]
+        successor = manager(facts.pools)
+        successor.set_pods(facts.pods or ())
+        successor.record_devices(facts.devices)
+
+        for one in (node, successor):
+            assert cpus_of(one, "holder-2") == "2"
+            assert cpus_of(one, "thief") == "0-1,6-7"
+
+    def test_a_device_that_becomes_reserved_drains(self) -> None:
+        node = self.node(self.THREADS, "2")
+        policy = replace(self.SPREAD, reserved=CPUSet.of(2, 3))
+        reserving = replace(Pool.named("exclusive_a", "2-5"), policy=policy)
+        change = node.reconfigure(NodePools.of(reserving), MACHINE.topology())
+
+        assert change.resized == ("exclusive_a",)
+        assert cpus_of(node, "holder-2") == "2"
+        assert health(node, "exclusive_a") == {"2": True, "4": True, "5": True}
+        assert cpus_of(node, "plain") == "0-1,6-7"
+        node.set_pods([])
+        assert health(node, "exclusive_a") == {"4": True, "5": True}
+        assert cpus_of(node, "plain") == "0-1,6-7"
 
 
 class TestPromises:
@@ -590,6 +731,21 @@ class TestOfflineCPUs:
 
         assert cpus_of(node, "p") == "2"
         assert cpus_of(node, "nobody") == "0-1"
+        # The kubelet admits the pod again only while its device is healthy.
+        assert health(node, "exclusive_a") == {"2": True}
+
+    def test_a_pod_keeps_its_cpu_when_the_sibling_returns_in_its_own_pool(self) -> None:
+        node = manager(NodePools.of(Pool.named("exclusive_a", "2-3")), offline="3")
+        node.allocate("exclusive_a", ["2"])
+        pod = builders.pod("p", builders.container(exclusive_a=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_a="2"))
+
+        problems = node.update_topology(MACHINE.topology())
+
+        assert "threads of one core" in str(problems[0])
+        assert cpus_of(node, "p") == "2"
+        assert health(node, "exclusive_a") == {"2": True, "3": False}
 
 
 class TestWaiting:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
+from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
 from cpupool.manager.report import NodeStatus, describe, from_json, to_json
@@ -53,6 +58,95 @@ def test_what_the_kernel_has_moved_into_a_pod_is_shown_under_the_pods_name() -> 
     assert str(known.wanted) == str(unknown.wanted) == "1,7"
 
 
-def test_a_status_comes_back_from_json_as_it_was() -> None:
-    status = edited(moves_pinned=False)
-    assert from_json(json.loads(json.dumps(to_json(status)))) == status
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PoolPolicy(),
+        PoolPolicy(
+            CPUBindPolicy.FULL_PHYSICAL_CORES,
+            NUMAPolicy.DISTRIBUTED,
+            align_by_uncore_cache=False,
+            exclusive=ExclusivePolicy.NUMA_NODE,
+            reserved=CPUSet.of(4),
+        ),
+        PoolPolicy(align_by_uncore_cache=True),
+    ],
+)
+def test_a_status_comes_back_from_json_as_it_was(policy: PoolPolicy) -> None:
+    manager = advised("2", "4")
+    status = describe(*manager.state(), [FOUND], choices=manager.choices())
+    pools = NodePools.of(*(replace(pool, policy=policy) for pool in status.pools))
+    whole = replace(status, pools=pools, offline=CPUSet.of(3), blocked=CPUSet.of(5))
+    assert from_json(json.loads(json.dumps(to_json(whole)))) == whole
+
+    old = edited(moves_pinned=False)
+    assert from_json(json.loads(json.dumps(to_json(old)))) == old
+
+
+FOUND = FoundContainer("owner-uid", "main-id", "path", "2,4")
+
+
+def advised(*ids: str) -> Manager:
+    """Make a manager that was asked twice, for a pod that has ended and for one that runs."""
+    manager = Manager(Names())
+    manager.reconfigure(
+        NodePools.of(Pool.named("exclusive_a", "2,4,6"), Pool.named("exclusive_b", "0")),
+        MACHINE.topology(),
+    )
+    manager.preferred("exclusive_a", ("2", "4", "6"), (), 1)
+    manager.preferred("exclusive_a", ("2", "4"), (), 2)
+    manager.preferred("exclusive_b", ("0",), (), 1)
+    owner = pod("owner", container(exclusive_a=len(ids)))
+    manager.set_pods([owner])
+    manager.record_devices(given(owner, exclusive_a=",".join(ids)))
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("ids", "chosen"),
+    [
+        pytest.param(("2", "4"), "2,4", id="as advised"),
+        pytest.param(("4", "6"), "2,4", id="in part"),
+        pytest.param(("2",), None, id="another number was for another pod"),
+        pytest.param(("6",), None, id="not of what was advised"),
+    ],
+)
+def test_a_choice_is_that_of_the_container_that_got_its_devices(
+    ids: tuple[str, ...], chosen: str | None
+) -> None:
+    manager = advised(*ids)
+    (owner,) = describe(*manager.state(), [FOUND], choices=manager.choices()).containers
+    (share,) = owner.shares
+    assert (share.choice and str(share.choice.cpus)) == chosen
+
+
+def test_an_init_containers_devices_are_told_as_used_again() -> None:
+    manager = Manager(Names())
+    manager.reconfigure(BEFORE, MACHINE.topology())
+    first = container("first", ContainerKind.INIT, exclusive_a=1)
+    later = container("later", ContainerKind.INIT, exclusive_a=1)
+    owner = pod("owner", first, later, container(exclusive_a=1), container("own", exclusive_a=1))
+    manager.set_pods([owner])
+    for name, ids in {"first": "2", "later": "2", "main": "2", "own": "4"}.items():
+        manager.record_devices(given(owner, name, exclusive_a=ids))
+    names = ("first", "later", "main", "own")
+    found = [FoundContainer("owner-uid", f"{name}-id", "path", "2") for name in names]
+    containers = describe(*manager.state(), found).containers
+    reused = {one.name.rpartition("/")[2]: one.shares[0].reused_from for one in containers}
+    assert reused == {"first": "", "later": "first", "main": "first", "own": ""}
+
+
+def test_devices_of_a_shared_pool_are_no_particular_cpus() -> None:
+    (owner,) = edited().containers
+    exclusive, shared = owner.shares
+    assert (exclusive.devices, exclusive.given) == (1, CPUSet.of(2))
+    assert (shared.devices, shared.given, shared.requested) == (2, CPUSet(), 2)
+
+
+def test_what_is_reserved_offline_or_owned_is_not_free() -> None:
+    pool = Pool.named("exclusive_a", "2,4,6")
+    reserving = replace(pool, policy=PoolPolicy(reserved=CPUSet.of(6)))
+    status = NodeStatus(NodePools.of(reserving), (), offline=CPUSet.of(4))
+    assert status.free(reserving) == CPUSet.of(2)
+    (owner,) = edited().containers
+    assert replace(status, containers=(owner,)).free(reserving) == CPUSet()

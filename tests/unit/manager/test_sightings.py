@@ -163,6 +163,17 @@ class TestOfAListedPod:
         node.sight([told("p-uid", "side", identifier="main-id")])
         assert node.state()[1].containers["p-uid", ContainerID("main-id")].container.name == "side"
 
+    def test_an_annotation_that_does_not_count_fulfils_no_promise(self) -> None:
+        node = manager()
+        node.set_pods([builders.pod("p", builders.container(exclusive_a=1))])
+        node.sight([told("p-uid", exclusive_a="2")])
+        node.allocate("exclusive_a", ["4"])
+        node.sight([told("p-uid", exclusive_a="4")])
+
+        assert owned(node) == {"p-uid": "2"}
+        node.reconfigure(NodePools.of(Pool.named("exclusive_a", "2")), MACHINE.topology())
+        assert listed(node) == {"2", "4"}
+
 
 class TestOfAStranger:
     """A pod that nobody but the container runtime has told of."""

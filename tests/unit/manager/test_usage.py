@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.usage import PoolUsage, usage
+from cpupool.manager.usage import PoolUsage, fragmentation, usage
 from tests.builders import container, given, pod
-from tests.machines import MACHINES
+from tests.machines import MACHINES, Machine
 
 MACHINE = MACHINES["arm_no_smt"]
 POOLS = NodePools.of(
@@ -39,5 +44,50 @@ def test_what_pods_hold_of_pools_that_shrank_or_went_is_draining() -> None:
         PoolUsage("shared_b", PoolKind.SHARED, 0, 3, offline=0, draining=3),
     )
 
+    assert fragmentation(manager.state()[0]) == {"exclusive_a": {"numa_node": 0, "uncore_cache": 0}}
+
     manager.set_pods([])
     assert [pool.name for pool in usage(manager.state()[0])] == ["exclusive_a"]
+
+
+def test_reserved_cpus_are_no_capacity() -> None:
+    pool = replace(Pool.named("exclusive_a", "2-5"), policy=PoolPolicy(reserved=CPUSet.of(4, 5)))
+    manager = Manager()
+    manager.reconfigure(NodePools.of(pool), MACHINE.having_lost(CPUSet.parse("3,5")))
+
+    (counted,) = usage(manager.state()[0])
+    assert (counted.capacity, counted.offline, counted.draining) == (2, 1, 0)
+
+    owner = pod("owner", container(exclusive_a=1))
+    manager.set_pods([owner])
+    manager.record_devices(given(owner, exclusive_a="4"))
+    (counted,) = usage(manager.state()[0])
+    assert (counted.capacity, counted.allocated, counted.draining) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "scores"),
+    [
+        pytest.param("0,1,2,3,8,9,10,11", (1 / 2, 0), id="half of each node is left"),
+        pytest.param("0,2,4,6,8,10,12,14", (1 / 2, 1 / 2), id="half of each cache is left"),
+        pytest.param("0,1,2,3,4,5,6,7", (0, 0), id="a whole node is left"),
+        pytest.param("0,1,2,3,4,5,6,8", (1 - 50 / 64, 1 - 14 / 16), id="and one elsewhere"),
+    ],
+)
+def test_free_cpus_that_lie_apart_are_scored_by_node_and_cache(
+    held: str, scores: tuple[float, float]
+) -> None:
+    manager = Manager()
+    # Two nodes of four L3 groups, each of two cores: 0-7 and 8-15 with siblings from 16 on.
+    machine = Machine(sockets=2, l3=4, cores=2, threads=2)
+    manager.reconfigure(NodePools.of(Pool.named("exclusive_a", "0-15")), machine.topology())
+    owner = pod("owner", container(exclusive_a=8))
+    manager.set_pods([owner])
+    manager.record_devices(given(owner, exclusive_a=held))
+
+    assert fragmentation(manager.state()[0]) == {
+        "exclusive_a": {
+            "numa_node": pytest.approx(scores[0]),
+            "uncore_cache": pytest.approx(scores[1]),
+        }
+    }

@@ -63,6 +63,18 @@ def test_the_numbers_of_a_pool_are_shown_until_it_is_gone(metrics: Metrics) -> N
     assert _scraped(metrics)["cpupool_pool_capacity", ("shared", "shared_b")] == 1000
 
 
+def test_how_scattered_a_pool_is_is_shown_until_it_is_gone(metrics: Metrics) -> None:
+    for name in ("exclusive_a", "exclusive_b"):
+        metrics.pool(name, "exclusive", capacity=8, allocated=3, offline=0, draining=0)
+        metrics.fragmentation(name, {"numa_node": 0.5, "uncore_cache": 0.25})
+    metrics.fragmentation("exclusive_a", {"numa_node": 0, "uncore_cache": 0.125})
+    metrics.keep_pools({"exclusive_a"})
+    assert _named(_scraped(metrics), "cpupool_pool_fragmentation") == {
+        ("cpupool_pool_fragmentation", ("numa_node", "exclusive_a")): 0,
+        ("cpupool_pool_fragmentation", ("uncore_cache", "exclusive_a")): 0.125,
+    }
+
+
 def test_containers_that_are_no_longer_in_a_state_leave_it(metrics: Metrics) -> None:
     metrics.containers({"right": 5, "failed": 1})
     metrics.confined({Cause.NO_POOL.value: 2})

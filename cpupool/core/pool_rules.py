@@ -1,0 +1,290 @@
+"""The rules of pools: what keeps them apart, and what may stand in one of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import Problem, Severity
+from cpupool.core.names import pool_variable
+from cpupool.core.pool_policy import (
+    ALIGN_BY_UNCORE_CACHE,
+    CPU_BIND_POLICY,
+    EXCLUSIVE_POLICY,
+    NUMA_POLICY,
+    RESERVED,
+    ExclusivePolicy,
+    NUMAPolicy,
+)
+from cpupool.core.pools import (
+    MAX_DEVICE_LIST_BYTES,
+    MILLI_PER_CPU,
+    HyperThreadingPolicy,
+    NodePools,
+    Pool,
+    PoolKind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cpupool.core.topology import CPUTopology
+
+_DEVICE_BYTES: Final = 13
+"""One healthy device in ListAndWatchResponse beside its id: tags, lengths and `Healthy`."""
+
+
+def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, ...]:
+    """Find everything wrong with the pools, on this machine or, without one, by themselves."""
+    problems = [*_each_alone(pools), *_overlaps(pools, topology), *_clashing_names(pools)]
+    if topology is not None:
+        problems += [*_against_machine(pools, topology), *_nothing_left(pools, topology)]
+    order = {pool.name: place for place, pool in enumerate(pools)}
+    return tuple(sorted(problems, key=lambda problem: order.get(problem.pool or "", len(order))))
+
+
+def _problem(
+    pool: Pool,
+    cpus: CPUSet,
+    what: str,
+    remedy: str,
+    severity: Severity = Severity.ERROR,
+    *,
+    key: str = "cpus",
+) -> Problem:
+    return Problem(
+        what=what,
+        remedy=remedy,
+        severity=severity,
+        path=f"pools.{pool.name}.{key}",
+        pool=pool.name,
+        cpus=cpus,
+    )
+
+
+def _each_alone(pools: NodePools) -> Iterator[Problem]:
+    for pool in pools:
+        if not pool.cpus:
+            yield _problem(pool, pool.cpus, "the pool has no CPUs", "list some, or remove the pool")
+        needed = device_list_bytes(len(pool.cpus)) if pool.kind is PoolKind.SHARED else 0
+        if needed > MAX_DEVICE_LIST_BYTES:
+            yield _problem(
+                pool,
+                pool.cpus,
+                f"its {len(pool.cpus)} CPUs make a device list of {needed} bytes, and the kubelet"
+                f" takes {MAX_DEVICE_LIST_BYTES}",
+                "split it into two shared pools",
+            )
+        yield from _contradictions(pool)
+        yield from _wrongly_reserved(pool)
+    defaults = pools.of_kind(PoolKind.DEFAULT)
+    for extra in defaults[1:]:
+        yield _problem(
+            extra,
+            extra.cpus,
+            f"{defaults[0].name} ({defaults[0].cpus}) is already the default pool, and any name"
+            f" without the prefix exclusive or shared is one ({extra.cpus})",
+            "merge the two, or give this one a prefix",
+        )
+
+
+def _contradictions(pool: Pool) -> Iterator[Problem]:
+    """Find keys that say opposite things; the kubelet refuses the first three, too.
+
+    NewStaticPolicyOptions in pkg/kubelet/cm/cpumanager/policy_options.go.
+    """
+    policy = pool.policy
+    distributed = policy.numa is NUMAPolicy.DISTRIBUTED
+    aligned = policy.align_by_uncore_cache is True
+    multi_threaded = pool.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
+    for found, key, what in (
+        (
+            distributed and policy.spreads,
+            NUMA_POLICY,
+            f"with {CPU_BIND_POLICY}: spreadAcrossCores CPUs are dealt out over cores, not nodes",
+        ),
+        (
+            aligned and distributed,
+            ALIGN_BY_UNCORE_CACHE,
+            f"with {NUMA_POLICY}: distributed CPUs are far apart, not behind one cache",
+        ),
+        (
+            aligned and policy.spreads,
+            ALIGN_BY_UNCORE_CACHE,
+            f"with {CPU_BIND_POLICY}: spreadAcrossCores CPUs are far apart, not behind one cache",
+        ),
+        (
+            multi_threaded and policy.spreads,
+            CPU_BIND_POLICY,
+            "multiThreaded pools hand out whole cores, so there are no threads to spread",
+        ),
+        (
+            multi_threaded and policy.whole_cores,
+            CPU_BIND_POLICY,
+            "multiThreaded pools hand out whole cores already",
+        ),
+    ):
+        if found:
+            yield _problem(pool, pool.cpus, what, "remove one of the two", key=key)
+    if policy.exclusive is ExclusivePolicy.PHYSICAL_CORE and not policy.spreads:
+        yield _problem(
+            pool,
+            pool.cpus,
+            f"only with {CPU_BIND_POLICY}: spreadAcrossCores do pods ever share a core",
+            "remove it",
+            Severity.WARNING,
+            key=EXCLUSIVE_POLICY,
+        )
+
+
+def _wrongly_reserved(pool: Pool) -> Iterator[Problem]:
+    reserved = pool.policy.reserved
+    if strange := reserved - pool.cpus:
+        yield _problem(
+            pool,
+            strange,
+            f"CPUs {strange} are not among the pool's own, {pool.cpus}",
+            "remove them here, or add them to its cpus",
+            key=RESERVED,
+        )
+    if reserved and not pool.offered:
+        yield _problem(
+            pool, pool.cpus, "no CPU of the pool is left to give out", "reserve fewer", key=RESERVED
+        )
+
+
+def device_list_bytes(cpus: int) -> int:
+    """Size the ListAndWatch message of a shared pool of so many CPUs, one device per milli-CPU."""
+    count = cpus * MILLI_PER_CPU
+    # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
+    further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
+    return count * (_DEVICE_BYTES + 1) + further_digits
+
+
+def _overlaps(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
+    for pool in pools.of_kind(PoolKind.EXCLUSIVE):
+        if topology is not None and pool.policy.bind is None:
+            yield from _two_threads_of_one_core(pool, topology)
+    for one, other in combinations(pools, 2):
+        first, second = sorted((one, other), key=lambda pool: pool.kind is not PoolKind.EXCLUSIVE)
+        if first.kind is PoolKind.EXCLUSIVE:
+            yield from _exclusive_overlap(first, second, topology)
+        elif common := first.cpus & second.cpus:
+            yield _problem(
+                first,
+                common,
+                f"CPUs {common} are also in {second.name}: both pools run on them",
+                "keep them in one pool unless sharing is meant",
+                Severity.WARNING,
+            )
+
+
+def _two_threads_of_one_core(pool: Pool, topology: CPUTopology) -> Iterator[Problem]:
+    for core in dict.fromkeys(topology.core_of(cpu) for cpu in pool.cpus):
+        listed = core & pool.cpus
+        if len(listed) > 1:
+            yield _problem(
+                pool,
+                listed,
+                f"CPUs {listed} are threads of one core, and an exclusive pool lists cores",
+                f"list only {listed.first}; hyperThreadingPolicy: multiThreaded adds its siblings",
+            )
+
+
+def _exclusive_overlap(pool: Pool, other: Pool, topology: CPUTopology | None) -> Iterator[Problem]:
+    if listed := pool.cpus & other.cpus:
+        yield _problem(
+            pool,
+            listed,
+            f"CPUs {listed} are also in {other.name}",
+            "an exclusive CPU may be in one pool only: remove them from one of the two",
+        )
+    if topology is None:
+        return
+    threads = topology.with_siblings(pool.cpus - listed)
+    if siblings := threads & other.cpus - listed:
+        owners = topology.with_siblings(siblings) & pool.cpus
+        yield _problem(
+            pool,
+            owners | siblings,
+            f"CPUs {siblings} in {other.name} are siblings of its CPUs {owners} on the same cores",
+            f"remove {siblings} from {other.name}, or {owners} from {pool.name}",
+        )
+
+
+def _clashing_names(pools: NodePools) -> Iterator[Problem]:
+    same: defaultdict[str, list[Pool]] = defaultdict(list)
+    for pool in pools.advertised:
+        same[pool_variable(pool.name)].append(pool)
+    for variable, clashing in same.items():
+        for extra in clashing[1:]:
+            yield Problem(
+                what=f"its variable {variable} is also that of {clashing[0].name}",
+                remedy="rename one of the two pools",
+                path=f"pools.{extra.name}",
+                pool=extra.name,
+            )
+
+
+def _against_machine(pools: NodePools, topology: CPUTopology) -> Iterator[Problem]:
+    for pool in pools:
+        if absent := pool.cpus - topology.present:
+            yield _problem(
+                pool,
+                absent,
+                f"this machine has no CPUs {absent}; it has {topology.present}",
+                "remove them from the pool",
+            )
+        if offline := pool.cpus & topology.present - topology.online:
+            yield _problem(
+                pool,
+                offline,
+                f"CPUs {offline} are offline",
+                "nobody gets them until they are switched on",
+                Severity.WARNING,
+            )
+        if pool.policy.whole_cores:
+            yield from _never_whole(pool, topology)
+
+
+def _never_whole(pool: Pool, topology: CPUTopology) -> Iterator[Problem]:
+    """Find cores that fullPhysicalCores could never give out."""
+    if missing := topology.with_siblings(pool.cpus) - pool.cpus:
+        yield _problem(
+            pool,
+            topology.with_siblings(missing),
+            f"the pool lacks CPUs {missing}, siblings of its own: their cores are never whole",
+            f"add {missing}, or list one CPU per core and use hyperThreadingPolicy: multiThreaded"
+            f" in place of {CPU_BIND_POLICY}",
+        )
+    reserved = pool.policy.reserved & pool.cpus
+    if split := topology.with_siblings(reserved) & pool.offered:
+        yield _problem(
+            pool,
+            topology.with_siblings(split) & pool.cpus,
+            f"CPUs {split} are siblings of reserved ones, and their cores are never whole",
+            f"reserve {split} too, or reserve none of their cores",
+            key=RESERVED,
+        )
+    cores = {topology.core_of(cpu) for cpu in pool.cpus}
+    most = max(map(len, cores), default=0)
+    if smaller := CPUSet.union(core for core in cores if len(core) < most):
+        yield _problem(
+            pool,
+            smaller,
+            f"CPUs {smaller} are on cores of fewer threads than the {most} of the others",
+            "nobody gets them: list them in a pool of their own, or switch their siblings on",
+            Severity.WARNING,
+        )
+
+
+def _nothing_left(pools: NodePools, topology: CPUTopology) -> Iterable[Problem]:
+    if pools.pools and not pools.of_kind(PoolKind.DEFAULT) and not pools.default_cpus(topology):
+        yield Problem(
+            what="no default pool is configured and the pools take every CPU",
+            remedy="containers without a request stay where they are: add a pool named default",
+            severity=Severity.WARNING,
+            path="pools",
+        )
