@@ -1,9 +1,9 @@
 """How the kubelet chooses devices, as functions of values.
 
-Follows kubernetes: pkg/kubelet/cm/devicemanager/manager.go (`devicesToAllocate`),
-topology_hints.go, and the scheduler's count of a pod's requests in
-component-helpers/resource/helpers.go (`PodRequests`). Where Go's maps leave the order to chance,
-the lowest ids come first.
+The embedded kubelet and the simulated node both decide with them. They follow kubernetes:
+pkg/kubelet/cm/devicemanager/manager.go (`devicesToAllocate`), topology_hints.go, and the
+scheduler's count of a pod's requests in component-helpers/resource/helpers.go (`PodRequests`).
+Where Go's maps leave the order to chance, the lowest ids come first.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import TYPE_CHECKING
 
+from cpupool.core import hints
 from cpupool.core.errors import NotEnoughDevices
+from cpupool.core.hints import Merged, TopologyHint
 from cpupool.core.workloads import ContainerKind
 from cpupool.wire.kubelet_checkpoint import NO_NODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
+    from cpupool.core.hints import TopologyPolicy
     from cpupool.core.workloads import Pod
 
 IDs = frozenset[str]
@@ -80,36 +82,36 @@ class Want:
     free: IDs
     reusable: IDs
 
-    def fits(self, nodes: frozenset[int]) -> bool:
-        """Tell whether these NUMA nodes can serve it, with everything reusable on them."""
-        reusable = [one for one in self.reusable if self.listing.nodes.get(one)]
-        if not all(self.listing.touches(one, nodes) for one in reusable):
-            return False
-        return len(reusable) + len(self.on(nodes)) >= self.count
-
     def on(self, nodes: frozenset[int]) -> IDs:
         """Give the free ids on these NUMA nodes."""
         return frozenset(one for one in self.free if self.listing.touches(one, nodes))
 
 
-def affinity(wants: Iterable[Want]) -> frozenset[int] | None:
-    """Find the smallest set of NUMA nodes that serves all that one container asks.
+def affinity(wants: Iterable[Want], nodes: Collection[int], manager: TopologyPolicy) -> Merged:
+    """Find the NUMA nodes that one container's devices should be on, as the kubelet does.
 
-    This is the topology manager's best-effort merge for resources that can be had from the same
-    nodes.
+    Each resource that has a topology offers the sets of nodes that could serve it, and the Topology
+    Manager takes what one set of each shares; so with several resources the nodes need not suffice
+    for each. On a machine with many nodes the work is bounded (`core/hints.py`).
+
+    Args:
+        wants: all that the container asks.
+        nodes: the NUMA nodes of the machine.
+        manager: what the Topology Manager demands.
 
     Returns:
-        The nodes, or None where no resource has a topology or no nodes suffice.
+        The nodes, None where any will do; and whether the container is let in.
     """
     aligned = [want for want in wants if want.listing.nodes]
-    nodes = sorted(
-        {node for want in aligned for own in want.listing.nodes.values() for node in own}
-    )
-    for size in range(1, len(nodes) + 1):
-        for chosen in map(frozenset, combinations(nodes, size)):
-            if all(want.fits(chosen) for want in aligned):
-                return chosen
-    return None
+    if not aligned:
+        return Merged(TopologyHint(None, preferred=True), admit=True)
+    return hints.merge(manager, nodes, [_hints(want, nodes) for want in aligned])
+
+
+def unaligned(wants: Iterable[Want], manager: TopologyPolicy) -> str:
+    """Say why `affinity` does not let a container in."""
+    asked = " and ".join(f"{want.count} of {want.resource}" for want in wants if want.listing.nodes)
+    return f"no NUMA nodes that topologyManagerPolicy {manager.value} accepts have {asked}"
 
 
 def choose(want: Want, nodes: frozenset[int] | None, prefer: Prefer) -> IDs:
@@ -169,6 +171,20 @@ def total_requests(pod: Pod) -> Counter[str]:
             started += requests
             peak |= started
     return total | peak
+
+
+def _hints(want: Want, nodes: Collection[int]) -> Sequence[TopologyHint]:
+    """Offer the sets of NUMA nodes that have enough, with everything reusable on them.
+
+    A device on several nodes counts on each; cpupool's are on one.
+    """
+
+    def by_node(ids: Iterable[str]) -> Counter[int]:
+        return Counter(node for one in ids for node in want.listing.nodes.get(one, ()))
+
+    capacity = dict.fromkeys(nodes, 0) | by_node(want.listing.nodes)
+    available = by_node(want.free | want.reusable)
+    return hints.generate(want.count, capacity, available, by_node(want.reusable)).hints
 
 
 def _lowest(ids: Iterable[str], count: int) -> IDs:

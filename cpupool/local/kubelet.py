@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
-from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb2_grpc
+from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2_grpc
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
@@ -25,18 +25,18 @@ from cpupool.core.errors import (
     PodRefused,
     RemoteProtocolError,
 )
+from cpupool.core.hints import TopologyPolicy
 from cpupool.core.workloads import ContainerKind, ContainerRef, PodUID
-from cpupool.host import files
 from cpupool.kubelet.registration import VERSION
 from cpupool.local import devices, services
 from cpupool.local.devices import IDs, Listing, Want
+from cpupool.local.ledger import Ledger
 from cpupool.local.plugins import Plugin
 from cpupool.telemetry import log as logs
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
+from cpupool.wire.kubelet_checkpoint import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from cpupool.core.names import Names
@@ -63,29 +63,28 @@ class EmbeddedKubelet:
     Args:
         folder: plays /var/lib/kubelet. A checkpoint in it is read at the start.
         names: the resource of each pool.
-        single_numa_node: refuse a container that does not fit on one NUMA node, as the topology
-            manager's policy of that name does; otherwise best effort.
+        manager: its `topologyManagerPolicy`; the scope is the container. The NUMA nodes that it
+            knows are those that devices are on.
 
     Attributes:
         static_cpus: what its CPU manager hands out; none while its policy is none. It only says so.
     """
 
-    def __init__(self, folder: Path, names: Names, *, single_numa_node: bool = False) -> None:
+    def __init__(
+        self, folder: Path, names: Names, *, manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT
+    ) -> None:
         self.static_cpus = CPUSet()
         self._plugins_folder = folder / "device-plugins"
         self._registration_socket = self._plugins_folder / "kubelet.sock"
         self._podresources_socket = folder / "pod-resources" / "kubelet.sock"
-        self._checkpoint = self._plugins_folder / "kubelet_internal_checkpoint"
+        self._ledger = Ledger(self._plugins_folder / "kubelet_internal_checkpoint")
         self._names = names
-        self._single_numa_node = single_numa_node
+        self._manager = manager
         self._serving = ExitStack()
         self._admission = threading.Lock()
-        self._saving = threading.Lock()
         self._changed = threading.Condition()
         self._plugins: dict[str, Plugin] = {}
         self._listings: dict[str, Listing] = {}
-        self._grants: dict[ContainerRef, dict[str, Entry]] = {}
-        self._active: dict[PodUID, Pod] = {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -101,7 +100,8 @@ class EmbeddedKubelet:
             HostFileError: a socket cannot be made.
             RemoteProtocolError: the checkpoint is damaged.
         """
-        self._restore()
+        for resource in self._ledger.restore():
+            self._listings.setdefault(resource, Listing())
         self._serve()
 
     def _serve(self) -> None:
@@ -113,7 +113,7 @@ class EmbeddedKubelet:
             with services.serving(self._podresources_socket, opened) as server:
                 podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(
                     services.PodResources(
-                        self._pod_resources, self._allocatable_devices, lambda: self.static_cpus
+                        self._ledger.pods, self._listed_now, lambda: self.static_cpus
                     ),
                     server,
                 )
@@ -141,13 +141,7 @@ class EmbeddedKubelet:
         self.stop()
         with self._changed:
             self._listings = dict.fromkeys(self._listings, Listing())
-            self._grants.clear()
-        self._restore()
-        with self._changed:
-            # The checkpoint may still name pods that have ended.
-            ended = [ref for ref in self._grants if ref.pod not in self._active]
-            for ref in ended:
-                del self._grants[ref]
+        self._ledger.restart()
         self._serve()
 
     def listing(self, resource: str) -> Listing:
@@ -182,7 +176,7 @@ class EmbeddedKubelet:
         """
         with self._admission:
             try:
-                if not self._holds_devices(pod):
+                if not self._ledger.knows(pod.uid):
                     self._check_fit(pod)
                 reusable: dict[str, IDs] = {}
                 for container in pod.containers:
@@ -193,18 +187,14 @@ class EmbeddedKubelet:
             except (AllocationError, HostFileError, RemoteProtocolError) as error:
                 self.remove_pod(pod.uid)
                 raise _refused(pod, _UNEXPECTED, f"Allocate failed: {error}") from error
-            with self._changed:
-                self._active[pod.uid] = pod
+            self._ledger.enter(pod)
 
     def remove_pod(self, uid: str) -> None:
         """Free the devices of a pod that has ended.
 
         As with the kubelet, the checkpoint names it until the next list or allocation is saved.
         """
-        with self._changed:
-            self._active.pop(PodUID(uid), None)
-            for ref in [ref for ref in self._grants if ref.pod == uid]:
-                del self._grants[ref]
+        self._ledger.remove(PodUID(uid))
 
     def run_options(self, ref: ContainerRef) -> RunOptions:
         """Give what a container starts with, from the stored replies, and tell the plugins.
@@ -214,8 +204,8 @@ class EmbeddedKubelet:
         Raises:
             RemoteProtocolError: a plugin that wants to prepare the start does not.
         """
+        grants = sorted(self._ledger.of(ref).items(), reverse=True)
         with self._changed:
-            grants = sorted(self._grants.get(ref, {}).items(), reverse=True)
             plugins = dict(self._plugins)
         environment: dict[str, str] = {}
         annotations: dict[str, str] = {}
@@ -232,25 +222,10 @@ class EmbeddedKubelet:
             if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
                 path.unlink()
 
-    def _restore(self) -> None:
-        if not self._checkpoint.exists():
-            return
-        saved = kubelet_checkpoint.parse(self._checkpoint.read_bytes())
-        with self._changed:
-            for entry in saved.entries:
-                ref = ContainerRef(PodUID(entry.pod_uid), entry.container)
-                self._grants.setdefault(ref, {})[entry.resource] = entry
-            for resource in saved.registered:
-                self._listings.setdefault(resource, Listing())
-
     def _save(self) -> None:
-        with self._saving:
-            with self._changed:
-                entries = [entry for held in self._grants.values() for entry in held.values()]
-                healthy = {name: found.healthy for name, found in self._listings.items()}
-            registered = {name: tuple(ids) for name, ids in healthy.items()}
-            data = kubelet_checkpoint.encode(Checkpoint(tuple(entries), registered))
-            files.write_atomically(self._checkpoint, data)
+        self._ledger.save(
+            lambda: {name: found.healthy for name, found in self._listed_now().items()}
+        )
 
     def _register(self, version: str, endpoint: str, resource: str) -> None:
         if version != VERSION:
@@ -285,14 +260,9 @@ class EmbeddedKubelet:
             # As the kubelet does: a full disk takes no device from anybody.
             log.warning("checkpoint not saved", error=error)
 
-    def _holds_devices(self, pod: Pod) -> bool:
-        with self._changed:
-            return any(ref.pod == pod.uid for ref in self._grants)
-
     def _check_fit(self, pod: Pod) -> None:
         """Do the scheduler's part: compare counts with what the node advertises."""
-        with self._changed:
-            others = [devices.total_requests(other) for other in self._active.values()]
+        others = [devices.total_requests(other) for other, _ in self._ledger.pods()]
         for pool, count in sorted(devices.total_requests(pod).items()):
             resource = self._names.resource(pool)
             advertised = self.listing(resource).allocatable
@@ -306,8 +276,7 @@ class EmbeddedKubelet:
 
     def _allocate(self, pod: Pod, container: Container, reusable: dict[str, IDs]) -> None:
         ref = ContainerRef(pod.uid, container.name)
-        with self._changed:
-            held = dict(self._grants.get(ref, {}))
+        held = self._ledger.of(ref)
         asked = {self._names.resource(pool): count for pool, count in container.requests.items()}
         for resource in asked.keys() & held.keys():
             if lost := held[resource].ids - self.listing(resource).healthy:
@@ -321,16 +290,13 @@ class EmbeddedKubelet:
             self._want(resource, asked[resource], reusable.get(resource, frozenset()))
             for resource in sorted(asked.keys() - held.keys())
         ]
-        nodes = devices.affinity(wants)
-        if self._single_numa_node and nodes is not None and len(nodes) > 1:
-            raise _refused(
-                pod,
-                "TopologyAffinityError",
-                f"Resources cannot be allocated with Topology locality: {container.name} needs"
-                f" NUMA nodes {', '.join(map(str, sorted(nodes)))}",
-            )
+        listed = [own for found in self._listed_now().values() for own in found.nodes.values()]
+        merged = devices.affinity(wants, frozenset().union(*listed), self._manager)
+        if not merged.admit:
+            why = devices.unaligned(wants, self._manager)
+            raise _refused(pod, "TopologyAffinityError", f"{container.name}: {why}")
         for want in wants:
-            held[want.resource] = self._grant(ref, want, nodes)
+            held[want.resource] = self._grant(ref, want, merged.hint.nodes)
         if wants:
             self._save()
         for resource, entry in held.items():
@@ -339,12 +305,9 @@ class EmbeddedKubelet:
             reusable[resource] = known | entry.ids if plain else known - entry.ids
 
     def _want(self, resource: str, count: int, reusable: IDs) -> Want:
-        with self._changed:
-            listing = self.listing(resource)
-            taken: IDs = frozenset().union(
-                *(held[resource].ids for held in self._grants.values() if resource in held)
-            )
-        return Want(resource, count, listing, listing.healthy - taken, reusable)
+        listing = self.listing(resource)
+        free = listing.healthy - self._ledger.taken(resource)
+        return Want(resource, count, listing, free, reusable)
 
     def _grant(self, ref: ContainerRef, want: Want, nodes: frozenset[int] | None) -> Entry:
         with self._changed:
@@ -355,39 +318,12 @@ class EmbeddedKubelet:
         reply = plugin.allocate(ids).SerializeToString()
         by_node = devices.by_node(ids, want.listing)
         entry = Entry(ref.pod, ref.name, want.resource, by_node, reply)
-        with self._changed:
-            self._grants.setdefault(ref, {})[want.resource] = entry
+        self._ledger.give(ref, entry)
         return entry
 
-    def _pod_resources(self) -> Iterator[podresources_pb2.PodResources]:
-        """List the active pods as the kubelet does: plain init containers are left out."""
+    def _listed_now(self) -> dict[str, Listing]:
         with self._changed:
-            active = tuple(self._active.values())
-            grants = {ref: tuple(held.values()) for ref, held in self._grants.items()}
-        for pod in active:
-            yield podresources_pb2.PodResources(
-                name=pod.name,
-                namespace=pod.namespace,
-                containers=[
-                    podresources_pb2.ContainerResources(
-                        name=container.name,
-                        devices=services.container_devices(
-                            (entry.resource, entry.device_ids)
-                            for entry in grants.get(ContainerRef(pod.uid, container.name), ())
-                        ),
-                    )
-                    for container in pod.containers
-                    if container.kind in (ContainerKind.APP, ContainerKind.SIDECAR)
-                ],
-            )
-
-    def _allocatable_devices(self) -> Iterator[podresources_pb2.ContainerDevices]:
-        with self._changed:
-            listings = dict(self._listings)
-        return services.container_devices(
-            (resource, devices.by_node(found.healthy, found))
-            for resource, found in listings.items()
-        )
+            return dict(self._listings)
 
 
 def _refused(pod: Pod, reason: str, what: str) -> PodRefused:

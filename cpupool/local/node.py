@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from cpupool.core.errors import ManifestError, PodRefused
+from cpupool.core.hints import TopologyPolicy
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerKind, ContainerRef, Pod, PodUID
 from cpupool.host.root import HostRoot
@@ -42,7 +43,7 @@ class EmbeddedNode:
         cgroups: where containers live.
         names: the resource of each pool.
         sysfs: the topology that the node is to have.
-        single_numa_node: as for `EmbeddedKubelet`.
+        manager: the kubelet's `topologyManagerPolicy`.
         changed: called after each change of a pod, on the thread that makes it.
 
     Attributes:
@@ -58,7 +59,7 @@ class EmbeddedNode:
         *,
         names: Names | None = None,
         sysfs: Path = Path("/sys"),
-        single_numa_node: bool = False,
+        manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.root = replace(
@@ -66,9 +67,7 @@ class EmbeddedNode:
         )
         self.cgroup_root = cgroups.cgroup_root
         self._names = names or Names()
-        self.kubelet = EmbeddedKubelet(
-            self.root.kubelet, self._names, single_numa_node=single_numa_node
-        )
+        self.kubelet = EmbeddedKubelet(self.root.kubelet, self._names, manager=manager)
         self._runtime = EmbeddedRuntime(cgroups)
         self._changed = changed
         self._opened = ExitStack()

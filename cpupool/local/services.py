@@ -11,11 +11,17 @@ import grpc
 from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 from cpupool.api.deviceplugin_pb2 import Empty, RegisterRequest
 from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.workloads import ContainerKind
+from cpupool.local import devices
 from cpupool.wire.kubelet_checkpoint import NO_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from cpupool.core.workloads import Pod
+    from cpupool.local.devices import Listing
+    from cpupool.wire.kubelet_checkpoint import Entry
 
 _WORKERS: Final = 8
 _GRACE_S: Final = 2.0
@@ -64,15 +70,15 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     """Lists who has what.
 
     Args:
-        pods: gives the active pods.
-        allocatable: gives the healthy devices.
+        pods: gives the active pods, each with what its containers hold by their names.
+        allocatable: gives resource → what its plugin lists.
         cpus: gives the CPUs of a static CPU manager; none under the policy none.
     """
 
     def __init__(
         self,
-        pods: Callable[[], Iterable[podresources_pb2.PodResources]],
-        allocatable: Callable[[], Iterable[podresources_pb2.ContainerDevices]],
+        pods: Callable[[], Iterable[tuple[Pod, Mapping[str, Iterable[Entry]]]]],
+        allocatable: Callable[[], Mapping[str, Listing]],
         cpus: Callable[[], Iterable[int]],
     ) -> None:
         self._pods = pods
@@ -83,18 +89,41 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
         self, _request: object, _context: object
     ) -> podresources_pb2.ListPodResourcesResponse:
         """Answer with the active pods."""
-        return podresources_pb2.ListPodResourcesResponse(pod_resources=self._pods())
+        pods = (_pod(pod, held) for pod, held in self._pods())
+        return podresources_pb2.ListPodResourcesResponse(pod_resources=pods)
 
     def GetAllocatableResources(  # noqa: N802
         self, _request: object, _context: object
     ) -> podresources_pb2.AllocatableResourcesResponse:
         """Answer with what can be given out."""
+        healthy = (
+            (resource, devices.by_node(found.healthy, found))
+            for resource, found in self._allocatable().items()
+        )
         return podresources_pb2.AllocatableResourcesResponse(
-            devices=self._allocatable(), cpu_ids=self._cpus()
+            devices=_container_devices(healthy), cpu_ids=self._cpus()
         )
 
 
-def container_devices(
+def _pod(pod: Pod, held: Mapping[str, Iterable[Entry]]) -> podresources_pb2.PodResources:
+    """Write a pod as the kubelet does: plain init containers are left out."""
+    return podresources_pb2.PodResources(
+        name=pod.name,
+        namespace=pod.namespace,
+        containers=[
+            podresources_pb2.ContainerResources(
+                name=container.name,
+                devices=_container_devices(
+                    (entry.resource, entry.device_ids) for entry in held[container.name]
+                ),
+            )
+            for container in pod.containers
+            if container.kind in (ContainerKind.APP, ContainerKind.SIDECAR)
+        ],
+    )
+
+
+def _container_devices(
     held: Iterable[tuple[str, Mapping[int, tuple[str, ...]]]],
 ) -> Iterator[podresources_pb2.ContainerDevices]:
     """Write devices as the kubelet does: each id by itself, once per NUMA node."""

@@ -16,6 +16,7 @@ import pytest
 from cpupool.app import Agent, Settings
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError, PodRefused
+from cpupool.core.hints import TopologyPolicy
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.checkpoint import CheckpointFile
@@ -37,6 +38,12 @@ POOLS = """
 pools:
   exclusive_a: {cpus: "2-5"}
   shared_b: {cpus: "6-7"}
+  default: {cpus: "0-1"}
+"""
+POLICIES = """
+pools:
+  exclusive_build: {cpus: "2-5,18-21", cpuBindPolicy: fullPhysicalCores, reserved: "2,18"}
+  exclusive_web: {cpus: "8-9,24-25", cpuBindPolicy: spreadAcrossCores}
   default: {cpus: "0-1"}
 """
 HERE = CPUSet(os.sched_getaffinity(0))
@@ -106,7 +113,13 @@ def manifest(name: str, containers: Mapping[str, Mapping[str, int]]) -> dict[str
 
 
 @contextmanager
-def living(folder: Path, home: Cgroups, pools: str, sysfs: Path) -> Iterator[World]:
+def living(
+    folder: Path,
+    home: Cgroups,
+    pools: str,
+    sysfs: Path,
+    manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT,
+) -> Iterator[World]:
     config = folder / "config"
     config.mkdir()
     (config / "poolconfig-node.yaml").write_text(pools + "nodeSelector: {node: this}\n")
@@ -116,7 +129,7 @@ def living(folder: Path, home: Cgroups, pools: str, sysfs: Path) -> Iterator[Wor
     def changed() -> None:
         agent.wake()
 
-    with EmbeddedNode(folder, home, sysfs=sysfs, changed=changed) as node:
+    with EmbeddedNode(folder, home, sysfs=sysfs, manager=manager, changed=changed) as node:
         cluster = EmbeddedCluster(node, {"node": "this"})
         agent = Agent(settings, node.root, Sysfs.at(sysfs), lambda _metrics, _changed: cluster)
         agent.configure()
@@ -228,6 +241,32 @@ def test_a_pod_whose_cpu_went_offline_is_not_admitted_again(
     assert [one.finished for one in world.node.pods()] == [True]
     machine.switch_on(CPUSet.of(2))
     world.settled(exclusive_a=4)
+
+
+@pytest.fixture
+def smt_world(folder: Path) -> Iterator[World]:
+    """A node of 16 cores with two threads each, whose pools list both."""
+    machine = MACHINES["telco_2s_2n_16c32t"].write(folder)
+    with (
+        EmulatedCgroups(folder, machine.topology().online, "") as home,
+        living(folder, home, POLICIES, machine.sys) as made,
+    ):
+        made.settled(exclusive_build=6, exclusive_web=4)
+        yield made
+
+
+def test_a_pod_gets_whole_cores_or_is_told_why_not(smt_world: World) -> None:
+    with pytest.raises(PodRefused, match=r"exclusive_build: 3 CPUs requested .* a multiple of 2"):
+        smt_world.run("half", main={"exclusive_build": 3})
+    smt_world.run("build", main={"exclusive_build": 4})
+    smt_world.eventually("build", main="3-4,19-20")
+
+
+def test_pods_of_a_pool_that_spreads_have_threads_of_one_core(smt_world: World) -> None:
+    smt_world.run("one", main={"exclusive_web": 2})
+    smt_world.run("other", main={"exclusive_web": 2})
+    smt_world.eventually("one", main="8-9")
+    smt_world.eventually("other", main="24-25")
 
 
 def test_a_real_process_runs_on_its_cpus_in_this_machines_own_cgroups(folder: Path) -> None:

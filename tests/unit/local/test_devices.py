@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.errors import NotEnoughDevices
+from cpupool.core.hints import TopologyPolicy
 from cpupool.core.workloads import ContainerKind
 from cpupool.local import devices
 from cpupool.local.devices import IDs, Listing, Want
@@ -12,6 +13,7 @@ from tests.builders import container, pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from cpupool.core.workloads import Container
 
@@ -58,13 +60,57 @@ def advising(text: str) -> Callable[[IDs, IDs, int], IDs]:
             {1},
             id="a node that serves both resources",
         ),
+        pytest.param(
+            [want(4, TWO_NODES), want(1, {"20": (1,)}, resource="x/b")],
+            {0, 1},
+            id="both nodes for the one that needs them",
+        ),
+        pytest.param(
+            [want(1, TWO_NODES, free="10"), want(1, {"20": (0,)}, resource="x/b")],
+            {0},
+            id="the lowest where two resources cannot agree",
+        ),
         pytest.param([want(1, {"0": ()})], None, id="no topology, no preference"),
-        pytest.param([want(9, TWO_NODES)], None, id="no nodes suffice"),
+        pytest.param(
+            [want(1, {"0": ()}), want(1, {"20": (1,)}, resource="x/b")],
+            {1},
+            id="one without a topology has no say",
+        ),
+        pytest.param([want(9, TWO_NODES)], {0, 1}, id="all nodes where none suffice"),
         pytest.param([], None, id="nothing is asked"),
     ],
 )
-def test_the_fewest_numa_nodes_are_preferred(wants: list[Want], nodes: set[int] | None) -> None:
-    assert devices.affinity(wants) == nodes
+def test_the_fewest_numa_nodes_are_preferred(
+    wants: list[Want], nodes: AbstractSet[int] | None
+) -> None:
+    merged = devices.affinity(wants, {0, 1}, TopologyPolicy.BEST_EFFORT)
+    assert (merged.hint.nodes, merged.admit) == (nodes, True)
+
+
+@pytest.mark.parametrize(
+    ("manager", "free", "admitted"),
+    [
+        (TopologyPolicy.NONE, "0,10", True),
+        (TopologyPolicy.BEST_EFFORT, "0,10", True),
+        (TopologyPolicy.RESTRICTED, "0,10", False),
+        (TopologyPolicy.RESTRICTED, "0,1", True),
+        (TopologyPolicy.SINGLE_NUMA_NODE, "0,10", False),
+        (TopologyPolicy.SINGLE_NUMA_NODE, "0,1", True),
+    ],
+)
+def test_the_topology_manager_lets_in_what_its_policy_accepts(
+    manager: TopologyPolicy, free: str, *, admitted: bool
+) -> None:
+    wants = [want(2, TWO_NODES, free=free)]
+    assert devices.affinity(wants, {0, 1}, manager).admit is admitted
+
+
+def test_nodes_without_devices_count_as_in_the_kubelet() -> None:
+    one = want(1, {"10": (1,)})
+    other = want(1, {"20": (2,)}, resource="x/b")
+    merged = devices.affinity([one, other], range(4), TopologyPolicy.BEST_EFFORT)
+    # {0, 1} serves the one, {0, 2} the other, and node 0 is the lowest that two sets share.
+    assert merged.hint.nodes == frozenset({0})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from cpupool.api.deviceplugin_pb2_grpc import RegistrationStub
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
 from cpupool.core.errors import HostFileError, PodRefused, RemoteProtocolError
+from cpupool.core.hints import TopologyPolicy
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.kubelet.checkpoint import CheckpointFile
@@ -270,16 +271,27 @@ def test_a_plugin_without_an_opinion_is_not_asked(world: World) -> None:
 def test_a_container_that_needs_two_numa_nodes_is_refused_under_single_numa_node(
     folder: Path,
 ) -> None:
-    with (
-        EmbeddedKubelet(folder, Names(), single_numa_node=True) as kubelet,
-        ExitStack() as opened,
-    ):
+    manager = TopologyPolicy.SINGLE_NUMA_NODE
+    with EmbeddedKubelet(folder, Names(), manager=manager) as kubelet, ExitStack() as opened:
         world = World(folder, kubelet, opened)
         world.register(world.plugin(), FOUR)
         with pytest.raises(PodRefused) as caught:
             kubelet.admit(pod("a", container(exclusive=3)))
         assert caught.value.reason == "TopologyAffinityError"
+        assert "main: no NUMA nodes that topologyManagerPolicy single-numa-node" in str(
+            caught.value
+        )
         kubelet.admit(pod("b", container(exclusive=2)))
+
+
+def test_a_machine_of_64_numa_nodes_is_no_hurdle(world: World) -> None:
+    """Whoever walked through all sets of its nodes would never come to an end."""
+    cpus = {str(cpu): cpu // 4 for cpu in range(256)}
+    world.register(world.plugin(), cpus)
+    world.kubelet.admit(pod("half", container(exclusive=2), container("other", exclusive=126)))
+    last = pod("rest", container(exclusive=127))
+    world.kubelet.admit(last)
+    assert len(world.holds(last)) == 127
 
 
 def test_a_container_starts_with_what_the_plugins_stored_for_it(world: World) -> None:
