@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "validate": "check pool files or the ConfigMap before a node sees them",
     "topology": "draw this machine, or a recorded one: sockets, NUMA nodes, cores, threads",
     "status": "draw which container of the node runs where, as the agent last saw it",
+    "explain": "say step by step why a container has its CPUs, or none",
+    "simulate": "show where pods would land on a machine, and compare policies",
     "doctor": "check a node, or a support bundle, for everything that keeps pools from working",
     "kubelet-config": "print or check the kubelet settings that a pool file needs",
     "support-bundle": "collect what a diagnosis without the node needs, without secrets",

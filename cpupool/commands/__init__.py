@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 POOL_FOLDER: Final = Path("/etc/cpu-pooler")
 """Where the agent's ConfigMap is mounted; the manifests have it, too."""
 METRICS_PORT: Final = 9404
+SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
+"""What `cpupool simulate --json` writes and `cpupool explain` reads."""
 LARGEST_BYTES: Final = 16 * 2**20
 _WIDTH: Final = 100
 _SUBDOMAIN: Final = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cpupool.commands import UsageError, add_command, add_shape, add_topology, open_machine
 from cpupool.commands.checks import SILENT_S
@@ -14,6 +14,7 @@ from cpupool.manager import report
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from cpupool.commands import Commands
     from cpupool.manager.report import NodeStatus
@@ -51,14 +52,8 @@ def add_parser(commands: Commands, summary: str) -> None:
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Show the status; 1 if a container is not where it belongs, or nobody looks at them."""
-    document, age_s = _read(arguments.file)
-    try:
-        status = report.from_json(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{arguments.file} is no status file of this version of cpupool; restart the agent, or"
-            " name its file with --file"
-        ) from error
+    document, age_s = read(arguments.file)
+    status = parse(arguments.file, document)
     astray = sum(str(container.wanted) != container.found for container in status.containers)
     if arguments.json:
         out.write(json.dumps(document, indent=2) + "\n")
@@ -67,7 +62,12 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return 1 if astray or status.waiting_for or age_s > SILENT_S else 0
 
 
-def _read(path: Path) -> tuple[dict[str, object], float]:
+def read(path: Path) -> tuple[Any, float]:
+    """Read a JSON file that the agent keeps true, and its age in seconds.
+
+    Raises:
+        UsageError: it is not there, cannot be read, or is no JSON.
+    """
     try:
         age_s = time.time() - path.stat().st_mtime
         document = json.loads(path.read_text("utf-8"))
@@ -86,6 +86,26 @@ def _read(path: Path) -> tuple[dict[str, object], float]:
     return document, age_s
 
 
+def parse(path: Path, document: Mapping[str, Any]) -> NodeStatus:
+    """Take a document for a status.
+
+    Raises:
+        UsageError: it is none, or one of another version.
+    """
+    try:
+        return report.from_json(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is no status file of this version of cpupool; restart the agent, or name its"
+            " file with --file"
+        ) from error
+
+
+def silence(age_s: float) -> str:
+    """Say in a line that nobody keeps the file true any more."""
+    return f"This is {age_s:.0f} s old: the agent does not run, or cannot write its file.\n"
+
+
 def _draw(arguments: argparse.Namespace, status: NodeStatus, age_s: float, out: TextIO) -> None:
     # The drawing library is imported by what draws only, so that --json stays light.
     from cpupool.commands import drawing  # noqa: PLC0415
@@ -95,4 +115,4 @@ def _draw(arguments: argparse.Namespace, status: NodeStatus, age_s: float, out: 
     if arguments.svg:
         drawing.export_svg(picture, arguments.svg, "cpupool status")
     if age_s > SILENT_S:
-        out.write(f"This is {age_s:.0f} s old: the agent does not run, or cannot write its file.\n")
+        out.write(silence(age_s))

@@ -98,12 +98,19 @@ def test_the_picture_is_written_as_svg(files: list[str], tmp_path: Path) -> None
         b"[]",
         b'"text"',
         b"{}",
-        b'{"schema": "cpupool-status/1"}',
-        b'{"schema": "cpupool-status/1", "pools": [], "containers": []}',
-        b'{"schema": "cpupool-status/1", "pools": {"a": {"kind": "odd"}}, "containers": []}',
-        b'{"schema": "cpupool-status/1", "pools": {}, "containers": [{"name": "x"}]}',
-        json.dumps({**to_json(RIGHT), "enforcement": "odd"}).encode(),
-        b'{"schema": "cpupool-status/2", "pools": {}, "containers": []}',
+        b'{"schema": "cpupool-status/2"}',
+        b'{"schema": "cpupool-status/2", "pools": [], "containers": []}',
+        b'{"schema": "cpupool-status/2", "pools": {"a": {"kind": "odd"}}, "containers": []}',
+        b'{"schema": "cpupool-status/2", "pools": {}, "containers": [{"name": "x"}]}',
+        *(
+            json.dumps({**to_json(RIGHT), key: value}).encode()
+            for key, value in (
+                ("enforcement", "odd"),
+                ("offline", "odd"),
+                ("schema", "cpupool-status/1"),
+                ("schema", "cpupool-status/3"),
+            )
+        ),
         b"\xff\xfe",
     ],
 )

@@ -1,0 +1,191 @@
+"""`cpupool explain`: why a container has its CPUs, or none, step by step."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from cpupool.commands import (
+    SIMULATION_SCHEMA,
+    UsageError,
+    add_command,
+    add_shape,
+    add_topology,
+    open_machine,
+)
+from cpupool.commands import status as status_file
+from cpupool.commands.checks import SILENT_S
+from cpupool.commands.reasons import in_simulation, on_node
+from cpupool.core.cpuset import CPUSet
+from cpupool.host.root import HostRoot
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cpupool.commands import Commands
+    from cpupool.commands.reasons import Explanation
+
+SCHEMA: Final = "cpupool-explanation/1"
+_REFUSED: Final = (
+    "look at `cpupool status` for what runs here, and at `kubectl describe pod` for why a pod was"
+    " refused: its events have cpupool's sentence"
+)
+_NOT_SIMULATED: Final = "simulate it, too"
+_EXAMPLES = """\
+examples:
+  cpupool explain default/web/main
+  cpupool explain web --json | jq '.containers[].steps[] | [.rule, .why, .left]'
+  cpupool explain default/web --file simulation.json --policy packed
+
+A pod's name alone will do where it is the only one; without a container each of them is explained.
+Each line ends with the CPUs that are left after it.
+
+Exit code 0: it has the CPUs that it should have; 1: it has not, or the agent is silent; 2: the
+command line is wrong, the file cannot be read, or there is no such container.
+"""
+
+
+def add_parser(commands: Commands, summary: str) -> None:
+    """Add the command's arguments."""
+    parser = add_command(
+        commands,
+        "explain",
+        summary,
+        "Says why a container has its CPUs, from the request to its cgroup: on this node, as the"
+        " agent last saw it, or in a simulation.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "container", metavar="NAMESPACE/POD[/CONTAINER]", help="the container, or its pod"
+    )
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        type=Path,
+        default=HostRoot().status,
+        help="what the agent, or `cpupool simulate --json`, has written (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="which policy of a simulation (default: its first)"
+    )
+    add_topology(parser, "the machine to draw, instead of this one for an agent's file", None)
+    add_shape(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Explain; 1 if a container has not what it should have, or nobody looks after it.
+
+    Raises:
+        UsageError: the file cannot be used, or has no such container.
+    """
+    document, age_s = status_file.read(arguments.file)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    kind, _, _ = SIMULATION_SCHEMA.partition("/")
+    simulated = isinstance(schema, str) and schema.startswith(f"{kind}/")
+    machine = arguments.topology or (None if simulated else "this")
+    if arguments.svg and not machine:
+        raise UsageError("--svg draws a machine; name the simulated one with --topology")
+    explained = (_simulation if simulated else _node)(arguments, document)
+    silent = not simulated and age_s > SILENT_S
+    if arguments.json:
+        containers = [one.to_json() for one in explained]
+        out.write(json.dumps({"schema": SCHEMA, "containers": containers}, indent=2) + "\n")
+    else:
+        for one in explained:
+            _tell(one, out)
+        if machine:
+            _draw(machine, explained, arguments.svg, out)
+        if silent:
+            out.write(status_file.silence(age_s))
+    return 0 if all(one.right for one in explained) and not silent else 1
+
+
+def _node(arguments: argparse.Namespace, document: Mapping[str, Any]) -> Sequence[Explanation]:
+    status = status_file.parse(arguments.file, document)
+    if arguments.policy:
+        raise UsageError("--policy is for simulations; name one with --file, or leave it out")
+    if status.waiting_for:
+        raise UsageError(
+            f"the agent waits for {status.waiting_for}, and has not looked at any container; see"
+            " `cpupool doctor`"
+        )
+    names = _find([one.name for one in status.containers], arguments.container, _REFUSED)
+    return [on_node(status, one) for one in status.containers if one.name in names]
+
+
+def _simulation(
+    arguments: argparse.Namespace, document: Mapping[str, Any]
+) -> Sequence[Explanation]:
+    broken = UsageError(
+        f"{arguments.file} is no simulation of this version of cpupool; write it with"
+        " `cpupool simulate --json`"
+    )
+    if document["schema"] != SIMULATION_SCHEMA:
+        raise broken
+    try:
+        policies = document["policies"]
+        policy = arguments.policy or next(iter(policies), "")
+        if policy not in policies:
+            has = ", ".join(policies) or "none"
+            raise UsageError(f"{arguments.file} has no policy {policy!r}; it has {has}")
+        everyone = [in_simulation(one) for one in policies[policy]["containers"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise broken from error
+    names = _find([one.name for one in everyone], arguments.container, _NOT_SIMULATED)
+    return [one for one in everyone if one.name in names]
+
+
+def _find(names: Sequence[str], asked: str, otherwise: str) -> set[str]:
+    """Give the containers that are meant: the one of this name, or those of the pod.
+
+    Args:
+        names: of all containers.
+        asked: what is on the command line.
+        otherwise: what to do about a name that is no slip of the pen.
+
+    Raises:
+        UsageError: there is none, or several pods have the name.
+    """
+    if asked in names and asked.count("/") == 2:
+        return {asked}
+    by_pod: dict[str, list[str]] = {}
+    for name in names:
+        by_pod.setdefault("/".join(name.split("/")[:2]), []).append(name)
+    pods = [pod for pod in by_pod if asked in {pod, pod.partition("/")[2]}]
+    if len(pods) > 1:
+        raise UsageError(f"{asked!r} is the name of several pods; say which: {', '.join(pods)}")
+    if pods:
+        # A pod's sandbox is nobody's question while there are containers.
+        of_pod = by_pod[pods[0]]
+        return {name for name in of_pod if name.count("/") == 2} or set(of_pod)
+    alike = {0: {pod.partition("/")[2] for pod in by_pod}, 1: set(by_pod)}
+    near = difflib.get_close_matches(asked, sorted(alike.get(asked.count("/"), names)), n=3)
+    hint = f"did you mean {' or '.join(near)}? Else " if near else ""
+    raise UsageError(f"there is no container or pod {asked!r} here; {hint}{otherwise}")
+
+
+def _tell(explanation: Explanation, out: TextIO) -> None:
+    out.write(f"{explanation.name}: {explanation.cpus or 'no CPUs'}\n")
+    out.writelines(
+        f"{number:>3}. {step.rule}: {step.why} => {step.left or 'none'}\n"
+        for number, step in enumerate(explanation.steps, 1)
+    )
+
+
+def _draw(machine: str, explained: Iterable[Explanation], svg: Path | None, out: TextIO) -> None:
+    # The drawing library is imported by what draws only, so that --json stays light.
+    from cpupool.commands import drawing, painting  # noqa: PLC0415
+
+    groups = [(one.name, one.cpus) for one in explained]
+    theirs = CPUSet.union(one.cpus for one in explained)
+    groups.append(
+        ("others of the same pools", CPUSet.union(one.pools for one in explained) - theirs)
+    )
+    picture = drawing.Picture(open_machine(machine), painting.paint(groups))
+    drawing.show(picture, out)
+    if svg:
+        drawing.export_svg(picture, svg, "cpupool explain")

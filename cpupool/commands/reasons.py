@@ -1,0 +1,221 @@
+"""Why a container has its CPUs, or none: the steps that `cpupool explain` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import PoolKind
+from cpupool.manager import report
+from cpupool.manager.ways import Way
+from cpupool.policies.pooled import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.core.pools import Pool
+    from cpupool.manager.report import ContainerStatus, NodeStatus, PoolShare
+
+_WAYS: Final = {
+    Way.NRI: "NRI: the container runtime does, before their first instruction",
+    Way.CRI: "CRI: the container runtime does, when cpupool has seen them",
+    Way.CGROUP: "the cgroup: cpupool writes it when it has seen them",
+}
+_NONE_NAMED: Final = "the kubelet has named none for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one container has its CPUs.
+
+    Attributes:
+        name: the container.
+        steps: the reasons, in their order.
+        cpus: what it has.
+        right: whether it has what it should have; one that was refused has not.
+        pools: the CPUs of its pools.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    cpus: CPUSet
+    right: bool
+    pools: CPUSet
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it as JSON values."""
+        return {
+            "name": self.name,
+            "cpus": str(self.cpus),
+            "right": self.right,
+            "steps": report.steps_to_json(self.steps),
+        }
+
+
+def on_node(status: NodeStatus, container: ContainerStatus) -> Explanation:
+    """Explain a container that the agent has found."""
+    found = CPUSet.parse(container.found)
+    pools = (status.pools.by_name(share.pool) for share in container.shares)
+    return Explanation(
+        container.name,
+        tuple(_on_node(status, container)),
+        found,
+        found == container.wanted,
+        CPUSet.union(pool.cpus for pool in pools if pool),
+    )
+
+
+def in_simulation(container: Mapping[str, Any]) -> Explanation:
+    """Explain a container of a simulation.
+
+    Args:
+        container: as `cpupool simulate --json` writes it.
+
+    Raises:
+        ValueError: a list of CPUs is none.
+        KeyError: a key is missing.
+    """
+    cpus, refused = CPUSet.parse(container["cpus"]), container["refused"]
+    chosen = report.steps_from_json(container["steps"])
+    request = f"it requests {_amount(container['pool'], container['requested'])}"
+    first = chosen[0].left if chosen else cpus
+    last = Step("refused", refused, CPUSet()) if refused else Step("given", "these CPUs", cpus)
+    steps = (Step("request", request, first), *chosen, last)
+    return Explanation(container["name"], steps, cpus, not refused, first)
+
+
+def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
+    yield _request(status, container)
+    for share in container.shares:
+        pool = status.pools.by_name(share.pool)
+        yield _pool(status, share, pool)
+        if PoolKind.of_name(share.pool) is PoolKind.EXCLUSIVE:
+            yield from _chosen(share)
+            yield _given(share)
+            yield from _added_and_lost(status, container, share, pool)
+        else:
+            yield from _shared(container, share, pool)
+    yield from _placed(status, container)
+    way = f"containers that start now are set by {_WAYS[status.enforcement]}"
+    yield Step("enforcement", way, container.wanted)
+    yield _found(container)
+
+
+def _request(status: NodeStatus, container: ContainerStatus) -> Step:
+    if not container.shares:
+        pod_only = container.name.count("/") < 2
+        unsaid = "a pod's sandbox, or a container that its pod has not reported yet"
+        return Step("request", unsaid if pod_only else "it requests no pool", container.wanted)
+    wishes, cpus = [], CPUSet()
+    for share in container.shares:
+        wishes.append(_amount(share.pool, share.requested))
+        pool = status.pools.by_name(share.pool)
+        cpus |= pool.cpus if pool else share.given
+    return Step("request", f"it requests {' and '.join(wishes)}", cpus)
+
+
+def _amount(pool: str, requested: int) -> str:
+    shared = PoolKind.of_name(pool) is PoolKind.SHARED
+    return f"{requested}{' milli-CPUs' if shared else ''} of {pool}"
+
+
+def _pool(status: NodeStatus, share: PoolShare, pool: Pool | None) -> Step:
+    if pool is None:
+        return Step("pool", f"this node has no pool {share.pool} now", share.given)
+    said = [f"{pool.name} has CPUs {pool.cpus}"]
+    if pool.kind is PoolKind.EXCLUSIVE:
+        said += ["one owner each", pool.hyper_threading.value]
+    said += [f"{key} {value}" for key, value in pool.policy.written().items()]
+    for what, cpus in (("offline", status.offline), ("on cores of two pools", status.blocked)):
+        if lost := pool.cpus & cpus:
+            said.append(f"CPUs {lost} {what}")
+    return Step("pool", ", ".join(said), status.offered(pool))
+
+
+def _chosen(share: PoolShare) -> Iterator[Step]:
+    if share.choice is not None:
+        yield from share.choice.steps
+        if not share.choice.proven:
+            why = "the best of the sets that were looked at: there were too many to see them all"
+            yield Step("search", why, share.choice.cpus)
+    elif share.devices and not share.reused_from:
+        why = (
+            "chosen before this agent started: not recorded; or the kubelet had nothing to ask,"
+            " because it needed all that was left"
+        )
+        yield Step("choice", why, share.given)
+
+
+def _given(share: PoolShare) -> Step:
+    if not share.devices:
+        why = _NONE_NAMED
+    elif share.reused_from:
+        why = (
+            f"the kubelet gave those of the init container {share.reused_from}: it reuses what its"
+            " pod's init containers had before it asks for others"
+        )
+    elif share.choice is None:
+        why = "the kubelet gave these"
+    elif share.choice.cpus == share.given:
+        why = "the kubelet gave these, as GetPreferredAllocation had advised"
+    else:
+        why = (
+            f"the kubelet did not follow GetPreferredAllocation, which advised {share.choice.cpus}:"
+            " its Topology Manager aligned them otherwise, or another pod was quicker"
+        )
+    return Step("devices", why, share.given)
+
+
+def _added_and_lost(
+    status: NodeStatus, container: ContainerStatus, share: PoolShare, pool: Pool | None
+) -> Iterator[Step]:
+    granted = share.given | share.siblings
+    if share.siblings:
+        yield Step(
+            "multiThreaded", f"the siblings on its cores come along, CPUs {share.siblings}", granted
+        )
+    if gone := share.given - (pool.offered if pool else CPUSet()):
+        why = f"CPUs {gone} are the pool's to give no more: the pod keeps them until it ends"
+        yield Step("draining", why, granted)
+    if container.placement is Placement.POOLS and (offline := granted & status.offline):
+        why = f"CPUs {offline} are offline: it runs there again when they are back"
+        yield Step("offline", why, share.cpus)
+
+
+def _shared(container: ContainerStatus, share: PoolShare, pool: Pool | None) -> Iterator[Step]:
+    why = f"the kubelet gave {share.devices}, one per milli-CPU" if share.devices else _NONE_NAMED
+    on_pools = container.placement is Placement.POOLS
+    yield Step("devices", why, pool.cpus if pool else share.cpus)
+    if pool and on_pools and (lost := pool.cpus - share.cpus):
+        yield Step("shared", f"CPUs {lost} are offline, or on a core that a pod owns", share.cpus)
+
+
+def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
+    defaults = status.pools.of_kind(PoolKind.DEFAULT)
+    default = f"the default pool {defaults[0].name}" if defaults else "the CPUs of no pool"
+    if container.placement is Placement.DEFAULT:
+        yield Step("default", f"it runs on {default}", container.wanted)
+    elif container.placement is Placement.CONFINED:
+        why = f"{container.reason}: it is kept on {default}, away from exclusive CPUs"
+        yield Step("confined", why, container.wanted)
+    else:
+        if len(container.shares) > 1:
+            yield Step("together", "the CPUs of all its pools", container.wanted)
+        if container.reason:
+            yield Step("kept", container.reason, container.wanted)
+
+
+def _found(container: ContainerStatus) -> Step:
+    found = CPUSet.parse(container.found)
+    if found == container.wanted:
+        why = "its cgroup has these CPUs: it is where it belongs"
+    elif container.wanted:
+        why = (
+            f"its cgroup has other CPUs than {container.wanted}: the agent moves it in a moment,"
+            " or its log says what is in the way"
+        )
+    else:
+        why = "there is no CPU for it, so its cgroup is left as it is"
+    return Step("found", why, found)
