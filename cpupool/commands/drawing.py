@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Final, TextIO, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 from rich.box import ROUNDED, SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +28,7 @@ from cpupool.core.pools import PoolKind
 from cpupool.core.topology import CoreType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import ConsoleOptions, RenderableType, RenderResult
@@ -130,6 +132,25 @@ def checks(rows: Sequence[Row]) -> RenderableType:
 def show(picture: RenderableType, out: TextIO) -> None:
     """Print a picture, in colour where `out` is a terminal that has some."""
     Console(file=out, highlight=False).print(picture)
+
+
+@contextmanager
+def progress(title: str, total: int, out: TextIO) -> Iterator[Callable[[], None]]:
+    """Show a bar while something long runs, and take it away at the end.
+
+    Args:
+        title: what runs.
+        total: of how many steps it consists.
+        out: a terminal.
+
+    Yields:
+        what to call after each step.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(file=out)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)
 
 
 def export_svg(picture: RenderableType, path: Path, title: str) -> None:

@@ -22,6 +22,7 @@ VIOLATIONS = [
     ("clients", "commands/doctor", "urllib3"),
     ("rich", "commands/status", "rich.console"),
     ("rich", "app", "rich"),
+    ("matplotlib", "commands/simulate", "matplotlib.figure"),
     ("deciding", "core/cpuset", "os"),
     ("deciding", "policies/pooled", "random"),
     ("deciding", "config/poolconfig", "pathlib"),

@@ -54,7 +54,7 @@ from cpupool.version import VERSION
                 "not allowed with argument",
                 id=f"{command} in two shapes",
             )
-            for command in ("demo", "topology", "status")
+            for command in ("demo", "topology", "status", "explain")
         ),
         *(
             pytest.param(
@@ -107,7 +107,9 @@ def test_what_an_example_names_in_the_repository_is_there(
         assert (Path(__file__).parents[2] / path).is_file()
 
 
-@pytest.mark.parametrize("command", ["demo", "topology", "validate", "status"])
+@pytest.mark.parametrize(
+    "command", ["demo", "topology", "validate", "status", "explain", "simulate"]
+)
 def test_the_help_says_what_the_exit_codes_mean(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

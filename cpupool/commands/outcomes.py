@@ -1,0 +1,121 @@
+"""How the outcomes of a simulation are told: drawn and listed for people, and as JSON."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.manager import report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cpupool.core.topology import CPUTopology
+    from cpupool.local.simulated_node import Placement
+    from cpupool.local.simulation import Outcome
+
+_SHOWN_REFUSALS: Final = 5
+_TITLES: Final = (
+    "policy",
+    "pods\nin",
+    "refused",
+    "on one\nnode",
+    "behind\none L3",
+    "in\nuse",
+    "fragm.\nmean",
+    "fragm.\nat end",
+    "free\nblock",
+)
+
+
+def to_json(outcome: Outcome) -> dict[str, Any]:
+    """Write what became of the pods under one policy as JSON values."""
+    return {
+        "summary": asdict(outcome.summary),
+        "series": [asdict(moment) for moment in outcome.series],
+        "refusals": [asdict(refusal) for refusal in outcome.refusals],
+        "containers": [_container_as_json(one) for one in outcome.placements],
+    }
+
+
+def _container_as_json(placement: Placement) -> dict[str, Any]:
+    return {
+        "at_s": placement.at_s,
+        "name": placement.container,
+        "pool": placement.pool,
+        "requested": placement.requested,
+        "cpus": str(placement.cpus),
+        "nodes": list(placement.nodes),
+        "caches": list(placement.caches),
+        "steps": report.steps_to_json(placement.steps),
+        "refused": placement.refused,
+    }
+
+
+def show(
+    topology: CPUTopology, outcomes: Mapping[str, Outcome], out: TextIO, *, listed: bool
+) -> None:
+    """Draw the end under the first policy, list what is refused, and compare.
+
+    Args:
+        topology: the machine.
+        outcomes: policy → what became of the same pods.
+        out: where to.
+        listed: whether to list where each container is.
+    """
+    # Only here, so that --json does without the drawing library.
+    from cpupool.commands import drawing, painting  # noqa: PLC0415
+
+    name, first = next(iter(outcomes.items()))
+    painted = painting.paint(_by_pod(first.running))
+    drawing.show(drawing.Picture(topology, painted), out)
+    if listed:
+        titles = ("container", "pool", "requests", "CPUs", "NUMA nodes", "L3")
+        drawing.show(drawing.table(titles, map(_cells, first.running)), out)
+    pods = first.summary.admitted + first.summary.refused
+    print(
+        f"Above is the end under {name}: {first.summary.admitted} of {pods} pods came in.", file=out
+    )
+    for refusal in first.refusals[:_SHOWN_REFUSALS]:
+        print(f"Refused at {refusal.at_s:g} s: {refusal.why}", file=out)
+    more = len(first.refusals) - _SHOWN_REFUSALS
+    if more > 0:
+        print(f"... and {more} more; --json has them all.", file=out)
+    rows = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
+    drawing.show(drawing.table(_TITLES, rows), out)
+
+
+def _by_pod(running: Sequence[Placement]) -> Iterable[tuple[str, CPUSet]]:
+    """Give the CPUs that each pod has of each pool."""
+    found: defaultdict[tuple[str, str], CPUSet] = defaultdict(CPUSet)
+    for one in running:
+        pod, _, _ = one.container.rpartition("/")
+        found[pod, one.pool] |= one.cpus
+    return ((pod, cpus) for (pod, _), cpus in found.items())
+
+
+def _cells(one: Placement) -> tuple[str, ...]:
+    nodes, caches = (", ".join(map(str, ids)) for ids in (one.nodes, one.caches))
+    return one.container, one.pool, str(one.requested), str(one.cpus), nodes, caches
+
+
+def _summary_cells(policy: str, outcome: Outcome) -> tuple[str, ...]:
+    found = outcome.summary
+    refused = found.refused / (found.admitted + found.refused)
+    return (
+        policy,
+        str(found.admitted),
+        f"{found.refused} ({refused:.0%})",
+        _percent(found.on_one_node),
+        _percent(found.behind_one_cache),
+        _percent(found.utilisation),
+        f"{found.fragmentation:.2f}",
+        f"{found.fragmentation_at_end:.2f}",
+        str(found.largest_block_at_end),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -1,0 +1,268 @@
+"""`cpupool simulate`: where pods would land on a machine, and how policies compare."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from cpupool.commands import (
+    SIMULATION_SCHEMA,
+    UsageError,
+    add_command,
+    add_node_labels,
+    add_resource_domain,
+    add_topology,
+    open_machine,
+    pool_files,
+    read_file,
+    writable,
+)
+from cpupool.commands.outcomes import show, to_json
+from cpupool.core.errors import ConfigError, ManifestError
+from cpupool.core.hints import TopologyPolicy
+from cpupool.core.names import Names
+from cpupool.kube import views
+from cpupool.local import simulation, workload
+from cpupool.local.workload import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from cpupool.commands import Commands
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
+    from cpupool.local.simulation import Outcome
+
+PLOTS: Final = (".png", ".svg")
+_SEED: Final = 1
+_LOAD: Final = 0.9
+_MOST_PODS: Final = 100_000
+_EXAMPLES = """\
+examples:
+  cpupool simulate --pools poolconfig-dpdk.yaml --pods deployment-pods.yaml
+  cpupool simulate --topology recorded.tar.gz --pools pools.yaml --trace week.jsonl --plot week.svg
+  cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
+
+Policies: pool is what the pool file says; first-fit takes the lowest ids, as a plugin without an
+opinion leaves it to the kubelet; kubelet-packed is the kubelet's own static CPU manager; packed,
+distributed, mostAllocated and leastAllocated are the pool file with that numaPolicy.
+
+"On one node" and "behind one L3" are shares of the containers that could be on one NUMA node, or
+behind one L3 cache, if their pool were empty. "In use" is what exclusive pools have given, the mean
+over time; fragmentation, from 0 to nearly 1, tells how scattered over nodes is what they have left;
+the free block is the most that is free of one pool on one node at the end.
+
+Exit code 0: it is simulated; 1: a pod of --pods is refused under the first policy, or a file was
+not written; 2: the command line is wrong, or a file that it names cannot be used.
+"""
+
+
+def add_parser(commands: Commands, summary: str) -> None:
+    """Add the command's arguments."""
+    parser = add_command(
+        commands,
+        "simulate",
+        summary,
+        "Places pods on a machine as the scheduler, the kubelet and cpupool would, and compares"
+        " policies: what is refused and why, how containers lie, how scattered free CPUs are."
+        " Nothing runs, and no right is needed.",
+        _EXAMPLES,
+    )
+    add_topology(parser, "the machine", "this")
+    parser.add_argument(
+        "--pools",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="the pool file or ConfigMap manifest of the machine",
+    )
+    add_node_labels(parser)
+    add_resource_domain(parser)
+    pods = parser.add_mutually_exclusive_group(required=True)
+    pods.add_argument(
+        "--pods",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="pod manifests, in this order; may be given again",
+    )
+    pods.add_argument(
+        "--trace", metavar="FILE", type=Path, help="pods that come and go, as JSON lines"
+    )
+    pods.add_argument(
+        "--random", metavar="N", type=_count, help="make up so many pods that come and go"
+    )
+    parser.add_argument(
+        "--seed", type=int, help=f"the same makes the same random pods (default: {_SEED})"
+    )
+    parser.add_argument(
+        "--load",
+        metavar="SHARE",
+        type=_load,
+        help=f"how much of the pools random pods ask for on average (default: {_LOAD})",
+    )
+    parser.add_argument(
+        "--save-trace", metavar="FILE", type=writable, help="write the pods as a trace, too"
+    )
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        type=_policy,
+        nargs="+",
+        default=[simulation.POOL, simulation.FIRST_FIT],
+        help=f"what to compare, of {', '.join(simulation.POLICIES)} (default: pool first-fit)",
+    )
+    parser.add_argument(
+        "--topology-manager",
+        choices=[policy.value for policy in TopologyPolicy],
+        default=TopologyPolicy.NONE.value,
+        help="the kubelet's topologyManagerPolicy (default: %(default)s, as the kubelet's)",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=_plot_file,
+        help=f"plot the policies over time, as {' or '.join(PLOTS)}",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Simulate and show what became of the pods.
+
+    Returns:
+        1 where a pod of `--pods` is refused under the first policy.
+
+    Raises:
+        UsageError: a file cannot be used, or an option has no meaning here.
+        OSError: a file cannot be written.
+    """
+    export = _exporter() if arguments.plot else None
+    names = Names(arguments.resource_domain)
+    topology = open_machine(arguments.topology)
+    _, file = pool_files.choose(arguments.pools, arguments.node_labels, names, topology)
+    policies = list(dict.fromkeys(arguments.policy))
+    try:
+        events = _events(arguments, names, file.pools, topology)
+        with _progress(len(events) * len(policies)) as tell:
+            outcomes = simulation.compare(
+                topology,
+                file.pools,
+                events,
+                policies,
+                manager=TopologyPolicy(arguments.topology_manager),
+                tell=tell,
+            )
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    if arguments.save_trace:
+        arguments.save_trace.write_text(workload.write(events), "utf-8")
+    if export:
+        arguments.plot.write_bytes(export(outcomes, arguments.plot.suffix))
+    if arguments.json:
+        document = {"schema": SIMULATION_SCHEMA, "topology_manager": arguments.topology_manager}
+        policies_json = {name: to_json(outcome) for name, outcome in outcomes.items()}
+        out.write(json.dumps({**document, "policies": policies_json}, indent=2) + "\n")
+    else:
+        show(topology, outcomes, out, listed=bool(arguments.pods))
+    return 1 if arguments.pods and outcomes[policies[0]].refusals else 0
+
+
+def _exporter() -> Callable[[Mapping[str, Outcome], str], bytes]:
+    """Find what plots before anything runs in vain."""
+    try:
+        from cpupool.commands import plotting  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError(
+            "--plot draws with matplotlib, which is not installed; pip install 'cpupool[plot]'"
+        ) from error
+    return plotting.plot
+
+
+def _events(
+    arguments: argparse.Namespace, names: Names, pools: NodePools, topology: CPUTopology
+) -> Sequence[Event]:
+    if arguments.random is None:
+        for option, value in (("--seed", arguments.seed), ("--load", arguments.load)):
+            if value is not None:
+                raise UsageError(f"{option} is for --random; leave it out")
+    else:
+        seed = _SEED if arguments.seed is None else arguments.seed
+        load = _LOAD if arguments.load is None else arguments.load
+        return tuple(workload.made_up(topology, pools, arguments.random, seed=seed, load=load))
+    if arguments.trace:
+        return workload.read(str(arguments.trace), _text(arguments.trace))
+    events = [event for path in arguments.pods for event in _pods(path, names)]
+    called = [event.pod.uid for event in events]
+    if twice := [name for name in called if called.count(name) > 1]:
+        raise UsageError(f"--pods: there are two pods {twice[0]}; rename one")
+    return events
+
+
+def _pods(path: Path, names: Names) -> Iterator[Event]:
+    """Read the pods of one file; all come at once."""
+    try:
+        bodies = views.pods_from_text(str(path), _text(path))
+        pods = [views.pod(views.created(body, "not-yet"), names) for body in bodies]
+    except ManifestError as error:
+        raise UsageError(f"--pods: {error}") from error
+    if not pods:
+        raise UsageError(f"{path}: there is no pod in it; name a file with one")
+    for pod in pods:
+        yield Event(0, workload.pod_of(f"{pod.namespace}/{pod.name}", pod.containers))
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_file(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: this is not UTF-8; save it as UTF-8") from error
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """Show how far it is to whoever watches a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    # Imported by what draws only, so that --json does without the drawing library.
+    from cpupool.commands import drawing  # noqa: PLC0415
+
+    with drawing.progress("simulating", total, sys.stderr) as tell:
+        yield tell
+
+
+def _policy(text: str) -> str:
+    if text in simulation.POLICIES:
+        return text
+    near = difflib.get_close_matches(text, simulation.POLICIES, n=1)
+    known = ", ".join(simulation.POLICIES)
+    hint = f"did you mean {near[0]}?" if near else f"use one of {known}"
+    raise argparse.ArgumentTypeError(f"{text!r} is no policy; {hint}")
+
+
+def _count(text: str) -> int:
+    with suppress(ValueError):
+        if 1 <= (given := int(text)) <= _MOST_PODS:
+            return given
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_PODS:,}")
+
+
+def _load(text: str) -> float:
+    with suppress(ValueError):
+        if 0.01 <= (given := float(text)) <= 10:
+            return given
+    raise argparse.ArgumentTypeError(f"{text!r} is not between 0.01 and 10; 1 is all of a pool")
+
+
+def _plot_file(text: str) -> Path:
+    path = writable(text)
+    if path.suffix not in PLOTS:
+        raise argparse.ArgumentTypeError(f"{text} ends in neither {' nor '.join(PLOTS)}")
+    return path

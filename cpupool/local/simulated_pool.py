@@ -1,0 +1,78 @@
+"""An exclusive pool of which nothing is real: what it has to give, and what is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import Offer, exclusive_cpus
+from cpupool.local.devices import IDs, Listing, Want
+from cpupool.policies import fragmentation
+from cpupool.policies.layout import Layout, Level
+
+if TYPE_CHECKING:
+    from cpupool.core.pools import Pool
+    from cpupool.core.topology import CPUTopology
+
+
+@dataclass(slots=True)
+class SimulatedPool:
+    """An exclusive pool, and what pods hold of it.
+
+    Attributes:
+        offer: what the pool offers.
+        listing: what its plugin lists.
+        layout: the CPUs that can be given out, free or not.
+        free: the ids that no pod holds.
+        free_cpus: the same as CPUs.
+    """
+
+    offer: Offer
+    listing: Listing
+    layout: Layout
+    free: IDs
+    free_cpus: CPUSet
+
+    @classmethod
+    def of(cls, pool: Pool, topology: CPUTopology) -> SimulatedPool:
+        """List all that a pool has to give."""
+        offer = Offer.of(pool, topology, CPUSet(), ())
+        healthy = frozenset(device.id for device in offer if device.healthy)
+        nodes = {device.id: (device.node,) for device in offer if device.node is not None}
+        cpus = exclusive_cpus(healthy)
+        layout = Layout.of_topology(topology, cpus)
+        return cls(offer, Listing(healthy, nodes=nodes), layout, healthy, cpus)
+
+    @property
+    def size(self) -> int:
+        """Count the devices, free or not."""
+        return len(self.listing.healthy)
+
+    def want(self, count: int, held: IDs, reusable: IDs) -> Want:
+        """Say what a container wants.
+
+        Args:
+            count: how many devices.
+            held: those that its own pod has already.
+            reusable: those of them that the pod's finished init containers had.
+        """
+        return Want(self.offer.pool.name, count, self.listing, self.free - held, reusable)
+
+    def take(self, ids: IDs) -> None:
+        """Let a pod hold devices."""
+        self.free -= ids
+        self.free_cpus -= exclusive_cpus(ids)
+
+    def give_back(self, ids: IDs) -> None:
+        """Free what a pod has held."""
+        self.free |= ids
+        self.free_cpus |= exclusive_cpus(ids)
+
+    def fragmentation(self) -> float:
+        """Tell how scattered over NUMA nodes the free CPUs are."""
+        return fragmentation.score(self.free_cpus, self.layout.groups[Level.NODE].values())
+
+    def largest_block(self) -> int:
+        """Count the most CPUs that are free on one NUMA node."""
+        return max(map(len, self.layout.free(Level.NODE, self.free_cpus).values()), default=0)

@@ -1,0 +1,325 @@
+"""Workload traces: which pods come and go, and when; read from JSON lines, written, or made up.
+
+One JSON object per line, in the order of time. A pod comes with its containers:
+
+    {"at_s": 0, "pod": "ns/web", "containers": [{"name": "c", "requests": {"exclusive_a": 2}}]}
+
+`requests` are cores of exclusive pools and milli-CPUs of shared ones; `"kind": "init"` or
+`"sidecar"` makes a container one of these. A pod goes with:
+
+    {"at_s": 9.5, "pod": "ns/web", "ends": true}
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import Offer, capacity
+from cpupool.core.errors import ConfigError, Location, Problem
+from cpupool.core.pools import PoolKind, is_name
+from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cpupool.core.pools import NodePools, Pool
+    from cpupool.core.topology import CPUTopology
+
+MEAN_LIFETIME_S: Final = 3600
+_LATEST_S: Final = 10**10
+_MOST: Final = 10**9
+"""More than this no pool has: CPUs, or milli-CPUs."""
+_MOST_PROBLEMS: Final = 10
+_NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,252}", re.ASCII)
+_MILLI_STEP: Final = 100
+"""The smallest request that a made-up pod has of a shared pool."""
+_KINDS: Final = {
+    "app": ContainerKind.APP,
+    "init": ContainerKind.INIT,
+    "sidecar": ContainerKind.SIDECAR,
+}
+_WORDS: Final = {kind: word for word, kind in _KINDS.items()}
+
+_Line = Mapping[str, Any]
+"""An object of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A pod that comes, or goes.
+
+    Attributes:
+        at_s: when, in seconds from the beginning.
+        pod: which; its UID is its namespace and name.
+        ends: whether it goes.
+    """
+
+    at_s: float
+    pod: Pod
+    ends: bool = False
+
+
+def pod_of(called: str, containers: Iterable[Container]) -> Pod:
+    """Make the pod that a trace calls `namespace/name`."""
+    namespace, _, name = called.partition("/")
+    return Pod(PodUID(called), namespace, name, None, tuple(containers))
+
+
+def capacity_of(pool: Pool, topology: CPUTopology) -> int:
+    """Count the devices that a pool has to give: cores, or milli-CPUs of a shared pool."""
+    offer = Offer.of(pool, topology, CPUSet(), ())
+    if pool.kind is PoolKind.SHARED:
+        return capacity(pool) if offer.some_cpu_runs else 0
+    return sum(device.healthy for device in offer)
+
+
+def read(file: str, text: str) -> tuple[Event, ...]:
+    """Read a trace.
+
+    Args:
+        file: its name, for messages.
+        text: what is in it; empty lines are passed over.
+
+    Raises:
+        ConfigError: with the first problems, each at its line.
+    """
+    events: list[Event] = []
+    problems: list[Problem] = []
+    reader = _Reader()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            events.append(reader.event(line))
+        except _LineError as error:
+            location = Location(file, number, error.column)
+            problems.append(Problem(error.what, error.remedy, location=location))
+            if len(problems) == _MOST_PROBLEMS:
+                break
+    if not events and not problems:
+        problems.append(
+            Problem("there is no event in it", "name a trace with one", location=Location(file))
+        )
+    if problems:
+        raise ConfigError(problems)
+    return tuple(events)
+
+
+def write(events: Iterable[Event]) -> str:
+    """Write a trace that `read` reads back."""
+    return "".join(f"{json.dumps(_line(event))}\n" for event in events)
+
+
+def _line(event: Event) -> dict[str, object]:
+    line: dict[str, object] = {"at_s": event.at_s, "pod": str(event.pod.uid)}
+    if event.ends:
+        return line | {"ends": True}
+    return line | {"containers": [_container(one) for one in event.pod.containers]}
+
+
+def _container(one: Container) -> dict[str, object]:
+    kind = {} if one.kind is ContainerKind.APP else {"kind": _WORDS[one.kind]}
+    return {"name": one.name, **kind, "requests": dict(one.requests)}
+
+
+def made_up(
+    topology: CPUTopology, pools: NodePools, count: int, *, seed: int, load: float
+) -> Iterator[Event]:
+    """Make up a trace: Poisson arrivals, exponential lifetimes with a mean of an hour.
+
+    A pod has one container that asks one pool for 1, 2, 4, 8, ... CPUs, up to half of the pool,
+    each size half as often as the one before it. Of a pool that promises whole cores it is so many
+    cores; of a shared pool so many tenths of a CPU. The trace ends with the last arrival, so that
+    its end shows the node at work.
+
+    Args:
+        topology: the machine.
+        pools: its pools; the default pool is not asked, nor is one that has nothing to give.
+        count: how many pods come.
+        seed: the same seed makes the same trace.
+        load: how much of each pool the pods would hold on average if none were refused; 1 is all.
+
+    Raises:
+        ConfigError: no pool has anything to give.
+    """
+    dice = random.Random(seed)  # noqa: S311  # a workload, no secret
+    capacities = {pool: capacity_of(pool, topology) for pool in pools.advertised}
+    sizes = {
+        pool: _sizes(_unit(pool, topology), capacity)
+        for pool, capacity in capacities.items()
+        if capacity
+    }
+    if not sizes:
+        raise ConfigError(
+            [Problem("no exclusive or shared pool has CPUs to give", "add one", path="pools")]
+        )
+    # Little's law: load x capacity = arrivals per second x mean size x mean lifetime.
+    rates = [
+        load * capacities[pool] / (_mean(weights) * MEAN_LIFETIME_S)
+        for pool, weights in sizes.items()
+    ]
+    now_s = 0.0
+    running: list[tuple[float, int, Pod]] = []
+    for number in range(count):
+        now_s += dice.expovariate(sum(rates))
+        while running and running[0][0] <= now_s:
+            end_s, _, pod = heappop(running)
+            yield Event(round(end_s, 3), pod, ends=True)
+        (pool,) = dice.choices(list(sizes), rates)
+        (amount,) = dice.choices(list(sizes[pool]), list(sizes[pool].values()))
+        pod = pod_of(f"random/pod-{number}", [Container("main", requests={pool.name: amount})])
+        yield Event(round(now_s, 3), pod)
+        heappush(running, (now_s + dice.expovariate(1 / MEAN_LIFETIME_S), number, pod))
+
+
+def _unit(pool: Pool, topology: CPUTopology) -> int:
+    """Give the least that a pod asks of a pool."""
+    if pool.kind is PoolKind.SHARED:
+        return _MILLI_STEP
+    if pool.policy.whole_cores:
+        return max(len(topology.core_of(cpu) & pool.cpus) for cpu in pool.cpus)
+    return 1
+
+
+def _sizes(unit: int, capacity: int) -> dict[int, float]:
+    """Give the sizes of requests, with how often each is."""
+    sizes = [unit]
+    while 4 * sizes[-1] <= capacity:
+        sizes.append(2 * sizes[-1])
+    return {size: 1 / size for size in sizes}
+
+
+def _mean(weights: Mapping[int, float]) -> float:
+    return sum(size * weight for size, weight in weights.items()) / sum(weights.values())
+
+
+class _LineError(Exception):
+    """A line that is no event."""
+
+    def __init__(self, what: str, remedy: str, column: int = 1) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+        self.column = column
+
+
+class _Reader:
+    """Reads line by line, and knows which pods there are."""
+
+    def __init__(self) -> None:
+        self._present: dict[str, Pod] = {}
+        self._now_s = 0.0
+
+    def event(self, line: str) -> Event:
+        found = _object(line)
+        at_s = self._time(found.get("at_s"))
+        called = _called(found.get("pod"))
+        if "ends" in found:
+            return Event(at_s, self._ending(called, found), ends=True)
+        return Event(at_s, self._coming(called, found))
+
+    def _ending(self, called: str, found: _Line) -> Pod:
+        _allow_only(found, "an event", "at_s", "pod", "ends")
+        if found["ends"] is not True:
+            raise _LineError(f"ends is {_shown(found['ends'])}", "write true, or leave it out")
+        if called not in self._present:
+            raise _LineError(f"{called} ends, but is not there", "let it come on a line before")
+        return self._present.pop(called)
+
+    def _coming(self, called: str, found: _Line) -> Pod:
+        _allow_only(found, "an event", "at_s", "pod", "containers")
+        if called in self._present:
+            raise _LineError(f"{called} comes, but is there", "end it before, or rename one")
+        pod = self._present[called] = pod_of(called, _containers(found.get("containers")))
+        return pod
+
+    def _time(self, value: object) -> float:
+        if not isinstance(value, int | float) or value is True or value is False:
+            raise _LineError(f"at_s is {_shown(value)}", "write the seconds since the beginning")
+        if not self._now_s <= value <= _LATEST_S:
+            raise _LineError(
+                f"at_s is {_shown(value)}, after {self._now_s:g}",
+                f"let no time be before the last one, or after {_LATEST_S:,}",
+            )
+        self._now_s = value
+        return value
+
+
+def _object(line: str) -> _Line:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        remedy = "write one object per line"
+        raise _LineError(f"this is no JSON: {error.msg}", remedy, error.colno) from error
+    except (ValueError, RecursionError) as error:
+        raise _LineError(f"this cannot be read: {error}", "write one object per line") from error
+    if not isinstance(found, dict):
+        raise _LineError(f"this is {_shown(found)}", "write one object per line")
+    return found
+
+
+def _allow_only(found: _Line, what: str, *keys: str) -> None:
+    if unknown := [key for key in found if key not in keys]:
+        raise _LineError(f"{_shown(unknown[0])} is no key of {what}", f"use only {', '.join(keys)}")
+
+
+def _called(value: object) -> str:
+    parts = value.split("/") if isinstance(value, str) else []
+    if len(parts) != 2 or not all(map(_is_name, parts)):
+        raise _LineError(f"pod is {_shown(value)}", "write namespace/name")
+    return "/".join(parts)
+
+
+def _containers(value: object) -> list[Container]:
+    if not isinstance(value, list) or not value:
+        raise _LineError(f"containers is {_shown(value)}", "list at least one")
+    containers = [_container_of(one) for one in value]
+    names = [one.name for one in containers]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise _LineError(f"there are two containers {twice[0]}", "rename one")
+    # The kubelet starts init containers and sidecars, in their order, before the others.
+    return sorted(containers, key=lambda one: one.kind is ContainerKind.APP)
+
+
+def _container_of(value: object) -> Container:
+    if not isinstance(value, dict):
+        raise _LineError(f"a container is {_shown(value)}", "write an object")
+    _allow_only(value, "a container", "name", "kind", "requests")
+    name, kind = value.get("name"), value.get("kind", "app")
+    if not isinstance(name, str) or not _is_name(name):
+        raise _LineError(f"a container's name is {_shown(name)}", "write a name")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise _LineError(f"the kind of {name} is {_shown(kind)}", f"use one of {', '.join(_KINDS)}")
+    requests = value.get("requests", {})
+    if not isinstance(requests, dict):
+        raise _LineError(
+            f"the requests of {name} are {_shown(requests)}", 'write {"pool": amount, ...}'
+        )
+    for pool, amount in requests.items():
+        if not is_name(pool):
+            raise _LineError(
+                f"{name} requests of {_shown(pool)}, which is no pool's name",
+                "write it as the pool file does, without a domain",
+            )
+        if not isinstance(amount, int) or isinstance(amount, bool) or not 1 <= amount <= _MOST:
+            raise _LineError(
+                f"{name} requests {_shown(amount)} of {pool}",
+                f"write a whole number up to {_MOST:,}: cores, or milli-CPUs of a shared pool",
+            )
+    return Container(name, _KINDS[kind], requests)
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def _shown(value: object) -> str:
+    return "missing" if value is None else reprlib.repr(value)

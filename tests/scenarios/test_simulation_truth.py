@@ -1,0 +1,148 @@
+"""What `cpupool simulate` tells is what happens: the same pods on the embedded node get the same.
+
+There the production roles decide: the kubelet stand-in asks the device plugin over its socket, and
+the agent sets cgroups.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.config import poolconfig
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import PodRefused
+from cpupool.core.hints import TopologyPolicy
+from cpupool.core.names import Names, pool_variable
+from cpupool.core.workloads import Container, ContainerKind, ContainerRef, PodUID
+from cpupool.local import simulation, workload
+from cpupool.local.cgroups import EmulatedCgroups
+from tests.machines import MACHINES
+from tests.scenarios.test_embedded_node import living, manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Pod
+    from cpupool.local.simulation import Outcome
+    from cpupool.local.workload import Event
+    from tests.scenarios.test_embedded_node import World
+
+TELCO = """
+pools:
+  exclusive_a: {cpus: "1-5,9-12"}
+  exclusive_smt: {cpus: "6,13", hyperThreadingPolicy: multiThreaded}
+  exclusive_whole: {cpus: "7,14-15,23,30-31", cpuBindPolicy: fullPhysicalCores}
+  shared_s: {cpus: "8,24"}
+  default: {cpus: "0,16"}
+"""
+EPYC = """
+pools:
+  exclusive_near: {cpus: "2-7,9-13", alignByUncoreCache: true}
+  exclusive_spread:
+    cpus: "14-19,46-51"
+    cpuBindPolicy: spreadAcrossCores
+    exclusivePolicy: physicalCore
+  exclusive_wide: {cpus: "20-31", numaPolicy: leastAllocated, exclusivePolicy: numaNode}
+  shared_s: {cpus: "1,33,8,40"}
+  default: {cpus: "0,32"}
+"""
+_NAMES = Names()
+_PODS = 24
+_KINDS = {"init": ContainerKind.INIT, "sidecar": ContainerKind.SIDECAR, "main": ContainerKind.APP}
+
+
+def trace(pools: NodePools, topology: CPUTopology) -> Iterator[Event]:
+    """Let pods of every shape come, and go in any order; together they ask for more than is."""
+    dice = random.Random(7)
+    capacity = {pool.name: workload.capacity_of(pool, topology) for pool in pools.advertised}
+    running: list[Pod] = []
+    for number in range(_PODS):
+        containers = [
+            Container(
+                name,
+                kind,
+                {
+                    pool: dice.randint(1, max(1, capacity[pool] // 3))
+                    for pool in dice.sample(sorted(capacity), dice.randint(1, 2))
+                },
+            )
+            for name, kind in _KINDS.items()
+            if kind is ContainerKind.APP or dice.random() < 0.3
+        ]
+        if running and dice.random() < 0.6:
+            yield workload.Event(number, running.pop(dice.randrange(len(running))), ends=True)
+        running.append(workload.pod_of(f"default/pod-{number}", containers))
+        yield workload.Event(number, running[-1])
+
+
+def really(world: World, events: list[Event]) -> tuple[dict[str, str], dict[str, str]]:
+    """Let the pods come and go on the embedded node.
+
+    Returns:
+        `pod/container/pool` → the CPUs that the container was told, and pod → why it was refused.
+    """
+    told: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    here: dict[str, PodUID] = {}
+    for event in events:
+        pod = event.pod
+        if event.ends:
+            if uid := here.pop(pod.name, None):
+                world.node.delete_pod(uid)
+            continue
+        asked = {one.name: one.requests for one in pod.containers}
+        try:
+            uid = here[pod.name] = world.node.run_pod(manifest(pod.name, asked)).uid
+        except PodRefused as error:
+            refused[pod.name] = error.reason
+            continue
+        for one in pod.containers:
+            given = world.node.kubelet.run_options(ContainerRef(uid, one.name)).environment
+            told |= {f"{pod.name}/{one.name}/{p}": given[pool_variable(p)] for p in one.requests}
+    return told, refused
+
+
+def simulated(outcome: Outcome) -> tuple[dict[str, str], dict[str, str]]:
+    """Give the same of a simulation."""
+    told = {
+        f"{one.container.removeprefix('default/')}/{one.pool}": str(one.cpus)
+        for one in outcome.placements
+        if not one.refused
+    }
+    refused = [refusal.why.split(": ")[:2] for refusal in outcome.refusals]
+    return told, {pod.removeprefix("default/"): reason for pod, reason in refused}
+
+
+@pytest.mark.parametrize("manager", [TopologyPolicy.NONE, TopologyPolicy.RESTRICTED])
+@pytest.mark.parametrize(("machine", "text"), [("telco_2s_2n_16c32t", TELCO), ("epyc_like", EPYC)])
+def test_containers_get_the_cpus_that_the_simulation_gives_them(
+    machine: str, text: str, manager: TopologyPolicy, folder: Path
+) -> None:
+    written = MACHINES[machine].write(folder)
+    topology = written.topology()
+    pools = poolconfig.parse("pools.yaml", text, _NAMES).pools
+    events = list(trace(pools, topology))
+    outcome = simulation.compare(topology, pools, events, [simulation.POOL], manager=manager)
+    expected = outcome[simulation.POOL]
+    with (
+        EmulatedCgroups(folder, topology.online, "") as home,
+        living(folder, home, text, written.sys, manager) as world,
+    ):
+        world.settled(**{p.name: workload.capacity_of(p, topology) for p in pools.advertised})
+        told, refused = really(world, events)
+        assert (told, refused) == simulated(expected)
+        assert len(told) > _PODS / 2
+        assert refused
+        cpus: dict[str, CPUSet] = {}
+        for one in expected.running:
+            cpus[one.container] = cpus.get(one.container, CPUSet()) | one.cpus
+        for container, wanted in cpus.items():
+            _, pod, name = container.split("/")
+            if name != "init":
+                world.eventually(pod, **{name: str(wanted)})

@@ -1,0 +1,342 @@
+"""`cpupool simulate` from its command line: a recorded machine, a pool file, and pods."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from cpupool import cli
+from cpupool.commands import plotting
+from tests.machines import MACHINES
+from tests.pictures import ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Run = Callable[..., int]
+
+EXAMPLES = Path(__file__).parents[3] / "examples/simulate"
+EXAMPLE = (
+    "--topology",
+    str(EXAMPLES / "machine.tar.gz"),
+    "--pools",
+    str(EXAMPLES / "pools.yaml"),
+    "--trace",
+    str(EXAMPLES / "trace.jsonl"),
+)
+POOLS = "pools:\n  exclusive_a: {cpus: '1-3'}\n  shared_b: {cpus: '4'}\n  default: {cpus: 0}\n"
+POD = """\
+kind: Pod
+metadata: {name: web, namespace: ns}
+spec:
+  containers:
+    - {name: poll, resources: {requests: {nokia.k8s.io/exclusive_a: 2}}}
+    - {name: serve, resources: {requests: {nokia.k8s.io/shared_b: 250}}}
+"""
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Run:
+    """Simulate on eight cores without siblings, on two sockets."""
+    MACHINES["arm_no_smt"].write(tmp_path)
+    (tmp_path / "pools.yaml").write_text(POOLS)
+    given = ["--topology", str(tmp_path), "--pools", str(tmp_path / "pools.yaml")]
+    return lambda *arguments: cli.main(["simulate", *given, *map(str, arguments)])
+
+
+def written(folder: Path, text: str, name: str = "mine") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_pods_are_drawn_and_listed_where_they_land(
+    simulate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate("--pods", written(tmp_path, POD)) == 0
+
+    out = capsys.readouterr().out
+    assert ids(out, "A") == [1, 2]
+    assert ids(out, "B") == [4]
+    assert "ns/web/poll   exclusive_a  2         1-2" in out
+    assert "ns/web/serve  shared_b     250       4" in out
+    assert "Above is the end under pool: 1 of 1 pods came in." in out
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["pool", "first-fit"]
+
+
+def test_a_pod_that_does_not_fit_is_told_with_the_reason_and_exit_code_1(
+    simulate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = POD.replace("web", "late")
+
+    code = simulate(
+        "--pods", written(tmp_path, POD), "--pods", written(tmp_path, other, "other.yaml")
+    )
+
+    assert code == 1
+    refused = "Refused at 0 s: ns/late: Unschedulable: exclusive_a: 2 requested, 1 free of 3"
+    assert refused in capsys.readouterr().out
+
+
+def test_refused_pods_of_a_trace_are_counted_and_no_failure(
+    simulate: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate("--random", 500, "--load", 3) == 0
+
+    out = capsys.readouterr().out
+    told = [line for line in out.splitlines() if line.startswith("Refused at ")]
+    assert len(told) == 5
+    assert "more; --json has them all." in out
+
+
+def test_the_example_is_simulated_and_every_policy_has_a_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["pool", "first-fit", "kubelet-packed", "packed", "distributed"]
+    assert cli.main(["simulate", *EXAMPLE, "--policy", *names, "pool"]) == 0
+
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.splitlines()[-len(names) :]}
+    assert list(rows) == names
+    assert "100.0%" in rows["pool"]
+    assert "62.5%" in rows["first-fit"]
+    assert max(map(len, out.splitlines())) <= 88
+
+
+def test_guide_and_readme_show_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    guide, readme = (
+        (EXAMPLES.parents[1] / name).read_text() for name in ("docs/user/simulate.md", "README.md")
+    )
+    random = (*EXAMPLE[:4], "--random", "1000", "--policy", "pool", "first-fit", "kubelet-packed")
+
+    assert cli.main(["simulate", *EXAMPLE]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "\n".join(printed) in guide
+    assert cli.main(["simulate", *random, "leastAllocated"]) == 0
+    rows = [line.rstrip() for line in capsys.readouterr().out.splitlines()[-7:]]
+    assert "\n".join(rows) in guide
+    assert "\n".join(rows) in readme
+
+
+def test_json_is_one_object_with_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", *EXAMPLE, "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "cpupool-simulation/1"
+    assert list(found["policies"]) == ["pool", "first-fit"]
+    pool: dict[str, Any] = found["policies"]["pool"]
+    assert pool["summary"]["admitted"] == 6
+    assert pool["summary"]["refused"] == 1
+    assert pool["series"][0]["at_s"] == 0
+    assert pool["refusals"][0]["at_s"] == 480
+    containers = {one["name"]: one for one in pool["containers"]}
+    probe = containers["telco/probe/capture"]
+    assert probe["steps"][-1]["left"] == probe["cpus"] != ""
+    assert {"rule", "why", "left"} == set(probe["steps"][0])
+    assert "0 free of 24" in containers["telco/batch/main"]["refused"]
+
+
+def test_explain_reads_what_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["simulate", *EXAMPLE, "--json"])
+    file = written(tmp_path, capsys.readouterr().out)
+
+    assert cli.main(["explain", "telco/probe/capture", "--file", file]) == 0
+    assert "numaPolicy" in capsys.readouterr().out
+
+
+def test_json_does_without_the_drawing_libraries() -> None:
+    script = (
+        "import sys; from cpupool import cli;"
+        f"cli.main(['simulate', '--json', *{EXAMPLE!r}]);"
+        "sys.exit('rich' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=60, stdout=subprocess.DEVNULL
+    )
+
+
+def test_the_same_seed_gives_the_same_trace_and_a_saved_one_the_same_end(
+    simulate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, other = (tmp_path / name for name in ("one", "two", "other"))
+    printed = []
+    for arguments in (
+        ("--random", 50, "--seed", 3, "--save-trace", one),
+        ("--random", 50, "--seed", 3, "--save-trace", two),
+        ("--random", 50, "--seed", 4, "--save-trace", other),
+        ("--trace", one),
+    ):
+        assert simulate(*arguments) == 0
+        printed.append(capsys.readouterr().out)
+
+    assert one.read_text() == two.read_text() != other.read_text()
+    assert printed[0] == printed[1] == printed[3] != printed[2]
+
+
+def test_a_plot_is_written_and_lines_differ_by_more_than_colour(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    png, svg, again = (tmp_path / name for name in ("plot.png", "plot.svg", "again.svg"))
+    for path in (png, svg, again):
+        assert cli.main(["simulate", *EXAMPLE, "--plot", str(path)]) == 0
+    capsys.readouterr()
+
+    image = png.read_bytes()
+    assert image.startswith(b"\x89PNG\r\n\x1a\n")
+    assert image.endswith(b"IEND\xaeB`\x82")
+    root = ET.fromstring(svg.read_text())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    words = "".join(root.itertext())
+    for word in ("first-fit", "containers on one NUMA node", "time (min)"):
+        assert word in words
+    assert "stroke-dasharray" in svg.read_text()
+    assert svg.read_bytes() == again.read_bytes()
+
+
+def test_without_the_plotting_library_it_says_what_to_install_before_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, plotting.__name__)
+    monkeypatch.delattr("cpupool.commands.plotting")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    code = cli.main(["simulate", *EXAMPLE, "--plot", str(tmp_path / "plot.png")])
+
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err == (
+        "cpupool: --plot draws with matplotlib, which is not installed;"
+        " pip install 'cpupool[plot]'\n"
+    )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_run_shows_on_a_terminal_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+
+    assert cli.main(["simulate", *EXAMPLE, "--json"]) == 0
+
+    assert "simulating" in terminal.getvalue()
+    assert "/20" in terminal.getvalue()
+    json.loads(capsys.readouterr().out)
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    trace, plot = tmp_path / "trace.jsonl", tmp_path / "plot.png"
+    endless = ("--random", "20000", "--load", "0.5", "--save-trace", trace, "--plot", plot)
+    command = [sys.executable, "-m", "cpupool", "simulate", *EXAMPLE[:4], *map(str, endless)]
+    terminal, its_end = pty.openpty()
+    with (
+        os.fdopen(terminal, "rb", buffering=0) as shown,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its_end) as process,
+    ):
+        os.close(its_end)
+        told = b""
+        while b"simulating" not in told:
+            told += shown.read(4096)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # Linux: EIO, once nobody has the other end any more
+            while more := shown.read(4096):
+                told += more
+        out, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert out == b""
+    assert told.endswith(b"cpupool: interrupted; nothing is left behind\r\n")
+    # The cursor that the bar had hidden is back.
+    assert told.rindex(b"\x1b[?25h") > told.rindex(b"\x1b[?25l")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy", "first-fit", "poool"], "'poool' is no policy; did you mean pool?"),
+        (["--policy", "x"], "'x' is no policy; use one of pool, first-fit, kubelet-packed,"),
+        (["--topology-manager", "best"], "--topology-manager: invalid choice: 'best'"),
+        (["--seed", "3"], "--seed is for --random; leave it out"),
+        (["--load", "0.5"], "--load is for --random; leave it out"),
+        (["--load", "nan"], "'nan' is not between 0.01 and 10; 1 is all of a pool"),
+        (["--random", "3"], "not allowed with argument"),
+        (["--plot", "plot.pdf"], "plot.pdf ends in neither .png nor .svg"),
+        (["--plot", "/no/such/plot.png"], "/no/such/plot.png cannot be written"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["simulate", *EXAMPLE, *arguments]) == 2
+
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", "100001"])
+def test_so_many_random_pods_cannot_be_made(
+    number: str, simulate: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate("--random", number) == 2
+    assert f"'{number}' is not a number from 1 to 100,000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mine", "said"),
+    [
+        pytest.param(("--pods", "a: ]"), "mine:1:4: ", id="pods that are no YAML"),
+        pytest.param(("--pods", ""), "mine: there is no pod in it; name a file", id="no pod"),
+        pytest.param(
+            ("--pods", "kind: Pod\nmetadata: {name: web}\n"), "spec.containers", id="no body"
+        ),
+        pytest.param(
+            ("--pods", f"{POD}---\n{POD}"), "there are two pods ns/web", id="two of a name"
+        ),
+        pytest.param(("--trace", "x"), "mine:1:1: this is no JSON", id="a trace that is none"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_bad_usage(
+    mine: tuple[str, str],
+    said: str,
+    simulate: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    option, text = mine
+    assert simulate(option, written(tmp_path, text)) == 2
+
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.out == ""
+
+
+def test_a_file_that_is_no_text_is_bad_usage(
+    simulate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_bytes(b"\xff\xfe")
+
+    assert simulate("--trace", tmp_path / "mine") == 2
+    assert "mine: this is not UTF-8; save it as UTF-8" in capsys.readouterr().err
