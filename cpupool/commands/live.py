@@ -124,7 +124,7 @@ class LiveNode:
         self._opened = ExitStack()
         self._looked = threading.Condition()
         self._last_sweep: SweepReport | None = None
-        self._repaired_s: dict[tuple[str, str], float] = {}
+        self._repaired_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self.agent.configure()
@@ -193,11 +193,11 @@ class LiveNode:
             targets, key=lambda target: EXCLUSIVE_CPUS in target[0].instance.environment
         )
         path = self.node.path_of(process)
-        moved = (path, str(everything))
         moved_s = time.monotonic()
         CgroupFS(self.node.root.cgroup, self.node.cgroup_root).write(path, everything)
-        repaired = self._await(lambda: self._repaired_s.get(moved, 0.0) > moved_s)
-        after_ms = (self._repaired_s[moved] - moved_s) * 1000 if repaired else None
+        # Whatever the sweep found: emulated files are empty for a moment when they are written.
+        repaired = self._await(lambda: self._repaired_s.get(path, 0.0) > moved_s)
+        after_ms = (self._repaired_s[path] - moved_s) * 1000 if repaired else None
         self._await(lambda: self._row(process).right)
         return Disturbance(row.name, str(everything), self._row(process).runs, after_ms)
 
@@ -223,7 +223,7 @@ class LiveNode:
             self._last_sweep = report_of_sweep
             for repair in report_of_sweep.repairs:
                 if not repair.error:
-                    self._repaired_s[repair.path, repair.found] = now_s
+                    self._repaired_s[repair.path] = now_s
             self._looked.notify_all()
 
     def _status(self) -> NodeStatus:
