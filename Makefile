@@ -6,7 +6,7 @@ WORKERS ?= 2
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test vm lint protos picture bench starter clean
+.PHONY: demo test vm lint protos picture bench bench-docs starter clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -34,6 +34,10 @@ picture: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(PYTHON) -m benchmarks
+
+# docs/benchmarks.md: how long choosing CPUs takes, and how good the choice is.
+bench-docs: $(VENV)/.dev
+	@$(PYTHON) -m benchmarks.choosing
 
 # build/<machine>/process-starter, for each machine that a compiler is here for.
 starter:

@@ -1,0 +1,116 @@
+"""Measure how fast and how well CPUs are chosen, and write docs/benchmarks.md: `make bench-docs`.
+
+Or `python -m benchmarks.choosing`. All inputs are made from seeds: only the times differ from one
+run to the next.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from benchmarks.choice_quality import PODS, SEEDS, quality
+from benchmarks.choice_times import CALLS, CHOICES, MERGES, PROVIDERS, calls, choices, merges
+
+DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+
+
+def main() -> None:
+    """Run everything, which takes a few minutes, and write the document."""
+    started_s = time.monotonic()
+
+    def tell(what: str) -> None:
+        print(f"{time.monotonic() - started_s:4.0f} s  {what}", file=sys.stderr, flush=True)
+
+    DOCUMENT.write_text(
+        _TEXT.format(
+            python=f"{platform.python_implementation()} {platform.python_version()}",
+            cpus=len(os.sched_getaffinity(0)),
+            number=CHOICES,
+            choices=choices(tell),
+            merged=MERGES,
+            providers=PROVIDERS,
+            merges=merges(tell),
+            called=CALLS,
+            calls=calls(tell),
+            pods=PODS,
+            traces=len(SEEDS),
+            quality=quality(tell),
+        ),
+        encoding="utf-8",
+    )
+
+
+_TEXT: Final = """# How fast and how well CPUs are chosen
+
+Written by `make bench-docs` (`python -m benchmarks.choosing`); do not edit it by hand. Measured
+with {python} on a machine with {cpus} CPUs. All inputs are made from seeds: another run
+asks the same questions and finds the same answers, in other times.
+
+Times are in milliseconds: median / 99th percentile / maximum. The aim is for the 99th percentile,
+and times that miss it are **bold**. Ratios travel to other machines, absolute figures do not.
+
+## One choice
+
+{choices}
+
+{number} requests per cell, for 1 to all of the CPUs that are free, on machines that are empty or
+full here and there: some cores, a part of each NUMA node, or single threads are free. It is the
+CPU time of the calling thread: a choice waits for nothing, so this is what it takes on a CPU of its
+own.
+
+* *kubelet* and *Koordinator* are the algorithms of these programs as cpupool has them
+  (`policies/accumulator.py`, `policies/koordinator.py`).
+* *pool* is what GetPreferredAllocation asks (`policies/pooled.py`). *Without a policy* it lists one
+  thread of each core and is packed; the others list all threads. *Full cores, apart* is
+  `cpuBindPolicy: fullPhysicalCores` with `numaPolicy: leastAllocated` and
+  `exclusivePolicy: numaNode`; *distributed* is `fullPhysicalCores` with `numaPolicy: distributed`;
+  *spread* is `cpuBindPolicy: spreadAcrossCores`.
+
+## The Topology Manager's hints
+
+{merges}
+
+The sets of NUMA nodes that one resource offers, and the merging of what {providers} resources
+offer; {merged} times each. Some resources are on all nodes, some on half of them, and all
+are partly in use. CPU time, as above.
+
+## GetPreferredAllocation
+
+{calls}
+
+{called} calls per cell over a unix socket, one after the other, for a pool of all threads of a
+machine with 8 NUMA nodes, of which some cores are free: from the request to the decoded answer,
+with the asking and the answering side in one process.
+
+## How well pods are placed
+
+{quality}
+
+What `cpupool simulate` tells of {traces} random traces of {pods} pods each. The load is the
+share of the pool that pods would hold if none were refused. A pod asks for 1, 2, 4, ... cores, up
+to half of the pool, each size half as often as the one before it. *pool* is the pool's own policy;
+*first-fit* takes the lowest free ids, as a plugin without an opinion leaves it to the kubelet;
+*kubelet-packed* is the kubelet's static CPU manager policy.
+
+* **refused**: pods that did not get in. One for which too few CPUs are free is refused under every
+  policy. Of a pool of full cores a pod is also refused if it is given parts of cores: first-fit
+  does that wherever siblings do not have neighbouring ids.
+* **on one NUMA node**, **behind one L3 cache**: of the containers that could lie in one if the pool
+  were empty, those that do.
+* **fragmentation**: how scattered the free CPUs are over NUMA nodes, on average over time; 0 is as
+  close together as can be (`policies/fragmentation.py`).
+* **CPUs in use**: on average over time. Where few are in use because pods are refused, the other
+  figures say little.
+
+Where the Topology Manager restricts, it chooses the NUMA nodes before the pool is asked, and the
+policies differ in the caches only.
+"""
+
+
+if __name__ == "__main__":
+    main()
