@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from cpupool import cli
+from cpupool.host.root import HostRoot
 from tests.scenarios import test_agent_process
 from tests.waiting import eventually
 
@@ -31,9 +32,14 @@ def test_a_node_that_works_is_found_well_there_and_from_afar(
         world.run("sharer", shared_b=100)
         world.await_cpus(owner="2-3", sharer="6-7")
 
-        # The agent writes its status a moment after the cgroups.
+        # The agent writes its status a moment after the cgroups; an earlier one has no pools yet.
+        status = HostRoot.under(world.folder).status
         eventually(
-            lambda: cli.main(["doctor", "--json", *here]) == 0, lambda: capsys.readouterr().out
+            lambda: (
+                "default/sharer/main" in status.read_text()
+                and cli.main(["doctor", "--json", *here]) == 0
+            ),
+            lambda: capsys.readouterr().out,
         )
         capsys.readouterr()
         judged = cli.main(["doctor", "--json", *here])
