@@ -35,9 +35,12 @@ def test_the_agents_own_choice_is_told_and_that_the_kubelet_followed_it(
     world.eventually("second", main="3-4,6-7")
 
     # The agent writes its status a moment after the cgroups.
-    eventually(lambda: explained("second"), "the agent has seen the second pod where it belongs")
-    assert "free: 4 of the pool's 4 CPUs can be chosen => 2-5" in explained("first")
-    steps = explained("second")
+    eventually(
+        lambda: explained("default/second/main"),
+        "the agent has seen the second pod where it belongs",
+    )
+    assert "free: 4 of the pool's 4 CPUs can be chosen => 2-5" in explained("default/first/main")
+    steps = explained("default/second/main")
     assert "free: 3 of the pool's 4 CPUs can be chosen => 3-5" in steps
     followed = "devices: the kubelet gave these, as GetPreferredAllocation had advised => 3-4"
     assert followed in steps
