@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import sys
+from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -199,8 +200,8 @@ def _events(
     if arguments.trace:
         return workload.read(str(arguments.trace), _text(arguments.trace))
     events = [event for path in arguments.pods for event in _pods(path, names)]
-    called = [event.pod.uid for event in events]
-    if twice := [name for name in called if called.count(name) > 1]:
+    called = Counter(event.pod.uid for event in events)
+    if twice := [name for name, times in called.items() if times > 1]:
         raise UsageError(f"--pods: there are two pods {twice[0]}; rename one")
     return events
 

@@ -321,9 +321,10 @@ class Manager:
                 cores cannot serve it.
         """
         with self._changed:
-            offer = self._list_of(pool).offer
-            # Promises as well: of a burst of pods the last is asked for before the first is seen.
-            given = self._facts.held_ids().get(pool, frozenset())
+            listed = self._list_of(pool)
+            # Of a burst of pods the last is asked for before the first is seen.
+            promised = [one.ids for one in self._facts.promises if one.pool == pool]
+        offer = listed.offer
         offer.check_listed(available)
         offer.check_listed(must_include)
         required = devices.exclusive_cpus(must_include)
@@ -332,7 +333,7 @@ class Manager:
         if not len(required) <= size <= len(free):
             raise NotEnoughDevices(pool, size, len(free))
         # The kubelet knows first that a pod has ended: what it calls free nobody holds.
-        held = devices.exclusive_cpus(given) - free
+        held = devices.exclusive_cpus(listed.held.union(*promised)) - free
         try:
             choice = pooled.prefer(
                 offer.pool, offer.topology, free, size, required=required, held=held

@@ -16,23 +16,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.policies.balance import share_out
-from cpupool.policies.layout import Layout, Level, Place
+from cpupool.policies.layout import GROUP_OF, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-_GROUP_OF: Final[Mapping[Level, Callable[[Place], int]]] = {
-    Level.CORE: attrgetter("core"),
-    Level.UNCORE: attrgetter("uncore"),
-    Level.NODE: attrgetter("node"),
-    Level.SOCKET: attrgetter("socket"),
-}
+    from cpupool.policies.layout import Layout, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +178,12 @@ class _Stock:
 
         Units and groups come with the fewest free CPUs first, then by their ids.
         """
-        group_of, places = _GROUP_OF[level], self._places_of_free()
+        group_of, places = GROUP_OF[level], self._places_of_free()
         sizes = Counter(map(group_of, places))
         if level not in self._parents:
             return sorted(sizes, key=lambda group: (sizes[group], group))
         parent = self._parents[level]
-        pairs = set(zip(map(_GROUP_OF[parent], places), map(group_of, places), strict=True))
+        pairs = set(zip(map(GROUP_OF[parent], places), map(group_of, places), strict=True))
         within = defaultdict(list)
         for unit, group in sorted(pairs, key=lambda pair: (sizes[pair[1]], pair[1])):
             within[unit].append(group)
@@ -217,7 +209,7 @@ class _Stock:
         usual = self.layout.usual(level) if level in (Level.CORE, Level.SOCKET) else None
         whole = {
             group
-            for group in set(map(_GROUP_OF[level], self._places_of_free()))
+            for group in set(map(GROUP_OF[level], self._places_of_free()))
             if len(groups[group]) <= self.missing
             and usual in (None, len(groups[group]))
             and groups[group] <= self.free

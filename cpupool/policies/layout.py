@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from cpupool.core.cpuset import CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from cpupool.core.topology import CPUTopology
 
@@ -35,6 +36,10 @@ class Place(NamedTuple):
 
 _LEVELS: Final = (Level.CORE, Level.SOCKET, Level.NODE, Level.UNCORE)
 """What the numbers of a `Place` are of."""
+GROUP_OF: Final[Mapping[Level, Callable[[Place], int]]] = {
+    level: itemgetter(index) for index, level in enumerate(_LEVELS)
+}
+"""Level → what gives the id of a place's group."""
 
 
 @dataclass(frozen=True, slots=True)
