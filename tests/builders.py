@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.workloads import (
     Container,
     ContainerID,
@@ -20,14 +21,38 @@ def container(
     kind: ContainerKind = ContainerKind.APP,
     *,
     running: bool = True,
+    shared_cpus: bool = False,
+    cpu: int | None = None,
     **requests: int,
 ) -> Container:
-    """Make a container that runs under the id `<name>-id` and requests the pools given by name."""
-    return Container(name, kind, requests, ContainerID(f"{name}-id") if running else None)
+    """Make a container that runs under the id `<name>-id` and requests the pools given by name.
+
+    With `shared_cpus` it asks for OpenShift's resource, and with `cpu` for so many native
+    milli-CPUs, its limit, too.
+    """
+    if shared_cpus:
+        requests = {**requests, ENABLE_SHARED_CPUS: 1}
+    return Container(
+        name,
+        kind,
+        requests,
+        ContainerID(f"{name}-id") if running else None,
+        limit_milli=cpu,
+        whole_cpus=0 if cpu is None or cpu % 1000 else cpu // 1000,
+    )
 
 
-def pod(name: str, *containers: Container, finished: bool = False, cgroup_uid: str = "") -> Pod:
-    """Make a pod whose UID is `<name>-uid`; one container without requests if none is given."""
+def pod(
+    name: str,
+    *containers: Container,
+    finished: bool = False,
+    cgroup_uid: str = "",
+    cpu: int | None = None,
+) -> Pod:
+    """Make a pod whose UID is `<name>-uid`; one container without requests if none is given.
+
+    `cpu` is what the kubelet limits it to, in milli-CPUs.
+    """
     return Pod(
         uid=PodUID(f"{name}-uid"),
         namespace="default",
@@ -36,6 +61,7 @@ def pod(name: str, *containers: Container, finished: bool = False, cgroup_uid: s
         containers=containers or (container(),),
         cgroup_uid=cgroup_uid,
         finished=finished,
+        limit_milli=cpu,
     )
 
 

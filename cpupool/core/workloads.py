@@ -51,12 +51,20 @@ class Container:
         kind: app, init, sidecar or ephemeral.
         requests: pool name → amount, cores for an exclusive pool and milli-CPUs for a shared one.
         id: the running instance; None while none is reported.
+        limit_milli: its native cpu limit; None where it has none.
+        whole_cpus: how many CPUs of its own the kubelet's static CPU manager gives it, where that
+            is at work: its native request in a Guaranteed pod, if that is a whole number.
+        balanced: whether the scheduler may balance load over its CPUs; false where its pod asks
+            for that to be off.
     """
 
     name: str
     kind: ContainerKind = ContainerKind.APP
     requests: Mapping[str, int] = field(default_factory=dict)
     id: ContainerID | None = None
+    limit_milli: int | None = None
+    whole_cpus: int = 0
+    balanced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class Pod:
         containers: every kind, init containers first.
         cgroup_uid: the id in its cgroup's name: the config hash for a static pod, else `uid`.
         finished: it has succeeded or failed, and owns nothing any more.
+        limit_milli: what the kubelet limits the pod's cgroup to; None for no limit.
     """
 
     uid: PodUID
@@ -80,6 +89,7 @@ class Pod:
     containers: tuple[Container, ...]
     cgroup_uid: str = ""
     finished: bool = False
+    limit_milli: int | None = None
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:

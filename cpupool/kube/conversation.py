@@ -127,17 +127,18 @@ class Conversation:
         ) as response:
             response.read()
 
-    def get(self, resource: str, path: str) -> dict[str, Any]:
+    def get(self, resource: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
         """Read one object.
 
         Args:
             resource: what it is.
             path: where it is, from `/api` or `/apis` on.
+            timeout_s: as for `create`.
 
         Raises:
             APIError: there is no answer, or it is a refusal.
         """
-        with self._answer("get", resource, path, {}) as response:
+        with self._answer("get", resource, path, {}, timeout_s=timeout_s) as response:
             return _decoded("get", resource, response.read())
 
     def update(self, resource: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

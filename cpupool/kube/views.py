@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import yaml
 
-from cpupool.core import quantity
-from cpupool.core.errors import Location, ManifestError, QuantityError
-from cpupool.core.names import STATIC_POD_HASH, STATIC_POD_MIRROR
-from cpupool.core.workloads import Container, ContainerID, ContainerKind, Pod, PodUID, QoSClass
+from cpupool.core.errors import Location, ManifestError
+from cpupool.core.names import CRIO_LOAD_BALANCING, DISABLE, STATIC_POD_HASH, STATIC_POD_MIRROR
+from cpupool.core.workloads import Container, ContainerID, Pod, PodUID, QoSClass
+from cpupool.kube import resources
+from cpupool.kube.fields import Field
 
 if TYPE_CHECKING:
     from cpupool.core.names import Names
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 Body = Mapping[str, Any]
 """An object, most often a pod, as the API server writes it in JSON."""
 
-_NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*", re.ASCII)
 _LISTS: Final = ("PodList", "List")
 _STATUS_LISTS: Final = (
     "initContainerStatuses",
@@ -36,7 +32,6 @@ _STATUS_LISTS: Final = (
     "ephemeralContainerStatuses",
 )
 _FINISHED: Final = ("Succeeded", "Failed")
-_QOS_RESOURCES: Final = ("cpu", "memory")
 
 
 def pods_from_text(name: str, text: str) -> list[dict[str, Any]]:
@@ -78,20 +73,24 @@ def pod(body: Body, names: Names) -> Pod:
     Raises:
         ManifestError: a field that is read is missing or holds something else than it should.
     """
-    top = _Field.of(body)
+    top = Field.of(body)
     metadata, status = top["metadata"], top["status"]
     annotations = metadata["annotations"]
     static = annotations[STATIC_POD_HASH].text("")
     # The kubelet writes the hash into both; a mark that somebody else forged names no cgroup.
     mirrored = static and annotations[STATIC_POD_MIRROR].text("") == static and static.isalnum()
+    uid = PodUID(metadata["uid"].name())
+    qos = resources.qos(top["spec"], status["qosClass"])
+    containers = tuple(_containers(top, qos, names))
     return Pod(
-        uid=PodUID(metadata["uid"].name()),
+        uid=uid,
         namespace=metadata["namespace"].name("default"),
         name=metadata["name"].name(),
-        qos=_qos(top["spec"], status["qosClass"]),
-        containers=tuple(_containers(top["spec"], status, names)),
+        qos=qos,
+        containers=containers,
         cgroup_uid=static if mirrored else "",
         finished=status["phase"].text("") in _FINISHED,
+        limit_milli=resources.pod_limit_milli(top["spec"], qos, containers),
     )
 
 
@@ -101,7 +100,7 @@ def node_labels(body: Body) -> dict[str, str]:
     Raises:
         ManifestError: they hold something else than texts.
     """
-    labels = _Field("node", "", body)["metadata"]["labels"]
+    labels = Field("node", "", body)["metadata"]["labels"]
     return {key: value.text("") for key, value in labels.entries()}
 
 
@@ -112,7 +111,7 @@ def environment(body: Body, container: str) -> dict[str, str]:
         ManifestError: a variable without a name, or one that no process can carry.
     """
     literal = {}
-    for _, found in _container_fields(_Field.of(body)["spec"]):
+    for _, found in resources.container_fields(Field.of(body)["spec"]):
         if found["name"].value != container:
             continue
         for variable in found["env"]:
@@ -124,127 +123,37 @@ def environment(body: Body, container: str) -> dict[str, str]:
     return literal
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A value with the way to it, so that an error can name the pod and the field."""
-
-    source: str
-    path: str
-    value: object
-
-    @classmethod
-    def of(cls, body: object) -> _Field:
-        metadata = body.get("metadata") if isinstance(body, Mapping) else None
-        given = metadata if isinstance(metadata, Mapping) else {}
-        parts = (given.get("namespace", "default"), given.get("name"))
-        shown = "/".join(part if _is_name(part) else "(no name)" for part in parts)
-        return cls(f"pod {shown}", "", body)
-
-    def error(self, what: str) -> ManifestError:
-        return ManifestError(self.source, self.path, what)
-
-    def __getitem__(self, key: str) -> _Field:
-        path = f"{self.path}.{key}" if self.path else key
-        return _Field(self.source, path, self._mapping().get(key))
-
-    def entries(self) -> Iterator[tuple[str, _Field]]:
-        for key in self._mapping():
-            yield str(key), self[key]
-
-    def __iter__(self) -> Iterator[_Field]:
-        if self.value is None:
-            return
-        if not isinstance(self.value, Sequence) or isinstance(self.value, str):
-            raise self.error(f"{_shown(self.value)} is not a list")
-        for place, value in enumerate(self.value):
-            yield _Field(self.source, f"{self.path}[{place}]", value)
-
-    def text(self, default: str | None = None) -> str:
-        if self.value is None and default is not None:
-            return default
-        if self.value is None or (self.value == "" and default is None):
-            raise self.error("is missing")
-        if not isinstance(self.value, str):
-            raise self.error(f"{_shown(self.value)} is not a text; quote it")
-        return self.value
-
-    def name(self, default: str | None = None) -> str:
-        # Names and ids go into paths and logs. Kubernetes' own rules are stricter.
-        text = self.text(default)
-        if not _is_name(text):
-            raise self.error(f"{_shown(text)} is not a name; use letters, digits, '-' and '.'")
-        return text
-
-    def number(self) -> str:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
-            raise self.error(f"{_shown(self.value)} is not a quantity")
-        try:
-            return str(self.value)
-        except ValueError as error:
-            raise self.error("is a number of too many digits") from error
-
-    def _mapping(self) -> Mapping[str, object]:
-        if self.value is None:
-            return {}
-        if not isinstance(self.value, Mapping):
-            raise self.error(f"{_shown(self.value)} is not a mapping")
-        return self.value
-
-
-def _is_name(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and _NAME.fullmatch(value) is not None
-
-
-def _shown(value: object) -> str:
-    # Not all of it: a body can hold anything, and all of that may not fit into memory.
-    try:
-        text = repr(value[:60]) if isinstance(value, str) else reprlib.repr(value)
-    except ValueError:  # an integer of too many digits
-        text = f"this {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _containers(spec: _Field, status: _Field, names: Names) -> Iterator[Container]:
-    ids = dict(_running_ids(status))
+def _containers(body: Field, qos: QoSClass, names: Names) -> Iterator[Container]:
+    spec, annotations = body["spec"], body["metadata"]["annotations"]
+    ids = dict(_running_ids(body["status"]))
     seen: set[str] = set()
-    for kind, found in _container_fields(spec):
+    for kind, found in resources.container_fields(spec):
         name = found["name"].name()
         if name in seen:
             raise found["name"].error(f"{name!r} is the name of two containers")
         seen.add(name)
-        yield Container(name, kind, _pool_requests(found["resources"], names), ids.get(name))
+        asked = found["resources"]
+        yield Container(
+            name,
+            kind,
+            resources.pool_requests(asked, names),
+            ids.get(name),
+            limit_milli=resources.cpu_limit_milli(asked),
+            whole_cpus=resources.whole_cpus(asked) if qos is QoSClass.GUARANTEED else 0,
+            balanced=not _unbalanced(annotations, name, names),
+        )
     if not seen:
         raise spec["containers"].error("is missing")
 
 
-def _container_fields(spec: _Field) -> Iterator[tuple[ContainerKind, _Field]]:
-    for found in spec["initContainers"]:
-        sidecar = found["restartPolicy"].value == "Always"
-        yield (ContainerKind.SIDECAR if sidecar else ContainerKind.INIT), found
-    for found in spec["containers"]:
-        yield ContainerKind.APP, found
-    for found in spec["ephemeralContainers"]:
-        yield ContainerKind.EPHEMERAL, found
+def _unbalanced(annotations: Field, container: str, names: Names) -> bool:
+    """Tell whether a pod asks, for all of its containers or this one, for no load balancing."""
+    of_one = f"{CRIO_LOAD_BALANCING}/{container}"
+    keys = (CRIO_LOAD_BALANCING, of_one, names.load_balancing)
+    return any(annotations[key].value == DISABLE for key in keys)
 
 
-def _pool_requests(resources: _Field, names: Names) -> dict[str, int]:
-    # For an extended resource the API server takes equal requests and limits, or limits alone.
-    wanted = dict(resources["requests"].entries()) | dict(resources["limits"].entries())
-    requests = {}
-    for resource, amount in wanted.items():
-        name = names.pool_of(resource)
-        if name is None:
-            continue
-        try:
-            count = quantity.parse_count(amount.number())
-        except QuantityError as error:
-            raise amount.error(str(error)) from error
-        if count:
-            requests[name] = count
-    return requests
-
-
-def _running_ids(status: _Field) -> Iterator[tuple[str, ContainerID]]:
+def _running_ids(status: Field) -> Iterator[tuple[str, ContainerID]]:
     """Give each container's instance, unless it has ended.
 
     While a container waits for its restart, the status still carries the id of the instance that
@@ -258,59 +167,6 @@ def _running_ids(status: _Field) -> Iterator[tuple[str, ContainerID]]:
             if identifier and not ended and identifier != previous:
                 bare = identifier.rpartition("://")[2]
                 yield found["name"].text(), ContainerID(bare)
-
-
-def _qos(spec: _Field, given: _Field) -> QoSClass:
-    """Read the class that the API server has set, or compute it as Kubernetes does.
-
-    Source: pkg/apis/core/v1/helper/qos/qos.go. Pod-level resources stand for those of all
-    containers; ephemeral containers have none.
-    """
-    if given.value is not None:
-        try:
-            return QoSClass(given.value)
-        except ValueError:
-            choices = ", ".join(known.value for known in QoSClass)
-            raise given.error(f"{_shown(given.value)} is none of {choices}") from None
-    pod_level = _compute_resources(spec["resources"])
-    parts = (
-        [pod_level]
-        if any(pod_level)
-        else [
-            _compute_resources(found["resources"])
-            for kind, found in _container_fields(spec)
-            if kind is not ContainerKind.EPHEMERAL
-        ]
-    )
-    if not any(requests or limits for requests, limits in parts):
-        return QoSClass.BEST_EFFORT
-    limited = all(len(limits) == len(_QOS_RESOURCES) for _, limits in parts)
-    equal = all(
-        sum(requests.get(name, Decimal()) for requests, _ in parts)
-        == sum(limits.get(name, Decimal()) for _, limits in parts)
-        for name in _QOS_RESOURCES
-    )
-    return QoSClass.GUARANTEED if limited and equal else QoSClass.BURSTABLE
-
-
-def _compute_resources(resources: _Field) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
-    """Read requests and limits of cpu and memory; a missing request is the limit."""
-    limits = dict(_amounts(resources["limits"]))
-    requests = limits | dict(_amounts(resources["requests"]))
-    return _positive(requests), _positive(limits)
-
-
-def _amounts(resources: _Field) -> Iterator[tuple[str, Decimal]]:
-    for name, amount in resources.entries():
-        if name in _QOS_RESOURCES:
-            try:
-                yield name, quantity.parse(amount.number())
-            except QuantityError as error:
-                raise amount.error(str(error)) from error
-
-
-def _positive(amounts: Mapping[str, Decimal]) -> dict[str, Decimal]:
-    return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
 def _pods_in(source: str, path: str, document: object) -> Iterator[dict[str, Any]]:

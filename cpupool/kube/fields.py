@@ -1,0 +1,106 @@
+"""A field of an object's body, with the way to it, so that an error can name both."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeGuard
+
+from cpupool.core.errors import ManifestError
+
+_NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value somewhere in a body; reading it as something raises where it is something else.
+
+    Attributes:
+        source: the object, for messages.
+        path: the way from there; empty for the object itself.
+        value: what stands there; None where nothing does.
+    """
+
+    source: str
+    path: str
+    value: object
+
+    @classmethod
+    def of(cls, body: object) -> Field:
+        """Take a pod's body."""
+        metadata = body.get("metadata") if isinstance(body, Mapping) else None
+        given = metadata if isinstance(metadata, Mapping) else {}
+        parts = (given.get("namespace", "default"), given.get("name"))
+        name = "/".join(part if _is_name(part) else "(no name)" for part in parts)
+        return cls(f"pod {name}", "", body)
+
+    def error(self, what: str) -> ManifestError:
+        """Say what is wrong with this field."""
+        return ManifestError(self.source, self.path, what)
+
+    def __getitem__(self, key: str) -> Field:
+        path = f"{self.path}.{key}" if self.path else key
+        return Field(self.source, path, self._mapping().get(key))
+
+    def entries(self) -> Iterator[tuple[str, Field]]:
+        """Give the entries of a mapping."""
+        for key in self._mapping():
+            yield str(key), self[key]
+
+    def __iter__(self) -> Iterator[Field]:
+        if self.value is None:
+            return
+        if not isinstance(self.value, Sequence) or isinstance(self.value, str):
+            raise self.error(f"{shown(self.value)} is not a list")
+        for place, value in enumerate(self.value):
+            yield Field(self.source, f"{self.path}[{place}]", value)
+
+    def text(self, default: str | None = None) -> str:
+        """Give a text; the default where nothing stands here."""
+        if self.value is None and default is not None:
+            return default
+        if self.value is None or (self.value == "" and default is None):
+            raise self.error("is missing")
+        if not isinstance(self.value, str):
+            raise self.error(f"{shown(self.value)} is not a text; quote it")
+        return self.value
+
+    def name(self, default: str | None = None) -> str:
+        """Give a text that can be a name or an id."""
+        # Names and ids go into paths and logs. Kubernetes' own rules are stricter.
+        text = self.text(default)
+        if not _is_name(text):
+            raise self.error(f"{shown(text)} is not a name; use letters, digits, '-' and '.'")
+        return text
+
+    def number(self) -> str:
+        """Give the text of a quantity."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
+            raise self.error(f"{shown(self.value)} is not a quantity")
+        try:
+            return str(self.value)
+        except ValueError as error:
+            raise self.error("is a number of too many digits") from error
+
+    def _mapping(self) -> Mapping[str, object]:
+        if self.value is None:
+            return {}
+        if not isinstance(self.value, Mapping):
+            raise self.error(f"{shown(self.value)} is not a mapping")
+        return self.value
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def shown(value: object) -> str:
+    """Write a value for a message."""
+    # Not all of it: a body can hold anything, and all of that may not fit into memory.
+    try:
+        text = repr(value[:60]) if isinstance(value, str) else reprlib.repr(value)
+    except ValueError:  # an integer of too many digits
+        text = f"this {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,110 @@
+"""What the kubelet makes of the native cpu of pods and containers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpupool.core.errors import ManifestError
+from cpupool.core.names import Names
+from cpupool.kube import views
+
+
+def asks(name: str = "main", **resources: Any) -> dict[str, Any]:
+    """Make a container; `cpu` is its limit, `request` its request, and memory comes with both."""
+    limits = {"cpu": resources["cpu"], "memory": "1Gi"} if "cpu" in resources else {}
+    requests = {"cpu": resources["request"]} if "request" in resources else {}
+    more = {"restartPolicy": "Always"} if resources.get("sidecar") else {}
+    return {"name": name, "resources": {"limits": limits, "requests": requests}, **more}
+
+
+def pod(*containers: dict[str, Any], init: Any = (), **spec: Any) -> dict[str, Any]:
+    annotations = spec.pop("annotations", {})
+    return {
+        "metadata": {"name": "web", "uid": "web-uid", "annotations": annotations},
+        "spec": {"containers": list(containers), "initContainers": list(init), **spec},
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "milli"),
+    [
+        pytest.param(pod(asks()), None, id="no limit"),
+        pytest.param(pod(asks(cpu="2"), asks("other", cpu="500m")), 2500, id="the sum"),
+        pytest.param(pod(asks(cpu="2"), asks("other")), None, id="one without a limit"),
+        pytest.param(pod(asks(cpu="2", request="1")), 2000, id="Burstable, all limited"),
+        pytest.param(
+            pod(asks(cpu="1"), init=[asks("setup", cpu="3")]), 3000, id="a larger init container"
+        ),
+        pytest.param(
+            pod(asks(cpu="1"), init=[asks("proxy", cpu="500m", sidecar=True), asks("s", cpu="1")]),
+            1500,
+            id="a sidecar counts beside the others",
+        ),
+        pytest.param(pod(asks(cpu="1"), init=[asks("setup")]), None, id="an init without a limit"),
+        pytest.param(pod(asks(cpu="1"), overhead={"cpu": "250m"}), 1250, id="overhead"),
+        pytest.param(
+            pod(asks(), resources={"limits": {"cpu": "3", "memory": "1Gi"}}), 3000, id="pod-level"
+        ),
+        pytest.param(pod(asks(cpu="0.0005")), 1, id="rounded up"),
+        pytest.param(pod(asks(cpu="0")), None, id="zero is no limit"),
+        pytest.param(
+            pod(asks(cpu="1"), ephemeralContainers=[{"name": "debug"}]),
+            1000,
+            id="an ephemeral container has none",
+        ),
+    ],
+)
+def test_a_pod_is_limited_as_the_kubelet_limits_it(body: dict[str, Any], milli: int | None) -> None:
+    assert views.pod(body, Names()).limit_milli == milli
+
+
+@pytest.mark.parametrize(
+    ("body", "whole"),
+    [
+        pytest.param(pod(asks(cpu="2")), 2, id="Guaranteed"),
+        pytest.param(pod(asks(cpu="1500m")), 0, id="a fraction"),
+        pytest.param(pod(asks(cpu="2", request="1")), 0, id="Burstable"),
+        pytest.param(pod(asks()), 0, id="nothing"),
+    ],
+)
+def test_the_static_cpu_manager_gives_whole_cpus_to_guaranteed_pods(
+    body: dict[str, Any], whole: int
+) -> None:
+    assert views.pod(body, Names()).containers[0].whole_cpus == whole
+
+
+@pytest.mark.parametrize(
+    ("annotations", "balanced"),
+    [
+        pytest.param({}, (True, True), id="none"),
+        pytest.param({"cpu-load-balancing.crio.io": "disable"}, (False, False), id="CRI-O's"),
+        pytest.param({"cpu-load-balancing.crio.io/a": "disable"}, (False, True), id="of one"),
+        pytest.param({"nokia.k8s.io/cpu-load-balancing": "disable"}, (False, False), id="ours"),
+        pytest.param({"nokia.k8s.io/cpu-load-balancing": "enable"}, (True, True), id="enabled"),
+    ],
+)
+def test_load_balancing_is_off_where_the_pod_asks_for_it(
+    annotations: dict[str, str], balanced: tuple[bool, bool]
+) -> None:
+    read = views.pod(pod(asks("a"), asks("b"), annotations=annotations), Names())
+    assert tuple(one.balanced for one in read.containers) == balanced
+
+
+def test_an_amount_that_is_none_is_refused_with_the_field() -> None:
+    with pytest.raises(ManifestError, match=r"spec\.containers\[0\]\.resources\.limits\.cpu"):
+        views.pod(pod(asks(cpu="two")), Names())
+
+
+def test_amounts_that_say_nothing_of_cpus_are_not_looked_at() -> None:
+    body = pod({"name": "main", "resources": {"limits": {"cpu": "2", "memory": "much"}}})
+    body["status"] = {"qosClass": "Guaranteed"}
+    read = views.pod(body, Names())
+    assert (read.limit_milli, read.containers[0].whole_cpus) == (2000, 2)
+
+
+def test_an_amount_of_null_is_none() -> None:
+    body = pod({"name": "main", "resources": {"limits": {"cpu": None}}}, overhead={"cpu": None})
+    body["status"] = {"qosClass": "Burstable"}
+    assert views.pod(body, Names()).limit_milli is None
