@@ -271,7 +271,7 @@ class CgroupWriteRejected(HostError):
         self.path = path
         self.value = value
         self.errno = errno
-        super().__init__(f"{path}: the kernel did not take cpuset {value!r}: {reason}")
+        super().__init__(f"{path}: the kernel did not take {value!r}: {reason}")
 
 
 class ContainerNotFound(HostError):
@@ -283,18 +283,18 @@ class ContainerNotFound(HostError):
 
 
 class RuntimeRefused(HostError):
-    """The container runtime did not set a container's CPUs.
+    """The container runtime did not set what a container is to have.
 
     Attributes:
         container: the container's id.
-        cpus: what it was to run on.
+        what: as `CPUs 2-3`.
     """
 
-    def __init__(self, container: str, cpus: CPUSet, reason: str) -> None:
+    def __init__(self, container: str, what: str, reason: str) -> None:
         self.container = container
-        self.cpus = cpus
+        self.what = what
         super().__init__(
-            f"container {container}: the container runtime did not set CPUs {cpus}: {reason}"
+            f"container {container}: the container runtime did not set {what}: {reason}"
         )
 
 

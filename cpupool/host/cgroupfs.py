@@ -8,36 +8,24 @@ Documentation/admin-guide/cgroup-v2.rst, section "Cpuset".
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import suppress
 from enum import Enum
-from itertools import accumulate, dropwhile
-from pathlib import Path
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import (
-    CgroupNotFound,
-    CgroupWriteRejected,
-    CPUSetParseError,
-    HostError,
-    HostFileError,
-)
+from cpupool.core.errors import CgroupNotFound, HostFileError
 from cpupool.host import cgroup_names
+from cpupool.host.cgroup_files import CgroupFiles, above
 from cpupool.manager.enforce import CgroupNode
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""A cgroup that is removed answers ENODEV through a file that is open already."""
+    from pathlib import Path
 
 _DEEPEST: Final = 64
 """A container that may make cgroups can nest them without end; sane ones stay below ten."""
-
-_LONGEST_LIST_BYTES: Final = 32 * 1024
-"""Every second one of 8192 CPUs takes 20 KiB; the kernel gives it in one read."""
 
 _LACKING: Final = "the machine lacks some of these CPUs, or they are offline or exclusive elsewhere"
 _HINTS: Final = {
@@ -47,6 +35,7 @@ _HINTS: Final = {
     errno.ERANGE: _LACKING,
     errno.EROFS: "give cpupool the host's cgroups mounted writable",
 }
+_NO_PROCESSES: Final = "this cgroup must not hold processes of its own to pass the controller on"
 
 
 class CgroupVersion(Enum):
@@ -91,7 +80,9 @@ class CgroupFS:
 
     def __init__(self, cgroup: Path, cgroup_root: str = "") -> None:
         base, self._version = hierarchy(cgroup)
-        self._base = str(base)
+        self._base = base
+        self._files = CgroupFiles(base, _HINTS, "see cpuset(7)")
+        self._controllers = CgroupFiles(base, {}, _NO_PROCESSES)
         self._kubepods = cgroup_names.kubepods(cgroup_root)
         # On version 1 a cgroup runs on its own set; on version 2 on what its ancestors leave of it.
         v1 = self._version is CgroupVersion.V1
@@ -101,7 +92,7 @@ class CgroupFS:
 
     def places(self) -> tuple[Path, ...]:
         """Give the directories where the cgroup of all pods can be, for whoever watches them."""
-        return tuple(Path(self._base, place) for place in self._kubepods)
+        return tuple(self._base / place for place in self._kubepods)
 
     def containers(self) -> Iterator[FoundContainer]:
         """Walk every directory of every pod, with the CPUs that it runs on now.
@@ -135,10 +126,10 @@ class CgroupFS:
             CgroupNotFound: it has ended.
             HostFileError: a file cannot be read or holds no CPU list.
         """
-        above = _above(path)
+        counted = reversed(above(path))
         if self._version is CgroupVersion.V2:
-            above = dropwhile(lambda one: one not in self._kubepods, above)
-        ancestors = tuple(CgroupNode(one, self._own_set(one)) for one in above)
+            counted = dropwhile(lambda one: one not in self._kubepods, counted)
+        ancestors = tuple(CgroupNode(one, self._own_set(one)) for one in counted)
         node = self._subtree(path, _DEEPEST)
         self._note(path, node.cpus)
         return ancestors, node
@@ -150,7 +141,7 @@ class CgroupFS:
             CgroupNotFound: it has ended.
             HostFileError: the file cannot be read or holds no CPU list.
         """
-        return self._parsed(path, self._runs_on)
+        return self._cpus(path, self._runs_on)
 
     def write(self, path: str, cpus: CPUSet) -> None:
         """Write one cgroup's cpuset, and whatever it needs before it can have one.
@@ -167,7 +158,7 @@ class CgroupFS:
             self._provide_memory(path)
         else:
             self._provide_controller(path)
-        self._put(path, "cpuset.cpus", str(cpus))
+        self._files.write(path, "cpuset.cpus", str(cpus))
 
     def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
         """Let the cgroups above containers have CPUs that have come back.
@@ -187,8 +178,8 @@ class CgroupFS:
             return
         online &= self._own_set("")
         for place in self._kubepods:
-            for above in (*_above(place), place):
-                self._widen(above, online)
+            for one in (*reversed(above(place)), place):
+                self._widen(one, online)
             for level, name in self._levels(place):
                 pod = cgroup_names.pod_id(name)
                 self._widen(f"{level}/{name}", online if pod is None else of_pod(pod) & online)
@@ -201,7 +192,7 @@ class CgroupFS:
 
     def _levels(self, level: str) -> Iterator[tuple[str, str]]:
         """Walk the directories of QoS classes and pods: where one is, and its name."""
-        for name in self._directories(level):
+        for name in self._files.directories(level):
             qos = cgroup_names.is_qos_level(name)
             if qos or cgroup_names.pod_id(name) is not None:
                 yield level, name
@@ -209,14 +200,14 @@ class CgroupFS:
                 yield from self._levels(f"{level}/{name}")
 
     def _pods_below(self, level: str) -> Iterator[FoundContainer]:
-        for above, name in self._levels(level):
+        for parent, name in self._levels(level):
             pod = cgroup_names.pod_id(name)
             if pod is not None:
-                yield from self._containers_of(pod, f"{above}/{name}")
+                yield from self._containers_of(pod, f"{parent}/{name}")
 
     def _containers_of(self, pod: str, directory: str) -> Iterator[FoundContainer]:
         moved = False
-        for name in self._directories(directory):
+        for name in self._files.directories(directory):
             path = f"{directory}/{name}"
             try:
                 cpus = self._text(path, self._runs_on)
@@ -241,46 +232,33 @@ class CgroupFS:
                 path, f"nested deeper than {_DEEPEST} cgroups", "end the container that nests them"
             )
         children: list[CgroupNode] = []
-        for name in self._directories(path):
+        for name in self._files.directories(path):
             with suppress(CgroupNotFound):
                 children.append(self._subtree(f"{path}/{name}", levels - 1))
         return CgroupNode(path, self._own_set(path), tuple(children))
 
-    def _directories(self, path: str) -> list[str]:
-        try:
-            with os.scandir(f"{self._base}/{path}") as entries:
-                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError as error:
-            if error.errno in _GONE:
-                return []
-            raise _unreadable(self._file(path, ""), error) from error
-
     def _own_set(self, path: str) -> CPUSet:
-        return self._parsed(path, "cpuset.cpus")
+        return self._cpus(path, "cpuset.cpus")
 
-    def _parsed(self, path: str, name: str) -> CPUSet:
-        text = self._text(path, name)
+    def _cpus(self, path: str, name: str) -> CPUSet:
         try:
-            return CPUSet.parse(text)
-        except CPUSetParseError as error:
-            raise HostFileError(
-                self._file(path, name), str(error), "write a list of CPUs there, as 0-3"
-            ) from error
+            return self._files.cpus(path, name)
+        except CgroupNotFound:
+            if self._has_no_cpusets(path):
+                return CPUSet()
+            raise
 
     def _text(self, path: str, name: str) -> str:
-        """Read a file of a cgroup; the cgroups of version 2 need not have any of the cpuset's."""
         try:
-            descriptor = os.open(f"{self._base}/{path}/{name}", os.O_RDONLY)
-            try:
-                return os.read(descriptor, _LONGEST_LIST_BYTES).decode("ascii", "replace").strip()
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise _unreadable(self._file(path, name), error) from error
-            if self._version is CgroupVersion.V2 and Path(self._base, path).is_dir():
+            return self._files.read(path, name)
+        except CgroupNotFound:
+            if self._has_no_cpusets(path):
                 return ""
-            raise CgroupNotFound(path) from error
+            raise
+
+    def _has_no_cpusets(self, path: str) -> bool:
+        """Tell whether a cgroup is there without the cpuset's files, as on version 2 it may be."""
+        return self._version is CgroupVersion.V2 and (self._base / path).is_dir()
 
     def _provide_memory(self, path: str) -> str:
         """Fill an empty `cpuset.mems` from the parent's: no task can enter before.
@@ -290,7 +268,7 @@ class CgroupFS:
         mems = self._text(path, "cpuset.mems")
         if not mems and path:
             mems = self._provide_memory(path.rpartition("/")[0])
-            self._put(path, "cpuset.mems", mems)
+            self._files.write(path, "cpuset.mems", mems)
         return mems
 
     def _provide_controller(self, path: str) -> None:
@@ -298,42 +276,7 @@ class CgroupFS:
 
         See Documentation/admin-guide/cgroup-v2.rst, section "Controlling Controllers".
         """
-        directory = Path(self._base, path)
+        directory = self._base / path
         if directory.is_dir() and not (directory / "cpuset.cpus").exists():
-            for above in ("", *_above(path)):
-                self._put(above, "cgroup.subtree_control", "+cpuset")
-
-    def _put(self, path: str, name: str, text: str) -> None:
-        try:
-            # Not created: a cgroup's files come with it. Cut for the sake of ordinary files.
-            descriptor = os.open(f"{self._base}/{path}/{name}", os.O_WRONLY | os.O_TRUNC)
-            try:
-                os.write(descriptor, text.encode())
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            if error.errno in _GONE:
-                raise CgroupNotFound(path) from error
-            number = error.errno or errno.EIO
-            raise CgroupWriteRejected(path, text, number, _explained(name, number)) from error
-
-    def _file(self, path: str, name: str) -> str:
-        return f"{self._base}/{path}/{name}"
-
-
-def _above(path: str) -> Iterator[str]:
-    return accumulate(path.split("/")[:-1], "{}/{}".format)
-
-
-def _unreadable(file: str, error: OSError) -> HostError:
-    return HostFileError(
-        file, error.strerror or str(error), "run cpupool as root with the host's cgroups"
-    )
-
-
-def _explained(name: str, number: int) -> str:
-    if name == "cgroup.subtree_control":
-        hint = "this cgroup must not hold processes of its own to pass the controller on"
-    else:
-        hint = _HINTS.get(number, "see cpuset(7)")
-    return f"{name}: {os.strerror(number)}; {hint}"
+            for one in ("", *reversed(above(path))):
+                self._controllers.write(one, "cgroup.subtree_control", "+cpuset")

@@ -111,7 +111,7 @@ def test_places_sort_in_the_order_of_reading() -> None:
         (CgroupNotFound("pod1/c1"), "pod1/c1: this cgroup is gone"),
         (
             CgroupWriteRejected("pod1", "0-3", 16, "it is busy"),
-            "pod1: the kernel did not take cpuset '0-3': it is busy",
+            "pod1: the kernel did not take '0-3': it is busy",
         ),
     ],
 )
