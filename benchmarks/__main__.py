@@ -103,6 +103,7 @@ def sweep() -> Iterator[Row]:
             events=EventLog(),
             metrics=Metrics(),
             health=Health(),
+            keepers=(),
             interval_s=1.0,
             swept=lambda _report: None,
         )

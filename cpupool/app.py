@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,13 +10,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
-from cpupool.host import cgroup_names
+from cpupool.host import bandwidth, cgroup_names, partitions
+from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.files import DirectoryWatch, FileLock
 from cpupool.host.mounts import Mounts
+from cpupool.host.partitions import Partitions
 from cpupool.host.status import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
+from cpupool.manager.bandwidth import BandwidthKeeper
+from cpupool.manager.load_balancing import LoadBalancingKeeper
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource
 from cpupool.manager.usage import fragmentation, usage
@@ -48,6 +53,8 @@ log = logs.get(__name__)
 
 SWEEP_INTERVAL_S: Final = 30.0
 _TELL_S: Final = 0.2
+_KEPT_FILES: Final = {"cpuset.cpus", *bandwidth.FILES, *partitions.FILES}
+"""What is kept of a container, and put back when somebody else has written it."""
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 
@@ -139,13 +146,13 @@ class Agent:
         self._measured: NodeFacts | None = None
         self._told: SweepReport | None = None
         self._untold = threading.Event()
-        self._offers = False
-        self._shared: Mapping[str, CPUSet] = {}
+        self._heeded: tuple[bool, bool, Mapping[str, CPUSet]] = (False, False, {})
         self._cluster = join(self._metrics, self.wake)
         tree = CgroupFS(root.cgroup, settings.cgroup_root)
+        quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
         self._watches = [
             DirectoryWatch(place, self._cgroup_changed, recursive=True, writes=True)
-            for place in tree.places()
+            for place in (*tree.places(), *quotas.places())
         ]
         self._cri = CRI(
             [settings.cri_socket] if settings.cri_socket else root.cri_sockets, settings.names
@@ -156,7 +163,7 @@ class Agent:
             launch=settings.launch,
             required=settings.enforcement is Way.NRI,
             missing_facts=settings.missing_facts,
-            ready=lambda: self._cpusetter.ready,
+            ready=lambda: self._cpusetter.informed,
             look=self._tell_news,
             metrics=self._metrics,
             health=self.health,
@@ -176,6 +183,12 @@ class Agent:
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
+            keepers=[
+                BandwidthKeeper(quotas, self._ways, self._metrics),
+                LoadBalancingKeeper(
+                    Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
+                ),
+            ],
             interval_s=settings.interval_s,
             swept=self._swept,
         )
@@ -301,7 +314,7 @@ class Agent:
         # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.
         if cgroup_names.is_cgroup(path.name):
             self._cpusetter.tell_news()
-        elif path.name == "cpuset.cpus":
+        elif path.name in _KEPT_FILES:
             self._cpusetter.wake()
 
     def _topology_changed(self) -> None:
@@ -318,10 +331,13 @@ class Agent:
             watch.ensure()
         self._nri.facts_changed()
         _, resolution = self.manager.state()
-        if (self._cpusetter.ready, resolution.shared) != (self._offers, self._shared):
-            self._offers, self._shared = self._cpusetter.ready, resolution.shared
+        heeded = (self._cpusetter.informed, self._cpusetter.ready, resolution.shared)
+        if heeded != self._heeded:
+            self._heeded = heeded
             self._device_manager.wake()
             self._nri.wake()
+        if swept.overwritten:
+            self._device_manager.announce(swept.overwritten)
         self._told = swept
         self._untold.set()
         self._observe(swept)

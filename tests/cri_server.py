@@ -41,6 +41,7 @@ class FakeCRI(RuntimeServiceServicer):
         containers: id → container.
         sandboxes: id → sandbox.
         updates: (container id, CPU list) of every update that it made, in order.
+        quotas: (container id, quota, period) of every update of those.
         calls: method → how often it was called.
         failing: method → how it fails; a method that is not there works.
         answers: nothing is answered while this is not set.
@@ -54,6 +55,7 @@ class FakeCRI(RuntimeServiceServicer):
         self.containers: dict[str, cri.ContainerStatus] = {}
         self.sandboxes: dict[str, cri.PodSandbox] = {}
         self.updates: list[tuple[str, str]] = []
+        self.quotas: list[tuple[str, int, int]] = []
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, grpc.StatusCode] = {}
         self.answers = threading.Event()
@@ -164,9 +166,14 @@ class FakeCRI(RuntimeServiceServicer):
     ) -> cri.UpdateContainerResourcesResponse:
         self._called("UpdateContainerResources", context)
         found = self._find(request.container_id, context)
-        found.resources.CopyFrom(_resources(request.linux.cpuset_cpus))
-        self._specs[found.id] = request.linux.cpuset_cpus
-        self.updates.append((request.container_id, request.linux.cpuset_cpus))
+        # What is not set stays as it is.
+        if request.linux.cpuset_cpus:
+            found.resources.CopyFrom(_resources(request.linux.cpuset_cpus))
+            self._specs[found.id] = request.linux.cpuset_cpus
+            self.updates.append((request.container_id, request.linux.cpuset_cpus))
+        if request.linux.cpu_quota:
+            quota = (request.linux.cpu_quota, request.linux.cpu_period)
+            self.quotas.append((request.container_id, *quota))
         return cri.UpdateContainerResourcesResponse()
 
     def _called(self, method: str, context: grpc.ServicerContext) -> None:

@@ -173,6 +173,8 @@ class Plugin:
         """What the plugin has asked for by itself, call by call."""
         self.failing: set[str] = set()
         """Containers that the runtime does not manage to update."""
+        self.obey: Callable[[nri_pb2.ContainerUpdate], None] = lambda _update: None
+        """Does what the plugin asks for by itself."""
         self.silent = False
         """Whether the plugin's calls wait for `answer_updates`."""
         self._unanswered: list[bytes] = []
@@ -439,6 +441,8 @@ class Plugin:
             )
             asked = nri_pb2.UpdateContainersRequest.FromString(request.payload)
             self.updates.append(list(asked.update))
+            for update in asked.update:
+                self.obey(update)
             answer = nri_pb2.UpdateContainersResponse(
                 failed=[one for one in asked.update if one.container_id in self.failing]
             )

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpupool.core.errors import ContainerNotFound, RemoteProtocolError, RuntimeRefused
+from cpupool.core.errors import (
+    ContainerNotFound,
+    RemoteProtocolError,
+    RuntimeBusy,
+    RuntimeRefused,
+)
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager.ways import Ways
 
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.quota import Bandwidth
 
 
 @dataclass
@@ -26,7 +32,9 @@ class ModelRuntime:
         begun: ids of containers that it is bringing onto their CPUs.
         silent: whether it answers no question, although it is here.
         refusing: why it refuses updates; empty where it takes them.
+        busy: whether it puts updates off.
         written: called with each update that it takes.
+        limited: called with each quota that it takes.
         asked: the ids that it was asked to recognise, one entry for each question.
     """
 
@@ -36,7 +44,9 @@ class ModelRuntime:
     begun: set[str] = field(default_factory=set)
     silent: bool = False
     refusing: str = ""
+    busy: bool = False
     written: Callable[[ContainerID, CPUSet], None] = lambda _id, _cpus: None
+    limited: Callable[[ContainerID, Bandwidth], None] = lambda _id, _bandwidth: None
     asked: list[frozenset[str]] = field(default_factory=list)
 
     def connected(self) -> bool:
@@ -55,12 +65,21 @@ class ModelRuntime:
         return container in self.begun
 
     def update(self, container: ContainerID, cpus: CPUSet) -> None:
-        if container not in self.lists:
-            raise ContainerNotFound(container)
-        if self.refusing:
-            raise RuntimeRefused(container, cpus, self.refusing)
+        self._change(container, f"CPUs {cpus}")
         self.lists[container] = str(cpus)
         self.written(container, cpus)
+
+    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
+        self._change(container, f"the CPU quota {bandwidth}")
+        self.limited(container, bandwidth)
+
+    def _change(self, container: ContainerID, what: str) -> None:
+        if container not in self.lists:
+            raise ContainerNotFound(container)
+        if self.busy:
+            raise RuntimeBusy(container, what, "it is busy")
+        if self.refusing:
+            raise RuntimeRefused(container, what, self.refusing)
 
     def _answer(self) -> None:
         if self.silent:

@@ -175,7 +175,11 @@ class UpdateContainerResourcesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LinuxContainerResources(_message.Message):
-    __slots__ = ("cpuset_cpus",)
+    __slots__ = ("cpu_period", "cpu_quota", "cpuset_cpus")
+    CPU_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    CPU_QUOTA_FIELD_NUMBER: _ClassVar[int]
     CPUSET_CPUS_FIELD_NUMBER: _ClassVar[int]
+    cpu_period: int
+    cpu_quota: int
     cpuset_cpus: str
-    def __init__(self, cpuset_cpus: _Optional[str] = ...) -> None: ...
+    def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpuset_cpus: _Optional[str] = ...) -> None: ...

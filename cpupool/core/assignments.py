@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cpupool.core import quota
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
+from cpupool.core.names import (
+    ENABLE_SHARED_CPUS,
+    EXCLUSIVE_CPUS,
+    KUBELET_CPUS,
+    OPENSHIFT_ISOLATED_CPUS,
+    SHARED_CPUS,
+    pool_variable,
+)
 from cpupool.core.workloads import ContainerRef
+
+if TYPE_CHECKING:
+    from cpupool.core.quota import Limit
 
 _NO_CPUS: Final = CPUSet()
 
@@ -33,6 +42,8 @@ DeviceAssignments = Mapping[ContainerRef, Mapping[str, Grant]]
 """Container → pool name → what the kubelet gave it."""
 PodDevices = Mapping[str, Mapping[str, Grant]]
 """One pod, as the kubelet tells it: container name → resource name → what it was given."""
+NATIVE_CPU: Final = "cpu"
+"""The resource under which the kubelet tells the CPUs that its static CPU manager gave out."""
 
 
 class Placement(Enum):
@@ -41,6 +52,8 @@ class Placement(Enum):
     POOLS = "pools"
     DEFAULT = "default"
     CONFINED = "confined"
+    KUBELET = "kubelet"
+    """The kubelet's static CPU manager places it, and cpupool leaves it alone."""
 
 
 class Cause(Enum):
@@ -73,7 +86,7 @@ class CPUAssignment:
         offline: CPUs of its own that are offline.
         stale: `shared` is what its shared pools were before they changed.
         pools: pool → which of these CPUs come from it, for a container that is as requested.
-        shared_milli: how much of its shared pools it may use.
+        limit: how much CPU time it is to have; None where that is not cpupool's to say.
     """
 
     placement: Placement
@@ -85,7 +98,7 @@ class CPUAssignment:
     offline: CPUSet = _NO_CPUS
     stale: bool = False
     pools: Mapping[str, CPUSet] = field(default_factory=dict)
-    shared_milli: int = 0
+    limit: Limit | None = None
 
     @property
     def cpus(self) -> CPUSet:
@@ -102,16 +115,9 @@ class CPUAssignment:
         if self.placement is not Placement.POOLS:
             return {}
         joined = {EXCLUSIVE_CPUS: self.exclusive, SHARED_CPUS: self.shared}
-        of_pools = {pool_variable(pool): cpus for pool, cpus in self.pools.items()}
+        if ENABLE_SHARED_CPUS in self.pools:
+            joined[OPENSHIFT_ISOLATED_CPUS] = self.exclusive
+        of_pools = {
+            pool_variable(pool): cpus for pool, cpus in self.pools.items() if pool != KUBELET_CPUS
+        }
         return {name: str(cpus) for name, cpus in {**joined, **of_pools}.items() if cpus}
-
-    @property
-    def quota_us(self) -> int | None:
-        """The CFS quota per `quota.PERIOD_US`; None where it is not cpupool's to say.
-
-        A container with CPUs of its own is not limited: its set already is, and a quota of as many
-        CPUs could only throttle it.
-        """
-        if self.placement is not Placement.POOLS:
-            return None
-        return quota.UNLIMITED_US if self.exclusive else quota.quota_us(self.shared_milli)

@@ -12,6 +12,24 @@ CPU_POOLS: Final = "CPU_POOLS"
 START_TIMEOUT: Final = "CPUPOOL_START_TIMEOUT"
 """For pod authors: how many seconds the process starter waits for the container's CPUs."""
 
+ENABLE_SHARED_CPUS: Final = "enable-shared-cpus"
+"""The pool behind OpenShift's resource, and the part of that after the slash: one device lets one
+container use a node's shared pool beside CPUs of its own."""
+OPENSHIFT_DOMAIN: Final = "workload.openshift.io"
+OPENSHIFT_SHARED_CPUS: Final = "OPENSHIFT_SHARED_CPUS"
+OPENSHIFT_ISOLATED_CPUS: Final = "OPENSHIFT_ISOLATED_CPUS"
+LOAD_BALANCING: Final = "cpu-load-balancing"
+CRIO_LOAD_BALANCING: Final = "cpu-load-balancing.crio.io"
+DISABLE: Final = "disable"
+"""The value of an annotation by which a pod asks that the load of its CPUs is not balanced."""
+CRIO_SHARED_CPUS: Final = "cpu-shared.crio.io"
+"""Annotation, with `/<container>`, that tells CRI-O's users of a container with shared CPUs."""
+MIXED_CPUS_ALLOWED: Final = "workload.mixedcpus.openshift.io/allowed"
+"""Annotation of a namespace whose pods may ask for OpenShift's resource."""
+KUBELET_CPUS: Final = "kubelet/cpu"
+"""The pool of the CPUs that the kubelet's static CPU manager gives out itself. No pool file can
+have one of this name."""
+
 STARTER: Final = "/opt/cpupool/process-starter"
 """The process starter, as a container sees it."""
 
@@ -35,18 +53,23 @@ class Names:
     domain: str = DEFAULT_DOMAIN
 
     def resource(self, pool: str) -> str:
-        """Name the extended resource of a pool: `nokia.k8s.io/<pool>`."""
-        return f"{self.domain}/{pool}"
+        """Name the extended resource of a pool: `nokia.k8s.io/<pool>`, but for OpenShift's own."""
+        return f"{OPENSHIFT_DOMAIN if pool == ENABLE_SHARED_CPUS else self.domain}/{pool}"
 
     def pool_of(self, resource: str) -> str | None:
         """Name the pool behind a resource, or None for other people's resources."""
-        domain, _, pool = resource.partition("/")
-        return pool if domain == self.domain and pool else None
+        _, _, pool = resource.partition("/")
+        return pool if pool and resource == self.resource(pool) else None
 
     @property
     def processes(self) -> str:
         """Name the annotation by which a pod lists the processes to start: `nokia.k8s.io/cpus`."""
         return f"{self.domain}/cpus"
+
+    @property
+    def load_balancing(self) -> str:
+        """Name our annotation for load balancing: `nokia.k8s.io/cpu-load-balancing`."""
+        return f"{self.domain}/{LOAD_BALANCING}"
 
     def allocated(self, pool: str) -> str:
         """Name the annotation by which an allocation is recognised on the container."""
@@ -59,7 +82,9 @@ class Names:
 
 
 def pool_variable(pool: str) -> str:
-    """Name the environment variable of one pool: `CPUPOOL_CPUS_<POOL>`."""
+    """Name the environment variable of one pool: `CPUPOOL_CPUS_<POOL>`, but for OpenShift's own."""
+    if pool == ENABLE_SHARED_CPUS:
+        return OPENSHIFT_SHARED_CPUS
     return "CPUPOOL_CPUS_" + pool.upper().replace("-", "_").replace(".", "_")
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pool_policy import PoolPolicy
 
 if TYPE_CHECKING:
@@ -30,7 +31,14 @@ class PoolKind(Enum):
 
     @classmethod
     def of_name(cls, name: str) -> PoolKind:
-        """Tell a pool's kind from the prefix of its name, as CPU-Pooler does."""
+        """Tell a pool's kind from the prefix of its name, as CPU-Pooler does.
+
+        Two pools are in no pool file, and known by their whole names.
+        """
+        if name == ENABLE_SHARED_CPUS:
+            return cls.SHARED
+        if name == KUBELET_CPUS:
+            return cls.EXCLUSIVE
         for kind in (cls.EXCLUSIVE, cls.SHARED):
             if name.startswith(kind.value):
                 return kind
@@ -54,6 +62,8 @@ class Pool:
         cpus: the CPUs listed; for an exclusive pool one per core, unless its policy binds threads.
         hyper_threading: what an exclusive CPU brings with it.
         policy: how an exclusive pool's CPUs are chosen.
+        units: how many devices there are, where that does not follow from the CPUs: so many
+            containers may use them, whatever each runs there.
     """
 
     name: str
@@ -61,6 +71,7 @@ class Pool:
     cpus: CPUSet
     hyper_threading: HyperThreadingPolicy = HyperThreadingPolicy.SINGLE_THREADED
     policy: PoolPolicy = field(default_factory=PoolPolicy)
+    units: int | None = None
 
     @classmethod
     def named(cls, name: str, cpus: str, *, multi_threaded: bool = False) -> Pool:
@@ -93,22 +104,44 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedCPUs:
+    """OpenShift's form of asking for shared CPUs beside exclusive ones, switched on.
+
+    Source: openshift/enhancements, node-tuning/mixed-cpu-node-plugin.md.
+
+    Attributes:
+        pool: the shared pool whose CPUs such containers get.
+        containers_limit: how many containers of the node may have them at a time.
+    """
+
+    pool: str
+    containers_limit: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class NodePools:
-    """All pools of one node, sorted by name; `pool_rules` tells whether they may stand together."""
+    """All pools of one node, sorted by name; `pool_rules` tells whether they may stand together.
+
+    Attributes:
+        pools: as configured; an iteration goes over these.
+        mixed: whether and how OpenShift's resource is offered.
+    """
 
     pools: tuple[Pool, ...] = ()
+    mixed: MixedCPUs | None = None
 
     @classmethod
-    def of(cls, *pools: Pool) -> NodePools:
+    def of(cls, *pools: Pool, mixed: MixedCPUs | None = None) -> NodePools:
         """Collect pools in the order of their names."""
-        return cls(tuple(sorted(pools, key=lambda pool: pool.name)))
+        return cls(tuple(sorted(pools, key=lambda pool: pool.name)), mixed)
 
     def __iter__(self) -> Iterator[Pool]:
         return iter(self.pools)
 
     def by_name(self, name: str) -> Pool | None:
-        """Find a pool by its exact name."""
-        return next((pool for pool in self.pools if pool.name == name), None)
+        """Find a pool by its exact name; the one behind OpenShift's resource, too."""
+        found = (pool for pool in (*self.pools, *self._enabled()) if pool.name == name)
+        return next(found, None)
 
     def of_kind(self, kind: PoolKind) -> tuple[Pool, ...]:
         """List the pools of one kind."""
@@ -116,8 +149,14 @@ class NodePools:
 
     @property
     def advertised(self) -> tuple[Pool, ...]:
-        """The pools that are resources: all but the default one."""
-        return tuple(pool for pool in self.pools if pool.kind is not PoolKind.DEFAULT)
+        """The pools that are resources: all but the default one, and OpenShift's if it is on."""
+        named = (pool for pool in self.pools if pool.kind is not PoolKind.DEFAULT)
+        return (*named, *self._enabled())
+
+    @property
+    def shared_alone(self) -> bool:
+        """Whether nobody is placed on CPUs of his own, or on the default pool's, by these pools."""
+        return all(pool.kind is PoolKind.SHARED for pool in self.pools)
 
     def default_cpus(self, topology: CPUTopology) -> CPUSet:
         """Give the default pool's CPUs; where none is configured, every CPU that no pool lists.
@@ -128,6 +167,13 @@ class NodePools:
         if configured:
             return configured[0].cpus
         return topology.present - CPUSet.union(pool.reach(topology) for pool in self.pools)
+
+    def _enabled(self) -> Iterator[Pool]:
+        if self.mixed is not None:
+            shared = next((pool for pool in self.pools if pool.name == self.mixed.pool), None)
+            cpus = shared.cpus if shared else CPUSet()
+            units = self.mixed.containers_limit
+            yield Pool(ENABLE_SHARED_CPUS, PoolKind.SHARED, cpus, units=units)
 
 
 def is_name(text: str) -> bool:

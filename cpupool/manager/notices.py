@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.assignments import Cause
+from cpupool.core.assignments import Cause, Placement
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def _of(placed: PlacedContainer) -> Iterator[Notice]:
     if assignment.cause in _CONFINED:
         event, remedy = _CONFINED[assignment.cause]
         lasts_s = _KUBELET_TELLS_S if assignment.cause in _MAY_PASS else 0.0
-        phrase = "container confined to the default pool"
+        confined = assignment.placement is Placement.CONFINED
+        phrase = f"container {'confined to the default pool' if confined else 'waits for CPUs'}"
         yield Notice(event, phrase, pod, name, assignment.reason, remedy, lasts_s)
     if assignment.offline:
         yield Notice(

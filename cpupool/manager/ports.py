@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 from cpupool.core.workloads import ContainerID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from cpupool.core.assignments import PodDevices
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.quota import Bandwidth
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.enforce import CgroupNode
+    from cpupool.manager.notices import Notice, NoticeKey
+    from cpupool.manager.resolve import Resolution
 
 POD_ITSELF: Final = ContainerID("")
 """The id of a pod's own directory, which no container has."""
@@ -149,6 +152,17 @@ class ContainerRuntime(Protocol):
 
         Raises:
             ContainerNotFound: it has ended.
+            RuntimeBusy: it may be asked again in a moment.
+            RuntimeRefused: it did not, or the runtime does not answer.
+        """
+        ...
+
+    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
+        """Let the runtime set how long a container may run in each period.
+
+        Raises:
+            ContainerNotFound: it has ended.
+            RuntimeBusy: it may be asked again in a moment.
             RuntimeRefused: it did not, or the runtime does not answer.
         """
         ...
@@ -232,6 +246,115 @@ class CgroupTree(CgroupAccess, Protocol):
         Args:
             online: for those above pods.
             of_pod: the id in a pod's cgroup name → what the pod's needs.
+
+        Raises:
+            HostError: one cannot be read or written.
+        """
+        ...
+
+
+class BandwidthTree(Protocol):
+    """The CPU time of the cgroups in a `CgroupTree`, under the same paths."""
+
+    def bandwidth(self, path: str) -> Bandwidth | None:
+        """Read how long a cgroup may run; None where there is nothing to limit.
+
+        Raises:
+            HostError: it cannot be read.
+        """
+        ...
+
+    def limit(self, path: str, bandwidth: Bandwidth) -> None:
+        """Write how long a cgroup may run.
+
+        Raises:
+            CgroupNotFound: it has ended.
+            CgroupWriteRejected: the kernel refuses the value.
+        """
+        ...
+
+
+class Keeper(Protocol):
+    """Keeps something of containers as it must be, beside the CPUs that they run on.
+
+    Attributes:
+        due_s: when to look again without an event, by the clock of `keep`; infinite for never.
+    """
+
+    due_s: float
+
+    def keep(
+        self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
+    ) -> Mapping[NoticeKey, Notice]:
+        """Put right what differs; never raises for what one container or cgroup does.
+
+        Args:
+            found: every container directory, each on its CPUs if that was possible.
+            resolution: where everything belongs.
+            now_s: the time on a monotonic clock.
+
+        Returns:
+            What pods' owners must know, as long as it lasts.
+        """
+        ...
+
+
+ISOLATED: Final = "isolated"
+"""What the kernel says of a cgroup on whose CPUs the scheduler balances no load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """How far a cgroup has CPUs for itself.
+
+    Attributes:
+        state: in the kernel's words: `member`, `isolated`, `isolated invalid (why)`...
+        cpus: those that it lists as its own; they count while it is isolated.
+    """
+
+    state: str
+    cpus: CPUSet
+
+
+class PartitionTree(Protocol):
+    """The isolated partitions in a `CgroupTree`, under the same paths."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why there can be none on this node; empty where there can."""
+        ...
+
+    def reserved(self) -> Iterator[tuple[str, CPUSet]]:
+        """Walk the cgroups that list CPUs as their own which no cgroup below them lists.
+
+        Those are containers, and what lies above containers that have ended.
+
+        Raises:
+            HostError: one cannot be read.
+        """
+        ...
+
+    def partition(self, path: str) -> Partition:
+        """Read what a cgroup is.
+
+        Raises:
+            CgroupNotFound: it has ended.
+            HostError: it cannot be read.
+        """
+        ...
+
+    def isolate(self, path: str, cpus: CPUSet) -> None:
+        """Make a cgroup an isolated partition of exactly these CPUs, or leave all as it was.
+
+        Raises:
+            CgroupNotFound: it has ended.
+            CgroupWriteRejected: the kernel refuses.
+            HostError: what lies above it cannot be read.
+        """
+        ...
+
+    def release(self, path: str, cpus: CPUSet) -> None:
+        """Make a cgroup an ordinary one again, if it is there, and take its CPUs from those above.
 
         Raises:
             HostError: one cannot be read or written.

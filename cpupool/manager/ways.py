@@ -14,9 +14,10 @@ from cpupool.core.errors import CgroupNotFound, ContainerNotFound, RuntimeUnreac
 
 if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID
     from cpupool.manager.enforce import CgroupNode
-    from cpupool.manager.ports import CgroupAccess, ContainerRuntime
+    from cpupool.manager.ports import BandwidthTree, CgroupAccess, ContainerRuntime
 
 
 class Way(Enum):
@@ -51,7 +52,11 @@ class Ways:
         """The way of a container that starts now."""
         if self._asked is Way.CRI:
             return Way.CRI if self._cri.connected() else Way.CGROUP
-        return Way.NRI if self._nri and self._nri.connected() else Way.CGROUP
+        return Way.NRI if self.asks() else Way.CGROUP
+
+    def asks(self) -> bool:
+        """Tell whether the runtime asks before it creates or updates a container."""
+        return self._nri is not None and self._nri.connected()
 
     def starting(self, container: ContainerID) -> bool:
         """Tell whether the runtime is about to bring a container onto its CPUs."""
@@ -93,10 +98,34 @@ class Ways:
         The runtime writes the container's own cgroup. What lies above and below it is no business
         of the runtime's, and is written directly by every way.
         """
+        runtime = self._runtime(way)
+        return tree if runtime is None else _ThroughRuntime(tree, path, container, runtime)
+
+    def limit(
+        self, tree: BandwidthTree, path: str, container: ContainerID, bandwidth: Bandwidth
+    ) -> Way:
+        """Set how long a container may run by the way by which its CPUs are set, and give that.
+
+        Raises:
+            CgroupNotFound: it has ended.
+            RuntimeBusy: it may be tried again in a moment.
+            CPUPoolError: it cannot be set.
+        """
+        way = self.of(container, None, new=False)
+        runtime = self._runtime(way)
+        if runtime is None:
+            tree.limit(path, bandwidth)
+            return way
+        try:
+            runtime.limit(container, bandwidth)
+        except ContainerNotFound as error:
+            raise CgroupNotFound(path) from error
+        return way
+
+    def _runtime(self, way: Way) -> ContainerRuntime | None:
         if way is Way.CGROUP:
-            return tree
-        runtime = self._nri if self._nri and way is Way.NRI else self._cri
-        return _ThroughRuntime(tree, path, container, runtime)
+            return None
+        return self._nri if self._nri and way is Way.NRI else self._cri
 
 
 class _ThroughRuntime:

@@ -3,6 +3,8 @@
 Level-triggered: a sweep compares what is with what should be and repairs any difference, whoever
 made it. Events only say *look now*. The thread that runs `CPUSetter.run` is the only one that
 writes cgroups, itself or through the container runtime.
+
+One long class, since all of it is one sweep over what that thread alone remembers of containers.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CPUPoolError, RuntimeBusy
+from cpupool.core.names import ENABLE_SHARED_CPUS
+from cpupool.core.pools import PoolKind
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import apply, drift, learner, notices
 from cpupool.manager.drift import Backoff, Reason
@@ -27,9 +31,10 @@ from cpupool.manager.ways import Way
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cpupool.manager.manager import Manager
+    from cpupool.manager.notices import Notice, NoticeKey
     from cpupool.manager.ports import (
         CgroupTree,
         CheckpointSource,
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
         DeviceSource,
         EventSink,
         FoundContainer,
+        Keeper,
         PodSource,
     )
     from cpupool.manager.resolve import ContainerKey, Resolution
@@ -69,12 +75,15 @@ class Repair:
         found: the CPUs it ran on.
         wanted: the CPUs it belongs on.
         error: why it is still wrong; empty where it is right now.
+        overwritten: its shared pools, where somebody else had moved it from its CPUs, or may have
+            before the agent started.
     """
 
     path: str
     found: str
     wanted: CPUSet
     error: str = ""
+    overwritten: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +94,14 @@ class SweepReport:
         repairs: containers that were wrong.
         found: every container directory, as it was seen last.
         waiting_for: what must be known before any container is touched; empty once it is.
+        overwritten: the shared pools of containers that somebody else had moved, or may have while
+            nothing was kept, and that are back.
     """
 
     repairs: tuple[Repair, ...] = ()
     found: tuple[FoundContainer, ...] = ()
     waiting_for: str = ""
+    overwritten: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -137,6 +149,7 @@ class CPUSetter:
         events: where pods' owners are told.
         metrics: where repairs, states and durations are counted.
         health: hears that the loop turns, and whether containers can be placed.
+        keepers: called at the end of each sweep that may write.
         interval_s: a sweep happens at least this often.
         swept: called after each sweep, on the sweeping thread.
         now_s: a monotonic clock.
@@ -155,6 +168,7 @@ class CPUSetter:
         events: EventSink,
         metrics: Metrics,
         health: Health,
+        keepers: Sequence[Keeper],
         interval_s: float,
         swept: Callable[[SweepReport], None],
         now_s: Callable[[], float] = time.monotonic,
@@ -165,6 +179,7 @@ class CPUSetter:
         self._events = events
         self._metrics = metrics
         self._health = health
+        self._keepers = keepers
         self._interval_s = interval_s
         self._swept = swept
         self._now_s = now_s
@@ -176,18 +191,22 @@ class CPUSetter:
             devices=devices,
             checkpoint=checkpoint,
             containers=containers,
+            nri=ways.asks,
         )
         self._notices = Notices(events)
+        self._kept: dict[NoticeKey, Notice] = {}
         self._seen: dict[str, _Seen] = {}
         self._resolution: Resolution | None = None
         self._texts: dict[ContainerKey, str] = {}
         self._calm: tuple[FoundContainer, ...] | None = None
         self._due_s = math.inf
         self._started = False
+        self._idle = False
         self._met = False
         self._roomy = CPUSet()
         self._rival = False
         self._settle_s = _SETTLE_S
+        self._informed = threading.Event()
         self._ready = threading.Event()
         self._look = threading.Event()
         self._news = threading.Event()
@@ -200,6 +219,11 @@ class CPUSetter:
         """
         # Pools may have come since the last sweep, and made a conflict of a static CPU manager.
         return self._ready.is_set() and not self._learner.conflict
+
+    @property
+    def informed(self) -> bool:
+        """Whether it is known who owns which CPU; it is ready once nothing else is lacking."""
+        return self._informed.is_set() and not self._learner.conflict
 
     def wake(self) -> None:
         """Ask for a sweep now."""
@@ -238,6 +262,8 @@ class CPUSetter:
             report = self._sweep(started_s)
         # A node without pools has nothing to be kept on its CPUs: that is healthy.
         able = report.waiting_for in {"", learner.POOL_FILE}
+        if able or report.waiting_for == learner.NRI:
+            self._informed.set()
         if able:
             self._ready.set()
         self._health.set(
@@ -258,6 +284,7 @@ class CPUSetter:
         self._tell_conflict()
         waiting_for = self._learner.waiting_for(now_s)
         if waiting_for:
+            self._idle = self._started
             return SweepReport(waiting_for=waiting_for)
         if not self._started:
             self._manager.adopt(found)
@@ -272,10 +299,17 @@ class CPUSetter:
         changed = found != self._calm or resolution is not before
         if changed:
             found, repairs = self._put_right(found)
-        if changed or now_s >= self._notices.due_s:
+        kept = self._keep(found, now_s)
+        if changed or kept != self._kept or now_s >= self._notices.due_s:
+            self._kept = kept
             self._tell_pods(self._current(), now_s)
-        self._started, self._rival = True, False
-        return SweepReport(repairs, found)
+        overwritten = frozenset[str]().union(*(repair.overwritten for repair in repairs))
+        if self._idle:
+            # The runtime may have put containers back before anybody looked (NRI).
+            everyone = (self._shared_pools(key, resolution) for key in resolution.containers)
+            overwritten = overwritten.union(*everyone)
+        self._started, self._idle, self._rival = True, False, False
+        return SweepReport(repairs, found, overwritten=overwritten)
 
     def _pause_s(self) -> float:
         return min(self._interval_s, max(0.0, self._due_s - self._now_s()))
@@ -333,6 +367,14 @@ class CPUSetter:
         self._calm = None if repairs or failed else found
         return found, tuple(repairs)
 
+    def _keep(self, found: tuple[FoundContainer, ...], now_s: float) -> dict[NoticeKey, Notice]:
+        """Let keep what is kept beside CPUs, and give what pods' owners must know of it."""
+        kept: dict[NoticeKey, Notice] = {}
+        for keeper in self._keepers:
+            kept.update(keeper.keep(found, self._current(), now_s))
+            self._due_s = min(self._due_s, keeper.due_s)
+        return kept
+
     def _look_at(self, container: FoundContainer, resolution: Resolution) -> Repair | None:
         key = (container.pod, ContainerID(container.id))
         now_s = self._now_s()
@@ -347,7 +389,10 @@ class CPUSetter:
         if container.cpus == text:
             self._arrived(seen, text, resolution)
             return None
-        wanted = resolution.assignment(key).cpus
+        assignment = resolution.assignment(key)
+        if assignment.placement is Placement.KUBELET:
+            return None
+        wanted = assignment.cpus
         if not wanted:
             self._tell_stuck(container, seen, "no CPU of its pool is online and free")
             return None
@@ -393,7 +438,19 @@ class CPUSetter:
             ms=f"{(self._now_s() - started_s) * 1000:.1f}",
         )
         self._arrived(seen, seen.tried, resolution)
-        return Repair(container.path, container.cpus, wanted)
+        # Who has moved a container that is older than the agent nobody knows.
+        foreign = reason.foreign or (reason is Reason.NEW and not seen.new)
+        overwritten = self._shared_pools(seen.key, resolution) if foreign else frozenset()
+        return Repair(container.path, container.cpus, wanted, overwritten=overwritten)
+
+    def _shared_pools(self, key: ContainerKey, resolution: Resolution) -> frozenset[str]:
+        """Name the shared pools of a container, each as it stands in the pool file."""
+        pools = set(resolution.assignment(key).pools)
+        mixed = self._manager.state()[0].pools.mixed
+        if ENABLE_SHARED_CPUS in pools and mixed is not None:
+            pools.add(mixed.pool)
+        pools.discard(ENABLE_SHARED_CPUS)
+        return frozenset(pool for pool in pools if PoolKind.of_name(pool) is PoolKind.SHARED)
 
     def _way(self, seen: _Seen) -> Way:
         identifier = seen.key[1]
@@ -442,10 +499,12 @@ class CPUSetter:
         causes: Counter[str] = Counter()
         for container in found:
             key = (container.pod, ContainerID(container.id))
-            cause = resolution.assignment(key).cause
+            assignment = resolution.assignment(key)
+            cause = assignment.cause
             if cause is not None:
                 causes[cause.value] += 1
-            if container.cpus != self._wanted_text(key, resolution):
+            kubelets = assignment.placement is Placement.KUBELET
+            if not kubelets and container.cpus != self._wanted_text(key, resolution):
                 states["failed"] += 1
             elif container.path in repaired:
                 states["repaired"] += 1
@@ -456,7 +515,7 @@ class CPUSetter:
         return states["failed"]
 
     def _tell_pods(self, resolution: Resolution, now_s: float) -> None:
-        told = dict(notices.about_placement(resolution))
+        told = {**self._kept, **dict(notices.about_placement(resolution))}
         for seen in self._seen.values():
             if seen.writer is not None and seen.backoff.delay_s:
                 told.update(notices.about_fight(resolution, seen.key, seen.writer))
@@ -469,6 +528,7 @@ class CPUSetter:
         self._metrics.cpu_manager_conflict(found=bool(conflict))
         if conflict:
             self._ready.clear()
+            self._informed.clear()
         if conflict and not self._rival:
             self._rival = True
             log.error("kubelet places containers itself", waiting_for=conflict)

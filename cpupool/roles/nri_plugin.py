@@ -26,7 +26,7 @@ from cpupool.core.errors import (
     RuntimeBusy,
     RuntimeRefused,
 )
-from cpupool.core.quota import stricter_us
+from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
 from cpupool.runtime.nri_connection import Connection
 from cpupool.runtime.nri_messages import (
     Adjustment,
@@ -223,40 +223,57 @@ class NRIPlugin:
     def update(self, container: ContainerID, cpus: CPUSet) -> None:
         """Let the runtime set a container's CPUs.
 
-        Never while a request of the runtime waits for its answer: older runtimes would wait for
-        each other then (containerd/nri, before 0.12.1).
+        Raises:
+            ContainerNotFound: the runtime has never named it, or it has ended.
+            RuntimeBusy: a request of the runtime waits for its answer.
+            RuntimeRefused: it did not, or does not answer.
+        """
+        self._move(Update(container, cpus, ignore_failure=False), f"CPUs {cpus}")
+
+    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
+        """Let the runtime set how long a container may run in each period.
 
         Raises:
             ContainerNotFound: the runtime has never named it, or it has ended.
             RuntimeBusy: a request of the runtime waits for its answer.
             RuntimeRefused: it did not, or does not answer.
         """
+        update = Update(container, CPUSet(), bandwidth, ignore_failure=False)
+        self._move(update, f"the CPU quota {bandwidth}")
+
+    def _move(self, update: Update, what: str) -> None:
+        """Ask the runtime for a change, and wait for its answer.
+
+        Never while a request of the runtime waits for its answer: older runtimes would wait for
+        each other then (containerd/nri, before 0.12.1).
+        """
+        container = update.container
         with self._changed:
             if container not in self._containers:
                 raise ContainerNotFound(container)
             if self._waiting:
-                raise RuntimeBusy(container, cpus, "it waits for an answer itself")
+                raise RuntimeBusy(container, what, "it waits for an answer itself")
             session = self._session
             if session is None or not self._synchronized:
                 raise RuntimeRefused(
-                    container, cpus, "NRI is not connected; look at the log for why"
+                    container, what, "NRI is not connected; look at the log for why"
                 )
-            move = _Move(Update(container, cpus, ignore_failure=False))
-            self._moves[session.update([move.update])] = move
+            move = _Move(update)
+            self._moves[session.update([update])] = move
             try:
                 self._flush()
             except RemoteProtocolError as error:
-                raise RuntimeRefused(container, cpus, str(error)) from error
+                raise RuntimeRefused(container, what, str(error)) from error
             # A container that waits for facts waits for the caller, too.
             self._changed.wait_for(
                 lambda: move.answer or self._waiting or self._session is not session, _UPDATED_S
             )
             if move.answer is None and self._waiting:
-                raise RuntimeBusy(container, cpus, "it waits for an answer itself")
+                raise RuntimeBusy(container, what, "it waits for an answer itself")
             if move.answer is None:
-                raise RuntimeRefused(container, cpus, "it does not answer; look at its log")
+                raise RuntimeRefused(container, what, "it does not answer; look at its log")
             if move.answer.error or move.answer.failed:
-                raise RuntimeRefused(container, cpus, move.answer.error or "look at its log")
+                raise RuntimeRefused(container, what, move.answer.error or "look at its log")
 
     def _rest(self, pause_s: float) -> None:
         self._woken.wait(pause_s)
@@ -419,7 +436,7 @@ class NRIPlugin:
             return "unchanged"
         adjustment = Adjustment(
             wanted.cpus,
-            stricter_us(wanted.quota_us, container.cpu.quota_us, container.cpu.period_us),
+            _bandwidth(wanted, container.cpu.quota_us, container.cpu.period_us),
             {
                 name: value
                 for name, value in wanted.environment.items()
@@ -441,10 +458,10 @@ class NRIPlugin:
             outcome = wanted.placement.value
             # Neither None nor 0 changes what the container has.
             asked, has = message.asked, message.container.cpu
-            quota_us = stricter_us(
-                wanted.quota_us, asked.quota_us or has.quota_us, asked.period_us or has.period_us
+            bandwidth = _bandwidth(
+                wanted, asked.quota_us or has.quota_us, asked.period_us or has.period_us
             )
-            updates.append(Update(message.container.id, wanted.cpus, quota_us))
+            updates.append(Update(message.container.id, wanted.cpus, bandwidth))
             self._containers[message.container.id] = _Container(
                 key, wanted.cpus, started=not self.starting(message.container.id)
             )
@@ -474,7 +491,8 @@ class NRIPlugin:
             return
         move.answer = answer
         container = self._containers.get(move.update.container)
-        if container is not None and not (answer.error or answer.failed):
+        moved = move.update.cpus and not (answer.error or answer.failed)
+        if container is not None and moved:
             container.cpus = move.update.cpus
 
     def _corrections(self, near: CPUSet | None = None) -> Iterator[Update]:
@@ -531,6 +549,15 @@ def _running(message: Synchronize) -> Iterator[NRIContainer]:
 
 def _key(container: NRIContainer) -> ContainerKey | None:
     return None if container.known is None else (container.known.pod, container.id)
+
+
+def _bandwidth(
+    wanted: CPUAssignment, quota_us: int | None, period_us: int | None
+) -> Bandwidth | None:
+    """Say how long a container may run that is to have this quota; None for no change."""
+    asked = Bandwidth(quota_us or UNLIMITED_US, period_us or PERIOD_US)
+    start = asked if wanted.limit is None else wanted.limit.start(asked)
+    return None if start == asked else start
 
 
 def _cpus(text: str) -> CPUSet:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
+    from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID
 
 _PEER: Final = "the container runtime"
@@ -157,9 +158,25 @@ class CRI:
         """
         if not cpus:
             raise ValueError(f"container {container} cannot run on no CPUs")
-        request = UpdateContainerResourcesRequest(
-            container_id=container, linux=LinuxContainerResources(cpuset_cpus=str(cpus))
+        self._change(container, f"CPUs {cpus}", LinuxContainerResources(cpuset_cpus=str(cpus)))
+
+    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
+        """Let the runtime set how long a container may run in each period, and nothing else.
+
+        Raises:
+            ContainerNotFound: it has ended.
+            RuntimeRefused: it did not, or the runtime does not answer.
+        """
+        quota = LinuxContainerResources(
+            cpu_quota=bandwidth.quota_us, cpu_period=bandwidth.period_us
         )
+        self._change(container, f"the CPU quota {bandwidth}", quota)
+
+    def _change(
+        self, container: ContainerID, what: str, resources: LinuxContainerResources
+    ) -> None:
+        """Let the runtime change a container; what is 0 or empty stays as it is."""
+        request = UpdateContainerResourcesRequest(container_id=container, linux=resources)
         try:
             with self._calling("UpdateContainerResources") as stub:
                 try:
@@ -173,7 +190,7 @@ class CRI:
                         raise ContainerNotFound(container) from error
                     raise
         except RemoteProtocolError as error:
-            raise RuntimeRefused(container, cpus, str(error)) from error
+            raise RuntimeRefused(container, what, str(error)) from error
 
     def _find_runtime(self) -> tuple[Path, VersionResponse]:
         """Find the socket on which a runtime answers, and give its answer."""

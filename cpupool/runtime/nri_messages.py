@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID, RuntimeContainer
 
 
@@ -196,12 +197,12 @@ class Adjustment:
 
     Attributes:
         cpus: what it runs on; an empty set leaves that as it is.
-        quota_us: CFS quota per `PERIOD_US`, -1 for none; None leaves it as it is.
+        bandwidth: how long it may run in each period; None leaves that as it is.
         environment: variables to set.
     """
 
     cpus: CPUSet
-    quota_us: int | None = None
+    bandwidth: Bandwidth | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -212,11 +213,11 @@ class Update:
     Attributes:
         container: its id.
         cpus: as in `Adjustment`.
-        quota_us: as in `Adjustment`.
+        bandwidth: as in `Adjustment`.
         ignore_failure: whether the runtime keeps a failure to itself.
     """
 
     container: ContainerID
     cpus: CPUSet
-    quota_us: int | None = None
+    bandwidth: Bandwidth | None = None
     ignore_failure: bool = True

@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.devices import allocated
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.quota import PERIOD_US
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.nri_messages import (
     Configured,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
+    from cpupool.core.quota import Bandwidth
     from cpupool.runtime.nri_messages import Adjustment, Message, Update
 
 _PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
@@ -167,7 +167,7 @@ class Session:
             env = answer.adjust.env
             for name, value in adjustment.environment.items():
                 env.add(key=name, value=value)
-            if cpu := _cpu(adjustment.cpus, adjustment.quota_us):
+            if cpu := _cpu(adjustment.cpus, adjustment.bandwidth):
                 answer.adjust.linux.resources.cpu.CopyFrom(cpu)
         self._answer(call, CreateContainer, answer)
 
@@ -390,17 +390,17 @@ def _written(update: Update) -> nri_pb2.ContainerUpdate:
     written = nri_pb2.ContainerUpdate(
         container_id=update.container, ignore_failure=update.ignore_failure
     )
-    if cpu := _cpu(update.cpus, update.quota_us):
+    if cpu := _cpu(update.cpus, update.bandwidth):
         written.linux.resources.cpu.CopyFrom(cpu)
     return written
 
 
-def _cpu(cpus: CPUSet, quota_us: int | None) -> nri_pb2.LinuxCPU | None:
+def _cpu(cpus: CPUSet, bandwidth: Bandwidth | None) -> nri_pb2.LinuxCPU | None:
     """Write what is to be set; None for nothing."""
-    if not cpus and quota_us is None:
+    if not cpus and bandwidth is None:
         return None
     written = nri_pb2.LinuxCPU(cpus=str(cpus))
-    if quota_us is not None:
-        written.quota.value = quota_us
-        written.period.value = PERIOD_US
+    if bandwidth is not None:
+        written.quota.value = bandwidth.quota_us
+        written.period.value = bandwidth.period_us
     return written

@@ -132,13 +132,19 @@ class Metrics(ProcessMetrics):
         )
         self._confined = Gauge(
             "cpupool_containers_confined",
-            "Containers confined to the default pool, by what is missing",
+            "Containers that lack what they ask for, by what is missing",
             ("cause",),
             registry=registry,
         )
         self._repairs = Counter(
             "cpupool_repairs",
             "Cpusets written, by what made it necessary",
+            ("reason",),
+            registry=registry,
+        )
+        self._quota_repairs = Counter(
+            "cpupool_quota_repairs",
+            "CPU quotas of containers and pods written, by what made it necessary",
             ("reason",),
             registry=registry,
         )
@@ -240,6 +246,10 @@ class Metrics(ProcessMetrics):
     def repaired(self, reason: str) -> None:
         """Count a cpuset that was written."""
         self._repairs.labels(reason).inc()
+
+    def quota_repaired(self, reason: str) -> None:
+        """Count a CPU quota that was written."""
+        self._quota_repairs.labels(reason).inc()
 
     def placed(self, seconds: float) -> None:
         """Count a container that has come to run on its final CPUs, so long after it was seen."""

@@ -12,35 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import HostFileError
-from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
+from cpupool.host.cgroupfs import CgroupFS
 from cpupool.manager.apply import repair
 from tests.cgroups import CgroupTreeContract, Ground, V1RulesContract
+from tests.kernel.v1 import CPUSETS as BASE
+from tests.kernel.v1 import needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BASE = Path("/sys/fs/cgroup/cpuset")
-NEEDED = CPUSet.of(0, 1)
-
-
-def _why_not() -> str:
-    try:
-        if hierarchy(BASE.parent) != (BASE, CgroupVersion.V1):
-            return "this machine's cpusets are those of cgroup v2"
-    except HostFileError as error:
-        return str(error)
-    if not os.access(BASE, os.W_OK):
-        return f"{BASE} is not writable: run the tests as root"
-    if NEEDED - CPUSet.parse((BASE / "cpuset.cpus").read_text()):
-        return "CPUs 0 and 1 are needed"
-    return ""
-
-
-pytestmark = [
-    pytest.mark.real_cgroup,
-    pytest.mark.skipif(bool(_why_not()), reason=_why_not()),
-]
+pytestmark = needed(BASE)
 
 
 @dataclass

@@ -184,6 +184,7 @@ class Node(RuleBasedStateMachine):
             events=EventLog(),
             metrics=Metrics(),
             health=Health(),
+            keepers=(),
             interval_s=1.0,
             swept=lambda _report: None,
         )

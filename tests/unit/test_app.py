@@ -3,20 +3,25 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool.app import Agent, Settings
+from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
+from cpupool.core.workloads import Container, ContainerID, PodUID
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
+from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.kubelet import EmbeddedKubelet
+from cpupool.roles.device_manager import DeviceManager
 from cpupool.telemetry.health import Health
 from tests import builders
 from tests.events import Heard
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from cpupool.roles.cpusetter import SweepReport
     from tests.machines import WrittenMachine
 
-POOLS = "pools:\n  exclusive_a: {cpus: '4'}\n  default: {cpus: 0-1}\n"
+POOLS = "pools:\n  exclusive_a: {cpus: '4'}\n  shared_b: {cpus: '6'}\n  default: {cpus: 0-1}\n"
 UID = "1b2c3d4e-0000-1111-2222-333344445555"
 POD = f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
 ID = "ab" * 32
@@ -75,6 +80,14 @@ class World:
 
     def pods(self) -> tuple[Pod, ...]:
         return self.listed
+
+    def holds(self, monkeypatch: pytest.MonkeyPatch, **pools: str) -> None:
+        """Let the one container hold devices: pool → id."""
+        main = Container("main", requests=dict.fromkeys(pools, 1), id=ContainerID(ID))
+        pod = replace(builders.pod("web", main, cgroup_uid=UID), uid=PodUID(UID))
+        self.listed = (pod,)
+        held = {f"nokia.k8s.io/{pool}": Grant(frozenset({one})) for pool, one in pools.items()}
+        monkeypatch.setattr(CheckpointFile, "by_pod_uid", lambda _self: {UID: {"main": held}})
 
     def show_no_pools(self) -> None:
         for file in self._config.iterdir():
@@ -164,6 +177,40 @@ class TestAgent:
             world.await_cpus("0-1")
             (world.directory(CONTAINER) / "cpuset.cpus").write_text("0-7")
             world.await_cpus("0-1")
+
+    @pytest.mark.usefixtures("_events_only")
+    def test_a_quota_that_somebody_writes_is_lifted_again_at_once(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.place.make(CONTAINER)
+        quotas = [
+            world.root.cgroup / "cpu" / path / "cpu.cfs_quota_us" for path in (POD, CONTAINER)
+        ]
+        for file in quotas:
+            file.parent.mkdir(parents=True)
+            file.write_text("100000")
+            file.with_name("cpu.cfs_period_us").write_text("100000")
+        world.holds(monkeypatch, exclusive_a="4")
+        with world.running():
+            for _ in range(2):
+                eventually(lambda: {file.read_text() for file in quotas} == {"-1"}, "both lifted")
+                for file in quotas:
+                    file.write_text("100000")
+            eventually(lambda: {file.read_text() for file in quotas} == {"-1"}, "and again")
+
+    @pytest.mark.usefixtures("_events_only")
+    def test_a_foreign_write_is_announced_to_the_users_of_the_shared_pool(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[frozenset[str]] = []
+        monkeypatch.setattr(DeviceManager, "announce", lambda _self, pools: told.append(pools))
+        world.place.make(CONTAINER)
+        world.holds(monkeypatch, shared_b="0")
+        with world.running():
+            eventually(lambda: len(told) == 1, "it may have been moved before the agent came")
+            (world.directory(CONTAINER) / "cpuset.cpus").write_text("0-7")
+            eventually(lambda: len(told) > 1, "it is announced")
+        assert set(told) == {frozenset({"shared_b"})}
 
     @pytest.mark.usefixtures("_events_only")
     def test_a_container_leaves_an_offline_cpu_before_a_sweep_is_due(self, world: World) -> None:

@@ -15,12 +15,17 @@ from cpupool.core.names import (
 def test_a_resource_names_its_pool() -> None:
     assert Names().resource("exclusive-pool") == "nokia.k8s.io/exclusive-pool"
     assert Names("example.com").resource("shared_a") == "example.com/shared_a"
+    openshifts = "workload.openshift.io/enable-shared-cpus"
+    assert Names("example.com").resource("enable-shared-cpus") == openshifts
 
 
 @pytest.mark.parametrize(
     ("resource", "pool"),
     [
         ("nokia.k8s.io/shared", "shared"),
+        ("workload.openshift.io/enable-shared-cpus", "enable-shared-cpus"),
+        ("nokia.k8s.io/enable-shared-cpus", None),
+        ("workload.openshift.io/shared", None),
         ("nokia.k8s.io/", None),
         ("nokia.k8s.io", None),
         ("example.com/shared", None),
@@ -53,6 +58,7 @@ def test_only_our_annotations_have_a_pool(annotation: str, pool: str | None) -> 
 
 def test_a_pools_variable_is_a_name_that_a_shell_accepts() -> None:
     assert pool_variable("exclusive-dpdk.v2_a") == "CPUPOOL_CPUS_EXCLUSIVE_DPDK_V2_A"
+    assert pool_variable("enable-shared-cpus") == "OPENSHIFT_SHARED_CPUS"
 
 
 def test_processes_are_annotated_under_the_domain() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.quota import UNLIMITED_US
 from cpupool.core.workloads import ContainerID, Pod, PodUID, QoSClass, RuntimeContainer
 
 LABELS = {
@@ -58,26 +57,11 @@ def test_an_application_is_told_its_cpus_by_pool_and_by_kind() -> None:
 
 
 @pytest.mark.parametrize("placement", [Placement.DEFAULT, Placement.CONFINED])
-def test_a_container_that_is_not_as_requested_is_told_and_limited_by_nothing(
+def test_a_container_that_is_not_as_requested_is_told_nothing(
     placement: Placement,
 ) -> None:
     assigned = CPUAssignment(placement, default=CPUSet.of(0), pools={"shared": CPUSet.of(0)})
-    assert (assigned.environment, assigned.quota_us) == ({}, None)
-
-
-@pytest.mark.parametrize(
-    ("exclusive", "shared_milli", "quota_us"),
-    [
-        pytest.param(CPUSet(), 250, 25_000, id="shared alone"),
-        pytest.param(CPUSet.of(4), 250, UNLIMITED_US, id="with CPUs of its own"),
-        pytest.param(CPUSet.of(4), 0, UNLIMITED_US, id="its own alone"),
-    ],
-)
-def test_what_a_container_shares_limits_it_unless_it_has_cpus_of_its_own(
-    exclusive: CPUSet, shared_milli: int, quota_us: int
-) -> None:
-    assigned = CPUAssignment(Placement.POOLS, exclusive=exclusive, shared_milli=shared_milli)
-    assert assigned.quota_us == quota_us
+    assert assigned.environment == {}
 
 
 def test_a_container_is_whose_the_kubelets_labels_say() -> None:

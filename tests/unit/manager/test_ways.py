@@ -9,17 +9,20 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CgroupNotFound,
+    ContainerNotFound,
     HostError,
     RemoteProtocolError,
     RuntimeRefused,
     RuntimeUnreachable,
 )
+from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.apply import repair
 from cpupool.manager.enforce import Write
 from cpupool.manager.ways import Way, Ways
 from tests.cgroups import KernelModel
+from tests.quotas import QuotaModel
 from tests.runtimes import ModelRuntime
 
 ONE = ContainerID("c")
@@ -196,3 +199,43 @@ class TestThrough:
         with pytest.raises(HostError):
             repair(tree, PATH, CPUSet.of(4))
         assert Write(POD, CPUSet.of(0, 1)) in kernel.writes
+
+
+def ended(container: ContainerID, _: Bandwidth) -> None:
+    raise ContainerNotFound(container)
+
+
+class TestLimit:
+    def kernel(self) -> QuotaModel:
+        return QuotaModel({POD: (-1, 100_000), PATH: (-1, 100_000)})
+
+    @pytest.mark.parametrize(
+        ("nri", "cri", "way"),
+        [
+            (runtime("0"), runtime("0"), Way.NRI),
+            (gone("0"), runtime("0"), Way.CRI),
+            (runtime(""), runtime("0"), Way.CRI),
+        ],
+    )
+    def test_who_sets_the_cpus_sets_the_quota(
+        self, nri: ModelRuntime, cri: ModelRuntime, way: Way
+    ) -> None:
+        limited: list[tuple[Way, Bandwidth]] = []
+        nri.limited = lambda _, bandwidth: limited.append((Way.NRI, bandwidth))
+        cri.limited = lambda _, bandwidth: limited.append((Way.CRI, bandwidth))
+        kernel = self.kernel()
+        assert Ways(None, nri, cri).limit(kernel, PATH, ONE, Bandwidth(5_000)) is way
+        assert (limited, kernel.writes) == ([(way, Bandwidth(5_000))], [])
+
+    def test_where_the_runtime_has_no_list_the_cgroup_is_written(self) -> None:
+        kernel = self.kernel()
+        way = Ways(None, runtime(), runtime("")).limit(kernel, PATH, ONE, Bandwidth(5_000))
+        assert way is Way.CGROUP
+        assert kernel.given[PATH] == Bandwidth(5_000)
+
+    def test_a_container_that_the_runtime_has_no_longer_is_gone(self) -> None:
+        nri = runtime("0")
+        nri.limited = ended
+        with pytest.raises(CgroupNotFound) as raised:
+            Ways(None, nri, NOT_THERE).limit(self.kernel(), PATH, ONE, Bandwidth())
+        assert raised.value.path == PATH

@@ -18,11 +18,12 @@ from cpupool.core.errors import (
     HostFileError,
     RemoteProtocolError,
 )
-from cpupool.core.names import Names
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.names import ENABLE_SHARED_CPUS, Names
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
+from cpupool.manager.notices import Notice
 from cpupool.manager.ways import Way, Ways
 from cpupool.roles.cpusetter import CPUSetter, SweepReport
 from cpupool.telemetry.health import Health
@@ -35,10 +36,12 @@ from tests.runtimes import ModelRuntime, told
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.notices import NoticeKey
+    from cpupool.manager.ports import FoundContainer, Keeper
+    from cpupool.manager.resolve import Resolution
 
 MACHINE = MACHINES["laptop_4c8t"]
 POOLS = NodePools.of(
@@ -110,6 +113,7 @@ class Node:
     nri: ModelRuntime | None = None
     cri: ModelRuntime = field(default_factory=ModelRuntime)
     pools: NodePools | None = POOLS
+    keepers: tuple[Keeper, ...] = ()
     clock: Callable[[], float] | None = None
     now_s: float = 0.0
     swept: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -128,6 +132,7 @@ class Node:
             events=self.events,
             metrics=self.metrics,
             health=self.health,
+            keepers=self.keepers,
             interval_s=60.0,
             swept=lambda _report: self.swept.release(),
             now_s=self.clock or (lambda: self.now_s),
@@ -1224,6 +1229,82 @@ def test_another_way_is_for_containers_that_start_from_then_on() -> None:
     switched.setter.sweep()
     assert (node.cpus("owner"), node.cpus("new", "late")) == ("2", "1")
     assert written(node) == {node.path("owner")}, "what the runtime has stays the runtime's"
+
+
+@dataclass
+class RecordingKeeper:
+    """Remembers what it was called with, and tells what it is given to tell."""
+
+    due_s: float = 100.0
+    notices: dict[NoticeKey, Notice] = field(default_factory=dict)
+    calls: list[tuple[list[str], Resolution]] = field(default_factory=list)
+
+    def keep(
+        self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
+    ) -> dict[NoticeKey, Notice]:
+        assert now_s >= 0
+        self.calls.append(([one.cpus for one in found], resolution))
+        return self.notices
+
+
+def test_keepers_come_after_the_cpus_in_every_sweep_and_are_heard() -> None:
+    keeper = RecordingKeeper()
+    node = Node(keepers=(keeper,))
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.failing["checkpoint"] = node.source.failing["podresources"] = RemoteProtocolError(
+        "the kubelet does not answer"
+    )
+    node.setter.sweep()
+    assert keeper.calls == [], "nobody writes before the facts are known"
+
+    node.source.failing.clear()
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.now_s += 1
+    node.setter.sweep()
+    node.setter.sweep()
+    resolution = node.manager.state()[1]
+    assert keeper.calls == [(["2"], resolution)] * 2
+
+    pod = node.source.listed[0] if node.source.listed else builders.pod("none")
+    key = ("owner-uid", ContainerID("main-id"))
+    notice = Notice("QuotaOdd", "quota is odd", pod, "main", "it is odd", "make it even")
+    keeper.notices = {(key, notice.event): notice}
+    for _ in range(2):
+        node.setter.sweep()
+    assert node.events.pods == [("owner", "QuotaOdd", "container main: it is odd; make it even")]
+
+
+def test_a_sweep_comes_when_a_keeper_wants_it() -> None:
+    keeper = RecordingKeeper()
+    node = Node(keepers=(keeper,), clock=time.monotonic)
+    with running(node):
+        eventually(lambda: keeper.calls, "the first sweep")
+        keeper.due_s = 0.0
+        node.setter.wake()
+        eventually(lambda: len(keeper.calls) > 5, "it is called again and again")
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["new", "older than the agent"])
+@pytest.mark.parametrize(
+    ("asks", "overwritten"),
+    [
+        ({"exclusive_a": "2", "shared_a": "0"}, {"shared_a"}),
+        ({"exclusive_a": "2", ENABLE_SHARED_CPUS: "0"}, {"shared_a"}),
+        ({"exclusive_a": "2"}, set()),
+    ],
+)
+def test_a_sweep_names_the_shared_pools_of_what_somebody_else_had_moved(
+    asks: dict[str, str], overwritten: set[str], *, older: bool
+) -> None:
+    node = Node(pools=replace(POOLS, mixed=MixedCPUs("shared_a")))
+    node.source.saved = {"owner": {pool: ids(held) for pool, held in asks.items()}}
+    if not older:
+        node.setter.sweep()
+    node.run("owner", replace(builders.container(), requests=dict.fromkeys(asks, 1)))
+    assert node.setter.sweep().overwritten == (overwritten if older else set())
+    node.kernel.write(node.path("owner"), CPUSet.parse("5"))
+    assert node.setter.sweep().overwritten == overwritten
+    assert node.setter.sweep().overwritten == set()
 
 
 def test_a_container_is_placed_as_soon_as_the_runtime_recognises_it() -> None:

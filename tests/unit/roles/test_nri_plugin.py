@@ -23,6 +23,7 @@ from cpupool.core.errors import (
     RuntimeRefused,
 )
 from cpupool.core.pools import NodePools, Pool
+from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager.manager import Manager
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
@@ -319,6 +320,14 @@ def test_an_update_widens_no_quota(
     assert (cpu.quota.value if cpu.HasField("quota") else None) == quota_us
 
 
+def test_a_quota_keeps_the_runtimes_own_period(plugin: Plugin) -> None:
+    container = of(OWNER, devices={"shared_a": "0-499"}, quota_us=80_000)
+    plugin.create(container)
+    (update,) = plugin.update(container, quota_us=40_000, period_us=50_000).update
+    cpu = update.linux.resources.cpu
+    assert (cpu.quota.value, cpu.period.value) == (25_000, 50_000)
+
+
 @pytest.mark.parametrize("asked", ["", "0-7"])
 def test_an_update_takes_no_container_off_its_cpus(plugin: Plugin, asked: str) -> None:
     container = of(OWNER, devices={"exclusive_a": "2"})
@@ -408,6 +417,22 @@ def test_nothing_is_asked_of_a_runtime_that_waits_for_an_answer(
     agent.give(OWNER, exclusive_a="2")
     answer.result(DEADLINE_S)
     agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+
+
+def test_a_quota_is_set_by_the_runtime_and_no_cpus_are(agent: Agent, plugin: Plugin) -> None:
+    plugin.create(of(PLAIN))
+    agent.plugin.limit(ContainerID("c1"), Bandwidth(400_000))
+    ((update,),) = plugin.updates
+    cpu = update.linux.resources.cpu
+    assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("", 400_000, 100_000)
+    assert not update.ignore_failure
+    assert agent.plugin.held(ContainerID("c1")) == "0"
+
+    with pytest.raises(ContainerNotFound):
+        agent.plugin.limit(ContainerID("c2"), Bandwidth())
+    plugin.failing.add("c1")
+    with pytest.raises(RuntimeRefused, match="did not set the CPU quota max 100000"):
+        agent.plugin.limit(ContainerID("c1"), Bandwidth())
 
 
 def test_many_at_once_are_decided_together(

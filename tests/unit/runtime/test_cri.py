@@ -9,6 +9,7 @@ from cpupool.api.cri_pb2 import CONTAINER_EXITED
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound, RemoteProtocolError, RuntimeRefused
 from cpupool.core.names import Names
+from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.cri import CRI
 from tests.cri_server import FakeCRI
@@ -168,8 +169,23 @@ class TestUpdate:
         with pytest.raises(RuntimeRefused, match="told to fail") as caught:
             cri.update(MAIN, CPUS)
 
-        assert (caught.value.container, caught.value.cpus) == (MAIN, CPUS)
+        assert (caught.value.container, caught.value.what) == (MAIN, "CPUs 2-3")
         assert cri.connected()
+
+    @pytest.mark.parametrize("quota", [Bandwidth(5_000, 50_000), Bandwidth()])
+    def test_a_quota_changes_no_cpus(self, cri: CRI, runtime: FakeCRI, quota: Bandwidth) -> None:
+        cri.update(MAIN, CPUS)
+        cri.limit(MAIN, quota)
+
+        assert runtime.quotas == [(MAIN, quota.quota_us, quota.period_us)]
+        assert (runtime.updates, cri.held(MAIN)) == ([(MAIN, "2-3")], "2-3")
+
+    def test_a_quota_that_is_refused(self, cri: CRI, runtime: FakeCRI) -> None:
+        with pytest.raises(ContainerNotFound, match=SIDE):
+            cri.limit(SIDE, Bandwidth())
+        runtime.failing["UpdateContainerResources"] = grpc.StatusCode.UNKNOWN
+        with pytest.raises(RuntimeRefused, match=r"set the CPU quota max 100000: .* told to fail"):
+            cri.limit(MAIN, Bandwidth())
 
     @pytest.mark.parametrize("hangs", [False, True])
     def test_a_runtime_that_does_not_answer(self, runtime: FakeCRI, *, hangs: bool) -> None:

@@ -8,6 +8,7 @@ from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
+from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.nri_messages import (
     Adjustment,
@@ -159,7 +160,9 @@ class TestSynchronize:
             Synchronize(1, (SANDBOX,), (SEEN,))
         ]
         assert session.outgoing() == b""
-        session.answer_synchronize(1, [Update(ContainerID("c1"), CPUSet.of(2, 3), 50_000)])
+        session.answer_synchronize(
+            1, [Update(ContainerID("c1"), CPUSet.of(2, 3), Bandwidth(50_000))]
+        )
         [update] = nri_pb2.SynchronizeResponse.FromString(said(session)[1].payload).update
         assert (update.container_id, update.ignore_failure) == ("c1", True)
         assert update.linux.resources.cpu.cpus == "2-3"
@@ -197,13 +200,13 @@ class TestCreateContainer:
         ]
         session.answer_create(
             1,
-            Adjustment(CPUSet.of(2, 3), 200_000, {"EXCLUSIVE_CPUS": "2,3"}),
+            Adjustment(CPUSet.of(2, 3), Bandwidth(200_000, 50_000), {"EXCLUSIVE_CPUS": "2,3"}),
             [Update(ContainerID("c0"), CPUSet.of(4), ignore_failure=False)],
         )
 
         answered = nri_pb2.CreateContainerResponse.FromString(said(session)[1].payload)
         cpu = answered.adjust.linux.resources.cpu
-        assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("2-3", 200_000, 100_000)
+        assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("2-3", 200_000, 50_000)
         assert [(one.key, one.value) for one in answered.adjust.env] == [("EXCLUSIVE_CPUS", "2,3")]
         [other] = answered.update
         assert (other.container_id, other.ignore_failure) == ("c0", False)
