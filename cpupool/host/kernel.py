@@ -7,6 +7,7 @@ from typing import Final
 
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 _REMEMBERS_AFFINITY: Final = (6, 2)
+_ISOLATES_REMOTELY: Final = (6, 7)
 
 
 def remembers_affinity(release: str) -> bool:
@@ -19,5 +20,21 @@ def remembers_affinity(release: str) -> bool:
     Args:
         release: as `uname -r` prints it; one that is no release is taken for an old kernel.
     """
+    return _since(_REMEMBERS_AFFINITY, release)
+
+
+def isolates_remotely(release: str) -> bool:
+    """Tell whether a cgroup can be an isolated partition while its parent is no partition.
+
+    Linux 6.7 can (`cpuset.cpus.exclusive`, commit 181c8e091aae). Only the number counts: a kernel
+    with an early form of it under an older number is not trusted with the CPUs of a node.
+
+    Args:
+        release: as `uname -r` prints it; one that is no release is taken for an old kernel.
+    """
+    return _since(_ISOLATES_REMOTELY, release)
+
+
+def _since(first: tuple[int, int], release: str) -> bool:
     number = _RELEASE.match(release)
-    return number is not None and tuple(map(int, number.groups())) >= _REMEMBERS_AFFINITY
+    return number is not None and tuple(map(int, number.groups())) >= first

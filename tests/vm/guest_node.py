@@ -5,6 +5,7 @@ The machine has 2 sockets of 4 cores of 2 threads: 2 and 3 are siblings, 4 and 5
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.local.cgroups import RealCgroups
 from tests.scenarios.test_embedded_node import World, living, manifest
+from tests.throttling import QUIET_S, spinning, throttled
 from tests.vm.inside import runs_on, start
 from tests.waiting import eventually
 
@@ -119,29 +121,59 @@ def test_nested_cgroups_follow_their_container(world: World) -> None:
     runs_on(world, main="8-11")
 
 
-def test_a_quota_is_left_as_it_is(world: World) -> None:
+def test_no_thread_of_a_mixed_container_is_throttled(world: World) -> None:
     if version(world) is CgroupVersion.V1:
-        pytest.skip("version 1 has quotas in a hierarchy of their own")
-    run(world, main={"exclusive_multi": 2})
-    runs_on(world, main="8-11")
-    container, inner = nested(world, "main")
-    quotas = {
-        inner: "50000 100000\n",
-        container: "150000 200000\n",
-        container.parent: "max 50000\n",
-    }
-    for directory, quota in quotas.items():
-        (directory / "cpu.max").write_text(quota)
-    (container / "cpuset.cpus").write_text("2-3")
-    runs_on(world, main="8-11")
-    assert {directory: (directory / "cpu.max").read_text() for directory in quotas} == quotas
+        pytest.skip("the embedded node lives in the cpuset hierarchy alone")
+    run(world, main={"exclusive_multi": 1, "shared_x": 1000}, light={"shared_x": 500})
+    runs_on(world, main="6-9,12-13", light="6-7,12-13")
+    base, _ = hierarchy(world.node.root.cgroup)
+    main, light = directory(world, "main"), directory(world, "light")
+    # What the kubelet and the runtime have made of it.
+    for above in reversed(main.parents):
+        if above.is_relative_to(base):
+            (above / "cgroup.subtree_control").write_text("+cpu")
+    two_cpus, busy = "200000 100000\n", [8, 9, 6]
+    without = base / "without"
+    without.mkdir()
+    try:
+        (without / "cpu.max").write_text(two_cpus)
+        with spinning(busy, without):
+            eventually(lambda: throttled(without), "two CPUs are too little for three threads")
+    finally:
+        without.rmdir()
+
+    settled = {main.parent: "max 100000\n", main: "max 100000\n", light: "50000 100000\n"}
+
+    def quotas() -> dict[Path, str]:
+        return {cgroup: (cgroup / "cpu.max").read_text() for cgroup in settled}
+
+    def throttles() -> int:
+        return throttled(main) + throttled(main.parent)
+
+    eventually(lambda: quotas() == settled, lambda: f"{settled}: {quotas()}")
+    with spinning(busy, main):
+        threading.Event().wait(QUIET_S)
+        assert throttles() == 0
+
+        for cgroup in settled:
+            (cgroup / "cpu.max").write_text(two_cpus)
+        eventually(lambda: quotas() == settled, lambda: f"{settled}: {quotas()}")
+        before = throttles()
+        threading.Event().wait(1)
+        assert throttles() == before
+
+
+def directory(world: World, name: str) -> Path:
+    """Give the cgroup of a container."""
+    (process,) = (one for one in world.node.processes() if one.container == name)
+    return hierarchy(world.node.root.cgroup)[0] / world.node.path_of(process)
 
 
 def nested(world: World, name: str) -> tuple[Path, Path]:
     """Make a cgroup below a container's and move its process there, as systemd in one does."""
     (process,) = (one for one in world.node.processes() if one.container == name)
     base, _ = hierarchy(world.node.root.cgroup)
-    container = base / world.node.path_of(process)
+    container = directory(world, name)
     inner = container / "init"
     inner.mkdir()
     if version(world) is CgroupVersion.V1:
@@ -152,6 +184,6 @@ def nested(world: World, name: str) -> tuple[Path, Path]:
         # From the top down, and in cgroups without processes: "Controlling Controllers".
         for above in reversed((container, *container.parents)):
             if above.is_relative_to(base):
-                (above / "cgroup.subtree_control").write_text("+cpuset +cpu")
+                (above / "cgroup.subtree_control").write_text("+cpuset")
         (inner / "cpuset.cpus").write_text((container / "cpuset.cpus").read_text())
     return container, inner

@@ -17,9 +17,17 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
         (
             Kernel.TRIXIE,
             CgroupVersion.V2,
-            ("tests/vm/guest_node.py", "tests/vm/guest_cgroup_v2.py"),
+            (
+                "tests/vm/guest_node.py",
+                "tests/vm/guest_cgroup_v2.py",
+                "tests/vm/guest_load_balancing.py",
+            ),
         ),
-        (Kernel.BOOKWORM, CgroupVersion.V2, ("tests/vm/guest_cgroup_v2.py",)),
+        (
+            Kernel.BOOKWORM,
+            CgroupVersion.V2,
+            ("tests/vm/guest_cgroup_v2.py", "tests/vm/guest_load_balancing.py"),
+        ),
         (
             Kernel.BOOKWORM,
             CgroupVersion.V1,

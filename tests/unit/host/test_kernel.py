@@ -23,3 +23,20 @@ from cpupool.host import kernel
 )
 def test_affinities_are_remembered_since_linux_6_2(release: str, *, remembers: bool) -> None:
     assert kernel.remembers_affinity(release) is remembers
+
+
+@pytest.mark.parametrize(
+    ("release", "isolates"),
+    [
+        ("6.6.52", False),
+        ("6.7.0-rc1", True),
+        ("6.12.8+deb13-amd64", True),
+        ("10.0", True),
+        ("5.14.0-427.el9.x86_64", False),
+        ("", False),
+    ],
+)
+def test_partitions_far_from_the_root_are_there_since_linux_6_7(
+    release: str, *, isolates: bool
+) -> None:
+    assert kernel.isolates_remotely(release) is isolates
