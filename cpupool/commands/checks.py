@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
+from cpupool.core.pool_rules import suits_static_kubelet
 from cpupool.core.pools import PoolKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.learner import POOL_FILE
@@ -40,10 +41,10 @@ _SEE_LOG: Final = "look at its log for why that does not come"
 _GRANT: Final = (
     "apply the agent's ClusterRole and its binding: list and watch pods and nodes, create events"
 )
-_NO_STATIC: Final = (
-    "drain the node, stop the kubelet, set cpuManagerPolicy: none, delete cpu_manager_state in its"
-    " folder, start it"
+_RESTARTED: Final = (
+    "drain the node, stop the kubelet, {}, delete cpu_manager_state in its folder, start it"
 )
+_NO_STATIC: Final = _RESTARTED.format("set cpuManagerPolicy: none")
 
 _NRI_SWITCHES: Final = {
     "containerd": "set disable = false and disable_connections = false under"
@@ -155,14 +156,25 @@ def cgroups(version: CgroupVersion, looked_for: Iterable[str], there: Collection
     return Row("cgroups", Verdict.OK, fact)
 
 
-def cpu_manager(policy: str | None, allocatable: CPUSet | None) -> Row:
-    """Check that the kubelet places nobody itself.
+def cpu_manager(policy: str | None, allocatable: CPUSet | None, pools: NodePools | None) -> Row:
+    """Check that the kubelet places nobody itself, or only where that is meant.
 
     Args:
         policy: as its CPU manager has written it down; None where that cannot be seen.
         allocatable: the CPUs that it says it gives out, none under the policy none; None where it
             was not asked.
+        pools: the node's; None where they are not known.
     """
+    static = policy == "static" or bool(allocatable)
+    if static and pools and suits_static_kubelet(pools):
+        if both := CPUSet.union(pool.cpus for pool in pools) & (allocatable or CPUSet()):
+            fact = (
+                f"the kubelet's CPU manager is static, and gives out the shared pools' CPUs {both}"
+            )
+            remedy = _RESTARTED.format("add them to its reservedSystemCPUs")
+            return Row("CPU manager", Verdict.PROBLEM, fact, remedy)
+        fact = "static: the kubelet gives out CPUs itself, and cpupool adds shared ones to them"
+        return Row("CPU manager", Verdict.OK, fact)
     if policy not in (None, "none"):
         fact = f"the kubelet's CPU manager is {policy!r:.40} and writes the same cpusets as cpupool"
         return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
@@ -303,7 +315,7 @@ def daemons(found: Collection[Daemon], exclusive: CPUSet, others: CPUSet) -> Row
 def containers(status: NodeStatus) -> Iterator[Row]:
     """Check that containers run where the agent wants them."""
     # Nobody is moved to an empty set: it means that the container is left alone.
-    astray = [one for one in status.containers if one.wanted and str(one.wanted) != one.found]
+    astray = [one for one in status.containers if one.wanted and not one.right]
     confined = [one for one in status.containers if one.placement is Placement.CONFINED]
     if astray:
         named = _listed(f"{one.name} runs on {one.found}, not on {one.wanted}" for one in astray)
@@ -322,7 +334,19 @@ def containers(status: NodeStatus) -> Iterator[Row]:
             f" {named}",
             "see docs/user/troubleshooting.md, A container is confined",
         )
-    if not astray and not confined:
+    waiting = [
+        one for one in status.containers if one.placement is Placement.KUBELET and one.reason
+    ]
+    if waiting:
+        named = _listed(f"{one.name}: {one.reason}" for one in waiting)
+        yield Row(
+            "containers",
+            Verdict.WARNING,
+            f"{len(waiting)} of {len(status.containers)} have no shared CPUs beside the kubelet's:"
+            f" {named}",
+            "look at the pod's events for what to do",
+        )
+    if not (astray or confined or waiting):
         fact = f"all {len(status.containers)} are where they belong"
         yield Row("containers", Verdict.OK, fact)
 

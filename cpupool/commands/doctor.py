@@ -258,7 +258,7 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
         # That it does not answer is told by another check.
         with suppress(ProtocolError):
             allocatable = PodResources(known.node.root.podresources_socket).allocatable_cpus()
-    yield checks.cpu_manager(policy, allocatable)
+    yield checks.cpu_manager(policy, allocatable, known.pools)
 
 
 def _device_plugins(known: _Known) -> Iterable[Row]:

@@ -24,6 +24,7 @@ from cpupool.commands.checks import Verdict
 from cpupool.commands.painting import LegendRow, Mark, paint
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import HostFileError
+from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.pools import PoolKind
 from cpupool.core.topology import CoreType
 
@@ -78,7 +79,7 @@ class Picture:
 def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     """Draw the machine painted by container, and list the containers that want a look."""
     painting = paint((one.name, CPUSet.parse(one.found)) for one in status.containers)
-    odd = [one for one in status.containers if one.reason or str(one.wanted) != one.found]
+    odd = [one for one in status.containers if one.reason or not one.right]
     rows = [(one.name, one.found, str(one.wanted), one.reason or "not moved yet") for one in odd]
     listed = table(("container", "runs on", "belongs on", "why"), rows)
     verdict = (
@@ -98,6 +99,7 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
 
 def _pools(status: NodeStatus) -> RenderableType:
     """List the pools, and below them what pods still hold of pools that are no more."""
+    mixed = status.pools.by_name(ENABLE_SHARED_CPUS)
     rows = [
         (
             pool.name,
@@ -105,7 +107,7 @@ def _pools(status: NodeStatus) -> RenderableType:
             str(status.free(pool)) or "none" if pool.kind is PoolKind.EXCLUSIVE else "",
             str(status.draining.get(pool.name, "")),
         )
-        for pool in status.pools
+        for pool in (*status.pools, *([mixed] if mixed else []))
     ]
     gone = [
         (name, "removed", "", str(devices))

@@ -19,7 +19,7 @@ from cpupool.commands import (
     read_file,
 )
 from cpupool.config import kubelet_config
-from cpupool.config.kubelet_config import NONE, KubeletNeeds, as_quantity
+from cpupool.config.kubelet_config import NONE, STATIC, KubeletNeeds, as_quantity
 from cpupool.core.cpuset import format_ids
 from cpupool.core.errors import ConfigError, QuantityError, errors_in
 from cpupool.core.names import Names
@@ -117,6 +117,8 @@ def _check(needs: KubeletNeeds, source: str, out: TextIO) -> int:
 
 
 def _settings(needs: KubeletNeeds, name: str) -> str:
+    if needs.static:
+        return _static_settings(needs, name)
     amount, left = as_quantity(needs.reserved_milli), as_quantity(needs.schedulable_milli)
     usual = f", and {as_quantity(needs.usual_milli)} for daemons" if needs.usual_milli else ""
     listed = len(needs.reserved_cpus)
@@ -139,6 +141,22 @@ systemReserved:
 # the cpu in systemReserved and kubeReserved, and no daemon moves to or from a CPU by it. To the
 # same end as above it must list {listed} CPUs, which leaves the scheduler {instead}:
 # reservedSystemCPUs: "{needs.reserved_cpus}"
+
+{_topology_manager(needs)}
+"""
+
+
+def _static_settings(needs: KubeletNeeds, name: str) -> str:
+    return f"""\
+# For {name}: {len(needs.online)} CPUs online. With mixedCPUs and shared pools alone it is the
+# kubelet that gives containers CPUs of their own, and cpupool adds the shared ones to them.
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+
+cpuManagerPolicy: {STATIC}
+
+# The CPUs of the shared pools, and those kept for daemons: the kubelet gives them to nobody.
+reservedSystemCPUs: "{needs.reserved_cpus}"
 
 {_topology_manager(needs)}
 """

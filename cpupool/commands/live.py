@@ -208,7 +208,7 @@ class LiveNode:
         return (
             {one.id for one in found} == {process.instance.id for process in processes}
             and {process.instance.id for process in processes if process.container} <= reported
-            and all(str(one.wanted) == one.found for one in self._status().containers)
+            and all(one.right for one in self._status().containers)
         )
 
     def _init_runs(self, _pod: Pod, _name: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import PoolKind
 from cpupool.manager import report
 from cpupool.manager.ways import Way
@@ -62,7 +63,7 @@ def on_node(status: NodeStatus, container: ContainerStatus) -> Explanation:
         container.name,
         tuple(_on_node(status, container)),
         found,
-        found == container.wanted,
+        container.right,
         CPUSet.union(pool.cpus for pool in pools if pool),
     )
 
@@ -89,6 +90,10 @@ def in_simulation(container: Mapping[str, Any]) -> Explanation:
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     yield _request(status, container)
     for share in container.shares:
+        if share.pool == KUBELET_CPUS:
+            why = "the kubelet's static CPU manager gave these"
+            yield Step("kubelet", why if share.devices else _NONE_NAMED, share.given)
+            continue
         pool = status.pools.by_name(share.pool)
         yield _pool(status, share, pool)
         if PoolKind.of_name(share.pool) is PoolKind.EXCLUSIVE:
@@ -98,8 +103,9 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         else:
             yield from _shared(container, share, pool)
     yield from _placed(status, container)
-    way = f"containers that start now are set by {_WAYS[status.enforcement]}"
-    yield Step("enforcement", way, container.wanted)
+    if container.placement is not Placement.KUBELET:
+        way = f"containers that start now are set by {_WAYS[status.enforcement]}"
+        yield Step("enforcement", way, container.wanted)
     yield _found(container)
 
 
@@ -117,8 +123,13 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
 
 
 def _amount(pool: str, requested: int) -> str:
-    shared = PoolKind.of_name(pool) is PoolKind.SHARED
-    return f"{requested}{' milli-CPUs' if shared else ''} of {pool}"
+    if pool == KUBELET_CPUS:
+        return f"{requested} of the kubelet's own CPUs"
+    return f"{requested}{' milli-CPUs' if _in_milli(pool) else ''} of {pool}"
+
+
+def _in_milli(pool: str) -> bool:
+    return PoolKind.of_name(pool) is PoolKind.SHARED and pool != ENABLE_SHARED_CPUS
 
 
 def _pool(status: NodeStatus, share: PoolShare, pool: Pool | None) -> Step:
@@ -185,7 +196,8 @@ def _added_and_lost(
 
 
 def _shared(container: ContainerStatus, share: PoolShare, pool: Pool | None) -> Iterator[Step]:
-    why = f"the kubelet gave {share.devices}, one per milli-CPU" if share.devices else _NONE_NAMED
+    unit = "one per milli-CPU" if _in_milli(share.pool) else "for the container"
+    why = f"the kubelet gave {share.devices}, {unit}" if share.devices else _NONE_NAMED
     on_pools = container.placement is Placement.POOLS
     yield Step("devices", why, pool.cpus if pool else share.cpus)
     if pool and on_pools and (lost := pool.cpus - share.cpus):
@@ -195,7 +207,11 @@ def _shared(container: ContainerStatus, share: PoolShare, pool: Pool | None) -> 
 def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     defaults = status.pools.of_kind(PoolKind.DEFAULT)
     default = f"the default pool {defaults[0].name}" if defaults else "the CPUs of no pool"
-    if container.placement is Placement.DEFAULT:
+    if container.placement is Placement.KUBELET:
+        why = f"{container.reason}: " if container.reason else ""
+        why += "the kubelet's static CPU manager places it, and cpupool leaves it there"
+        yield Step("kubelet", why, CPUSet.parse(container.found))
+    elif container.placement is Placement.DEFAULT:
         yield Step("default", f"it runs on {default}", container.wanted)
     elif container.placement is Placement.CONFINED:
         why = f"{container.reason}: it is kept on {default}, away from exclusive CPUs"
@@ -209,7 +225,7 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
 
 def _found(container: ContainerStatus) -> Step:
     found = CPUSet.parse(container.found)
-    if found == container.wanted:
+    if container.right:
         why = "its cgroup has these CPUs: it is where it belongs"
     elif container.wanted:
         why = (

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Show the status; 1 if a container is not where it belongs, or nobody looks at them."""
     document, age_s = read(arguments.file)
     status = parse(arguments.file, document)
-    astray = sum(str(container.wanted) != container.found for container in status.containers)
+    astray = sum(not container.right for container in status.containers)
     if arguments.json:
         out.write(json.dumps(document, indent=2) + "\n")
     else:

@@ -155,7 +155,10 @@ def _collected(problems: list[Problem]) -> Iterator[None]:
 
 def _summary(file: PoolFile) -> str:
     by_kind = (pool for kind in PoolKind for pool in file.pools.of_kind(kind))
-    return ", ".join(f"{pool.name} {pool.cpus}{_policy(pool)}" for pool in by_kind)
+    listed = ", ".join(f"{pool.name} {pool.cpus}{_policy(pool)}" for pool in by_kind)
+    if mixed := file.pools.mixed:
+        return f"{listed}; mixed CPUs of {mixed.pool} for {mixed.containers_limit} containers"
+    return listed
 
 
 def _policy(pool: Pool) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MAX_DEPTH: Final = 32
 """A ConfigMap with its managed fields has 8 levels; each costs frames of Python's stack."""
+_SEVERAL: Final = "expected a single document in the stream"
+"""What PyYAML says to a second document."""
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
 
 
@@ -132,7 +134,8 @@ def _compose(text: str, origin: Origin) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         what = ", ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark or loader.get_mark()
-        raise _unreadable(origin.at(mark.line, mark.column), what, "correct the YAML") from None
+        remedy = "leave one of them here" if error.context == _SEVERAL else "correct the YAML"
+        raise _unreadable(origin.at(mark.line, mark.column), what, remedy) from None
     except (ValueError, OverflowError):
         # PyYAML 6.0 passes the digits of \U escapes to chr() and those of %YAML to int().
         where = origin.at(loader.line, loader.column)

@@ -14,18 +14,18 @@ from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import document
-from cpupool.config.document import Origin, Table, Text
+from cpupool.config.document import Origin, Table
+from cpupool.config.reader import Reader
 from cpupool.core import quantity
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import (
-    ConfigError,
-    CPUSetParseError,
     Location,
     Problem,
     QuantityError,
     Severity,
     refuse_errors,
 )
+from cpupool.core.pool_rules import suits_static_kubelet
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
 
 NONE: Final = "none"
+STATIC: Final = "static"
 BEST_EFFORT: Final = "best-effort"
 
 _KIND: Final = "KubeletConfiguration"
@@ -107,6 +108,7 @@ class KubeletNeeds:
         usual_milli: the cpu of the default pool that is kept for the node's own daemons.
         spanning: exclusive pool → its NUMA nodes, for pools on more than one.
         node_count: the machine's NUMA nodes.
+        static: the kubelet gives out the exclusive CPUs itself, if its CPU manager is static.
     """
 
     online: CPUSet
@@ -114,6 +116,7 @@ class KubeletNeeds:
     usual_milli: int
     spanning: Mapping[str, tuple[int, ...]]
     node_count: int
+    static: bool
 
     @classmethod
     def of(cls, pools: NodePools, topology: CPUTopology, usual_milli: int = 0) -> KubeletNeeds:
@@ -128,6 +131,7 @@ class KubeletNeeds:
             usual_milli=usual_milli,
             spanning={name: listed for name, listed in nodes.items() if len(listed) > 1},
             node_count=len(topology.nodes),
+            static=suits_static_kubelet(pools),
         )
 
     @property
@@ -159,26 +163,28 @@ def parse(name: str, text: str | bytes) -> KubeletConfig:
     Raises:
         ConfigError: it is something else, or a value that matters here cannot be read.
     """
-    problems: list[Problem] = []
-    root = _table(document.read(text, Origin(name), problems))
-    refuse_errors(problems)
+    reader = Reader([])
+    root = reader.part(document.read(text, Origin(name), reader.problems))
+    refuse_errors(reader.problems)
     wrapped = root.get(_CONFIGZ)
-    found = _table(wrapped) if isinstance(wrapped, Table) else root
-    if found is root and _text(root.get("kind")) != _KIND:
+    found = wrapped if isinstance(wrapped, Table) else root
+    if found is root and reader.word(root.get("kind")) != _KIND:
         what = f"this is neither a {_KIND} nor an answer of /configz"
-        raise _refused(root, what, "give one of the two")
-    return KubeletConfig(
-        cpu_manager_policy=_text(found.get(_CPU_MANAGER)) or NONE,
-        topology_manager_policy=_text(found.get(_TOPOLOGY_MANAGER)) or NONE,
-        system_reserved_milli=_milli(_table(found.get(_SYSTEM)).get("cpu")),
-        kube_reserved_milli=_milli(_table(found.get(_KUBE)).get("cpu")),
-        reserved_cpus=_cpus(found.get(_CPUS)),
+        reader.refuse(root, what, "give one of the two")
+    config = KubeletConfig(
+        cpu_manager_policy=reader.word(found.get(_CPU_MANAGER)) or NONE,
+        topology_manager_policy=reader.word(found.get(_TOPOLOGY_MANAGER)) or NONE,
+        system_reserved_milli=_milli(reader, reader.part(found.get(_SYSTEM)).get("cpu")),
+        kube_reserved_milli=_milli(reader, reader.part(found.get(_KUBE)).get("cpu")),
+        reserved_cpus=reader.cpus(found.get(_CPUS)) or CPUSet(),
         locations={
             path.removeprefix(f"{_CONFIGZ}."): where
             for path, where in document.locations(found).items()
         }
         | {"": found.location},
     )
+    refuse_errors(reader.problems)
+    return config
 
 
 def check(config: KubeletConfig, needs: KubeletNeeds) -> tuple[Problem, ...]:
@@ -205,8 +211,16 @@ def milli_of(text: str) -> int:
     return ceil(value)
 
 
-def _cpu_manager(config: KubeletConfig, _needs: KubeletNeeds) -> Iterator[Problem]:
-    if config.cpu_manager_policy != NONE:
+def _cpu_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem]:
+    if config.cpu_manager_policy == STATIC and needs.static:
+        if loose := needs.online - needs.default - config.reserved_cpus:
+            yield _problem(
+                config,
+                _CPUS,
+                f"the kubelet gives CPUs {loose} of shared pools to containers as their own",
+                f"set {_CPUS} to {needs.reserved_cpus | config.reserved_cpus}",
+            )
+    elif config.cpu_manager_policy != NONE:
         yield _problem(
             config,
             _CPU_MANAGER,
@@ -304,34 +318,10 @@ def _spelled(needs: KubeletNeeds) -> str:
     )
 
 
-def _table(value: Value) -> Table:
-    if isinstance(value, Text) and not value.text:
-        return Table(value.path, value.key, value.location, {})
-    if not isinstance(value, Table):
-        raise _refused(value, "this must be a map", f"give a {_KIND}")
-    return value
-
-
-def _text(value: Value) -> str:
-    if not isinstance(value, Text):
-        raise _refused(value, "this must be text", "write a single value")
-    return value.text
-
-
-def _milli(value: Value) -> int:
-    text = _text(value)
+def _milli(reader: Reader, value: Value) -> int:
+    text = reader.word(value)
     try:
         return milli_of(text) if text else 0
     except QuantityError as error:
-        raise _refused(value, str(error), "write an amount of cpu, as 2 or 500m") from error
-
-
-def _cpus(value: Value) -> CPUSet:
-    try:
-        return CPUSet.parse(_text(value))
-    except CPUSetParseError as error:
-        raise _refused(value, str(error), "write the CPUs as in 0-1,12") from error
-
-
-def _refused(value: Value, what: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(what, remedy, path=value.path, location=value.location)])
+        reader.refuse(value, str(error), "write an amount of cpu, as 2 or 500m")
+        return 0

@@ -6,18 +6,18 @@ One file serves the nodes that its `nodeSelector` matches. The files of a cluste
 
 from __future__ import annotations
 
-import difflib
+import re
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.config import document
 from cpupool.config.document import Origin, Table, Text
+from cpupool.config.reader import Reader, hint
 from cpupool.core import pool_rules, pools
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
-    CPUSetParseError,
     Location,
     Problem,
     Severity,
@@ -35,10 +35,11 @@ from cpupool.core.pool_policy import (
     NUMAPolicy,
     PoolPolicy,
 )
-from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
+from cpupool.core.pool_rules import CONTAINERS_LIMIT, MIXED_CPUS, MIXED_POOL
+from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpupool.config.document import Value
     from cpupool.core.names import Names
@@ -62,6 +63,7 @@ _CPU_BIND_VALUES: Final = {one.value: one for one in CPUBindPolicy}
 _NUMA_VALUES: Final = {one.value: one for one in NUMAPolicy}
 _EXCLUSIVE_VALUES: Final = {one.value: one for one in ExclusivePolicy}
 _TRUTH_VALUES: Final = {"true": True, "false": False}
+_WHOLE_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _Meaning = TypeVar("_Meaning")
 
 
@@ -141,13 +143,14 @@ def parse(
     """
     decoder = _Decoder([])
     root = document.read(text, origin or Origin(name), decoder.problems)
-    top = decoder.table(root, (_POOLS, _NODE_SELECTOR, _RESOURCE_BASE_NAME))
+    top = decoder.table(root, (_POOLS, MIXED_CPUS, _NODE_SELECTOR, _RESOURCE_BASE_NAME))
     if top is None:
         raise ConfigError(decoder.problems)
     decoder.check_domain(top.get(_RESOURCE_BASE_NAME), resource_names.domain)
+    listed = decoder.read_pools(top.get(_POOLS))
     file = PoolFile(
         name=name,
-        pools=NodePools.of(*decoder.read_pools(top.get(_POOLS))),
+        pools=NodePools.of(*listed, mixed=decoder.read_mixed(top.get(MIXED_CPUS))),
         node_selector=dict(decoder.read_labels(top.get(_NODE_SELECTOR))),
         locations=document.locations(root),
         warnings=tuple(decoder.problems),
@@ -226,50 +229,21 @@ def _both(file: PoolFile, other: PoolFile, node: str) -> Problem:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Decoder:
-    """Takes a document's values for what they should be, and notes where they are not.
+class _Decoder(Reader):
+    """Reads what pool files and ConfigMaps hold, and notes what is wrong with it."""
 
-    Attributes:
-        problems: what was found so far.
-    """
-
-    problems: list[Problem]
-
-    def table(self, value: Value, known: Collection[str] = ()) -> Table | None:
-        """Take a value for a map, a null for an empty one; None for anything else.
-
-        Args:
-            value: the value.
-            known: the keys that it may have; any where none is given.
-        """
-        if isinstance(value, Text) and not value.text:
-            return Table(value.path, value.key, value.location, {})
-        if not isinstance(value, Table):
-            self._refuse(value, "this must be a map", "write key: value on lines of their own")
-            return None
-        for key, entry in value.entries.items():
-            if known and key not in known:
-                self._refuse(entry, "unknown key", _hint(key, known), entry.key)
-        return value
-
-    def text(self, value: Value) -> Text | None:
-        """Take a value for text; None for anything else."""
-        if isinstance(value, Text):
-            return value
-        self._refuse(value, "this must be text", "write a single value")
-        return None
+    __slots__ = ()
 
     def read_manifest(self, root: Table) -> Iterator[Source]:
         """Read the pool files in a Kubernetes object."""
         kind = self.text(root.get("kind"))
         if kind and kind.text != "ConfigMap":
-            self._refuse(kind, "this is no ConfigMap", "give a ConfigMap or a pool file")
+            self.refuse(kind, "this is no ConfigMap", "give a ConfigMap or a pool file")
             return
         data = self.table(root.get("data"))
         if data and not any(map(is_pool_file, data.entries)):
             form = f"{POOL_FILE_PREFIX}<name>{POOL_FILE_SUFFIX}"
-            self._refuse(data, f"there is no key of the form {form}", "put a pool file under one")
+            self.refuse(data, f"there is no key of the form {form}", "put a pool file under one")
         for key, value in _entries(data):
             if is_pool_file(key) and (text := self.text(value)):
                 yield Source(key, text.text, text.origin)
@@ -278,7 +252,7 @@ class _Decoder:
         """Accept the resource domain of older files where it is the agent's."""
         written = self.text(value)
         if written and written.text not in ("", domain):
-            self._refuse(
+            self.refuse(
                 value,
                 f"{written.text[:63]!r} is not the agent's resource domain, {domain}",
                 "remove this line, or set the domain with the agent's --resource-domain",
@@ -294,11 +268,11 @@ class _Decoder:
         """Read the pools, without those that cannot be read."""
         listed = self.table(value)
         if listed and not listed.entries:
-            self._refuse(listed, "there is no pool", "give each pool a name and its cpus")
+            self.refuse(listed, "there is no pool", "give each pool a name and its cpus")
         for name, entry in _entries(listed):
             named = pools.is_name(name)
             if not named:
-                self._refuse(
+                self.refuse(
                     entry,
                     "no resource can have this name",
                     "use up to 63 letters, digits, -, _ and ., with a letter or digit at both ends",
@@ -308,7 +282,7 @@ class _Decoder:
             if table is None:
                 continue
             kind = PoolKind.of_name(name)
-            cpus = self._cpus(table.get(_CPUS))
+            cpus = self.cpus(table.get(_CPUS))
             hyper_threading = self._choice(
                 table.get(_HYPER_THREADING),
                 kind,
@@ -319,15 +293,28 @@ class _Decoder:
             if named and cpus is not None:
                 yield Pool(name, kind, cpus, hyper_threading, policy)
 
-    def _cpus(self, value: Value) -> CPUSet | None:
+    def read_mixed(self, value: Value) -> MixedCPUs | None:
+        """Read whether and how OpenShift's resource is offered; a null is a no."""
+        if isinstance(value, Text) and not value.text:
+            return None
+        table = self.table(value, (MIXED_POOL, CONTAINERS_LIMIT))
+        if table is None:
+            return None
+        pool = self.text(table.get(MIXED_POOL))
+        limit = self._count(table.get(CONTAINERS_LIMIT))
+        if pool is None:
+            return None
+        return MixedCPUs(pool.text, limit) if limit else MixedCPUs(pool.text)
+
+    def _count(self, value: Value) -> int | None:
         text = self.text(value)
-        if text is None:
+        if text is None or not text.text:
             return None
-        try:
-            return CPUSet.parse(text.text)
-        except CPUSetParseError as error:
-            self._refuse(value, str(error), "write the CPUs as in 2-7,12")
+        if not _WHOLE_NUMBER.fullmatch(text.text):
+            what = f"{text.text[:63]!r} is no whole number from 1 to 999999999"
+            self.refuse(value, what, "write one, as 256, or remove the line")
             return None
+        return int(text.text)
 
     def _policy(self, table: Table, kind: PoolKind) -> PoolPolicy:
         default = PoolPolicy()
@@ -345,7 +332,7 @@ class _Decoder:
         return policy if kind is PoolKind.EXCLUSIVE else default
 
     def _reserved(self, value: Value, kind: PoolKind) -> CPUSet:
-        reserved = self._cpus(value) or CPUSet()
+        reserved = self.cpus(value) or CPUSet()
         if reserved:
             self._doubt(value, kind)
         return reserved
@@ -357,7 +344,7 @@ class _Decoder:
         if text is None or not text.text:
             return absent
         if text.text not in known:
-            self._refuse(value, f"unknown value {text.text[:63]!r}", _hint(text.text, known))
+            self.refuse(value, f"unknown value {text.text[:63]!r}", hint(text.text, known))
             return absent
         self._doubt(value, kind)
         return known[text.text]
@@ -375,20 +362,6 @@ class _Decoder:
                 )
             )
 
-    def _refuse(
-        self, value: Value, what: str, remedy: str, location: Location | None = None
-    ) -> None:
-        self.problems.append(
-            Problem(what, remedy, path=value.path, location=location or value.location)
-        )
-
 
 def _entries(table: Table | None) -> Iterable[tuple[str, Value]]:
     return table.entries.items() if table else ()
-
-
-def _hint(word: str, known: Collection[str]) -> str:
-    by_lower_case = {one.lower(): one for one in known}
-    if close := difflib.get_close_matches(word.lower(), by_lower_case, n=1):
-        return f"did you mean {by_lower_case[close[0]]}?"
-    return f"use {' or '.join(known)}"

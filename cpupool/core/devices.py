@@ -2,14 +2,14 @@
 
 An exclusive pool offers each listed CPU under its own id with its NUMA node; a shared pool offers
 the ids 0 to 1000·n-1, one per milli-CPU. Both are CPU-Pooler's ids: the kubelet's checkpoint of
-pods that already run holds them.
+pods that already run holds them. A pool of units offers the ids 0 to units-1, one per container.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Self
 
@@ -44,7 +44,7 @@ class Device:
     Attributes:
         id: what the kubelet hands back in Allocate.
         healthy: whether it can be given out.
-        node: its NUMA node id; None for milli-CPUs and for CPUs without one.
+        node: its NUMA node id; None for what is no one CPU, and for CPUs without one.
     """
 
     id: str
@@ -208,7 +208,17 @@ class Offer:
 
 def capacity(pool: Pool) -> int:
     """Count a pool's devices."""
+    if pool.units is not None:
+        return pool.units
     return len(pool.offered) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
+
+
+def offline(pool: Pool, topology: CPUTopology) -> int:
+    """Count a pool's devices whose CPU is offline; a unit stands for all of them together."""
+    gone = pool.offered - topology.online
+    if pool.units is not None:
+        return pool.units if gone == pool.offered else 0
+    return capacity(replace(pool, cpus=gone))
 
 
 def unaligned(pool: str, error: SMTAlignmentError) -> AllocationError:

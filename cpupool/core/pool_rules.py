@@ -7,8 +7,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import capacity
 from cpupool.core.errors import Problem, Severity
-from cpupool.core.names import pool_variable
+from cpupool.core.names import ENABLE_SHARED_CPUS, pool_variable
 from cpupool.core.pool_policy import (
     ALIGN_BY_UNCORE_CACHE,
     CPU_BIND_POLICY,
@@ -20,7 +21,6 @@ from cpupool.core.pool_policy import (
 )
 from cpupool.core.pools import (
     MAX_DEVICE_LIST_BYTES,
-    MILLI_PER_CPU,
     HyperThreadingPolicy,
     NodePools,
     Pool,
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
     from cpupool.core.topology import CPUTopology
 
+MIXED_CPUS: Final = "mixedCPUs"
+MIXED_POOL: Final = "pool"
+CONTAINERS_LIMIT: Final = "containersLimit"
+"""The part of a pool file that offers OpenShift's resource, and its keys."""
+
 _DEVICE_BYTES: Final = 13
 """One healthy device in ListAndWatchResponse beside its id: tags, lengths and `Healthy`."""
 
@@ -39,10 +44,19 @@ _DEVICE_BYTES: Final = 13
 def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, ...]:
     """Find everything wrong with the pools, on this machine or, without one, by themselves."""
     problems = [*_each_alone(pools), *_overlaps(pools, topology), *_clashing_names(pools)]
+    problems += _mixed(pools)
     if topology is not None:
         problems += [*_against_machine(pools, topology), *_nothing_left(pools, topology)]
     order = {pool.name: place for place, pool in enumerate(pools)}
     return tuple(sorted(problems, key=lambda problem: order.get(problem.pool or "", len(order))))
+
+
+def suits_static_kubelet(pools: NodePools) -> bool:
+    """Tell whether the kubelet's static CPU manager may give out the exclusive CPUs beside them.
+
+    It may where cpupool only adds shared CPUs to what it gave, and leaves everybody else to it.
+    """
+    return pools.mixed is not None and pools.shared_alone
 
 
 def _problem(
@@ -68,13 +82,19 @@ def _each_alone(pools: NodePools) -> Iterator[Problem]:
     for pool in pools:
         if not pool.cpus:
             yield _problem(pool, pool.cpus, "the pool has no CPUs", "list some, or remove the pool")
-        needed = device_list_bytes(len(pool.cpus)) if pool.kind is PoolKind.SHARED else 0
+        if pool.name == ENABLE_SHARED_CPUS:
+            yield Problem(
+                what=f"this is the name of OpenShift's resource, which {MIXED_CPUS} switches on",
+                remedy="rename the pool",
+                path=f"pools.{pool.name}",
+                pool=pool.name,
+            )
+        needed = device_list_bytes(capacity(pool)) if pool.kind is PoolKind.SHARED else 0
         if needed > MAX_DEVICE_LIST_BYTES:
             yield _problem(
                 pool,
                 pool.cpus,
-                f"its {len(pool.cpus)} CPUs make a device list of {needed} bytes, and the kubelet"
-                f" takes {MAX_DEVICE_LIST_BYTES}",
+                f"its {len(pool.cpus)} CPUs make {_too_long(needed)}",
                 "split it into two shared pools",
             )
         yield from _contradictions(pool)
@@ -155,12 +175,45 @@ def _wrongly_reserved(pool: Pool) -> Iterator[Problem]:
         )
 
 
-def device_list_bytes(cpus: int) -> int:
-    """Size the ListAndWatch message of a shared pool of so many CPUs, one device per milli-CPU."""
-    count = cpus * MILLI_PER_CPU
+def device_list_bytes(count: int) -> int:
+    """Size the ListAndWatch message of a pool whose devices have the ids 0 to count-1."""
     # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
     further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
     return count * (_DEVICE_BYTES + 1) + further_digits
+
+
+def _too_long(needed_bytes: int) -> str:
+    return f"a device list of {needed_bytes} bytes, and the kubelet takes {MAX_DEVICE_LIST_BYTES}"
+
+
+def _mixed(pools: NodePools) -> Iterator[Problem]:
+    mixed = pools.mixed
+    if mixed is None:
+        return
+    shared = [pool.name for pool in pools.of_kind(PoolKind.SHARED)]
+    if mixed.pool not in shared:
+        yield Problem(
+            what=f"{mixed.pool[:63]!r} is no shared pool of this file",
+            remedy=f"name {' or '.join(shared)}" if shared else "add a shared pool and name it",
+            path=f"{MIXED_CPUS}.{MIXED_POOL}",
+        )
+    needed = device_list_bytes(mixed.containers_limit)
+    if needed > MAX_DEVICE_LIST_BYTES:
+        yield Problem(
+            what=f"{mixed.containers_limit} containers make {_too_long(needed)}",
+            remedy="a node runs some hundred containers: write no more than it has room for",
+            path=f"{MIXED_CPUS}.{CONTAINERS_LIMIT}",
+        )
+    if not pools.of_kind(PoolKind.EXCLUSIVE):
+        for default in pools.of_kind(PoolKind.DEFAULT):
+            yield Problem(
+                what="without an exclusive pool it is the kubelet's static CPU manager that gives"
+                " out CPUs, and that places the containers of a default pool itself",
+                remedy="remove this pool, for on a node with that CPU manager this file is refused",
+                severity=Severity.WARNING,
+                path=f"pools.{default.name}",
+                pool=default.name,
+            )
 
 
 def _overlaps(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
@@ -216,7 +269,8 @@ def _exclusive_overlap(pool: Pool, other: Pool, topology: CPUTopology | None) ->
 
 def _clashing_names(pools: NodePools) -> Iterator[Problem]:
     same: defaultdict[str, list[Pool]] = defaultdict(list)
-    for pool in pools.advertised:
+    resources = (pool for pool in pools if pool.kind is not PoolKind.DEFAULT)
+    for pool in resources:
         same[pool_variable(pool.name)].append(pool)
     for variable, clashing in same.items():
         for extra in clashing[1:]:

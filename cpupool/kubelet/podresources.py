@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
 from cpupool.channel import dialled
-from cpupool.core.assignments import Grant
+from cpupool.core.assignments import NATIVE_CPU, Grant
 from cpupool.core.cpuset import MAX_CPU, CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from cpupool.api.podresources_pb2 import (
@@ -41,6 +41,8 @@ class PodResources:
 
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
         """Give (namespace, pod name) → container name → resource name → what it was given.
+
+        The CPUs that its static CPU manager gave a container alone come under `cpu`.
 
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
@@ -69,7 +71,7 @@ class PodResources:
             answer: AllocatableResourcesResponse = PodResourcesListerStub(
                 channel
             ).GetAllocatableResources(AllocatableResourcesRequest(), timeout=self._timeout_s)
-        return CPUSet(cpu for cpu in answer.cpu_ids if 0 <= cpu <= MAX_CPU)
+        return _cpus(answer.cpu_ids)
 
 
 def _devices_of(container: ContainerResources) -> dict[str, Grant]:
@@ -77,4 +79,11 @@ def _devices_of(container: ContainerResources) -> dict[str, Grant]:
     # The kubelet lists a resource once per device.
     for listed in container.devices:
         found[listed.resource_name].update(listed.device_ids)
-    return {resource: Grant(frozenset(ids)) for resource, ids in found.items()}
+    grants = {resource: Grant(frozenset(ids)) for resource, ids in found.items()}
+    if cpus := _cpus(container.cpu_ids):
+        grants[NATIVE_CPU] = Grant(frozenset(map(str, cpus)), cpus)
+    return grants
+
+
+def _cpus(ids: Iterable[int]) -> CPUSet:
+    return CPUSet(cpu for cpu in ids if 0 <= cpu <= MAX_CPU)

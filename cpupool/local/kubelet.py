@@ -67,7 +67,8 @@ class EmbeddedKubelet:
             knows are those that devices are on.
 
     Attributes:
-        static_cpus: what its CPU manager hands out; none while its policy is none. It only says so.
+        static_cpus: what its CPU manager hands out; none while its policy is none. It says who has
+            which, and writes no cpuset.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EmbeddedKubelet:
         self._registration_socket = self._plugins_folder / "kubelet.sock"
         self._podresources_socket = folder / "pod-resources" / "kubelet.sock"
         self._ledger = Ledger(self._plugins_folder / "kubelet_internal_checkpoint")
+        self._alone: dict[ContainerRef, CPUSet] = {}
         self._names = names
         self._manager = manager
         self._serving = ExitStack()
@@ -113,7 +115,10 @@ class EmbeddedKubelet:
             with services.serving(self._podresources_socket, opened) as server:
                 podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(
                     services.PodResources(
-                        self._ledger.pods, self._listed_now, lambda: self.static_cpus
+                        self._ledger.pods,
+                        self._listed_now,
+                        lambda: self.static_cpus,
+                        lambda ref: self._alone.get(ref, CPUSet()),
                     ),
                     server,
                 )
@@ -181,6 +186,7 @@ class EmbeddedKubelet:
                 reusable: dict[str, IDs] = {}
                 for container in pod.containers:
                     self._allocate(pod, container, reusable)
+                    self._give_alone(pod, container)
             except PodRefused:
                 self.remove_pod(pod.uid)
                 raise
@@ -195,6 +201,12 @@ class EmbeddedKubelet:
         As with the kubelet, the checkpoint names it until the next list or allocation is saved.
         """
         self._ledger.remove(PodUID(uid))
+        for ref in [ref for ref in self._alone if ref.pod == uid]:
+            del self._alone[ref]
+
+    def forget_cpus(self) -> None:
+        """Forget who has which CPUs alone, as a start without the CPU manager's state does."""
+        self._alone.clear()
 
     def run_options(self, ref: ContainerRef) -> RunOptions:
         """Give what a container starts with, from the stored replies, and tell the plugins.
@@ -303,6 +315,17 @@ class EmbeddedKubelet:
             known = reusable.get(resource, frozenset())
             plain = container.kind is ContainerKind.INIT
             reusable[resource] = known | entry.ids if plain else known - entry.ids
+
+    def _give_alone(self, pod: Pod, container: Container) -> None:
+        """Give a container CPUs of its own, if it gets some: the first that are free."""
+        ref, wanted = ContainerRef(pod.uid, container.name), container.whole_cpus
+        if not (self.static_cpus and wanted) or ref in self._alone:
+            return
+        free = self.static_cpus - CPUSet.union(self._alone.values())
+        if len(free) < wanted:
+            why = "not enough cpus available to satisfy request"
+            raise _refused(pod, _UNEXPECTED, f"{why}: {wanted} requested, {len(free)} free")
+        self._alone[ref] = CPUSet(list(free)[:wanted])
 
     def _want(self, resource: str, count: int, reusable: IDs) -> Want:
         listing = self.listing(resource)

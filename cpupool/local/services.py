@@ -11,7 +11,7 @@ import grpc
 from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 from cpupool.api.deviceplugin_pb2 import Empty, RegisterRequest
 from cpupool.core.errors import CPUPoolError, HostFileError
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.local import devices
 from cpupool.wire.kubelet_checkpoint import NO_NODE
 
@@ -73,6 +73,7 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
         pods: gives the active pods, each with what its containers hold by their names.
         allocatable: gives resource → what its plugin lists.
         cpus: gives the CPUs of a static CPU manager; none under the policy none.
+        alone: gives those that it gave a container.
     """
 
     def __init__(
@@ -80,16 +81,18 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
         pods: Callable[[], Iterable[tuple[Pod, Mapping[str, Iterable[Entry]]]]],
         allocatable: Callable[[], Mapping[str, Listing]],
         cpus: Callable[[], Iterable[int]],
+        alone: Callable[[ContainerRef], Iterable[int]],
     ) -> None:
         self._pods = pods
         self._allocatable = allocatable
         self._cpus = cpus
+        self._alone = alone
 
     def List(  # noqa: N802
         self, _request: object, _context: object
     ) -> podresources_pb2.ListPodResourcesResponse:
         """Answer with the active pods."""
-        pods = (_pod(pod, held) for pod, held in self._pods())
+        pods = (_pod(pod, held, self._alone) for pod, held in self._pods())
         return podresources_pb2.ListPodResourcesResponse(pod_resources=pods)
 
     def GetAllocatableResources(  # noqa: N802
@@ -105,7 +108,11 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
         )
 
 
-def _pod(pod: Pod, held: Mapping[str, Iterable[Entry]]) -> podresources_pb2.PodResources:
+def _pod(
+    pod: Pod,
+    held: Mapping[str, Iterable[Entry]],
+    alone: Callable[[ContainerRef], Iterable[int]],
+) -> podresources_pb2.PodResources:
     """Write a pod as the kubelet does: plain init containers are left out."""
     return podresources_pb2.PodResources(
         name=pod.name,
@@ -116,6 +123,7 @@ def _pod(pod: Pod, held: Mapping[str, Iterable[Entry]]) -> podresources_pb2.PodR
                 devices=_container_devices(
                     (entry.resource, entry.device_ids) for entry in held[container.name]
                 ),
+                cpu_ids=alone(ContainerRef(pod.uid, container.name)),
             )
             for container in pod.containers
             if container.kind in (ContainerKind.APP, ContainerKind.SIDECAR)

@@ -58,7 +58,7 @@ class Placement:
         at_s: when its pod came.
         container: `namespace/pod/container`.
         pool: the pool.
-        requested: CPUs of an exclusive pool, milli-CPUs of a shared one.
+        requested: CPUs of an exclusive pool, milli-CPUs of a shared one; 1 of OpenShift's.
         cpus: where it runs.
         nodes: the NUMA nodes of these.
         caches: the indices of their L3 caches.

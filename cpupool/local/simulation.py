@@ -151,7 +151,8 @@ def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[Nod
                 if pool.kind is PoolKind.EXCLUSIVE
                 else pool
                 for pool in node_pools
-            )
+            ),
+            mixed=node_pools.mixed,
         )
         refuse_errors(pool_rules.validate(node_pools, topology))
     return node_pools, pooled.prefer

@@ -138,7 +138,7 @@ def made_up(
     A pod has one container that asks one pool for 1, 2, 4, 8, ... CPUs, up to half of the pool,
     each size half as often as the one before it. Of a pool that promises whole cores it is so many
     cores; of a shared pool so many tenths of a CPU. The trace ends with the last arrival, so that
-    its end shows the node at work.
+    its end shows the node at work. OpenShift's resource is not asked for: it comes beside others.
 
     Args:
         topology: the machine.
@@ -151,7 +151,9 @@ def made_up(
         ConfigError: no pool has anything to give.
     """
     dice = random.Random(seed)  # noqa: S311  # a workload, no secret
-    capacities = {pool: capacity_of(pool, topology) for pool in pools.advertised}
+    capacities = {
+        pool: capacity_of(pool, topology) for pool in pools.advertised if pool.units is None
+    }
     sizes = {
         pool: _sizes(_unit(pool, topology), capacity)
         for pool, capacity in capacities.items()

@@ -2,7 +2,8 @@
 
 Nothing is asked without need: the runtime only about containers that nobody has told of, the
 kubelet only about containers whose devices are not known yet, both at once when one is new and then
-ever more seldom, and the kubelet once in its life about its CPU manager.
+ever more seldom. Only what the kubelet's static CPU manager gives out is asked for again and again:
+another kubelet may give out other CPUs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import resolve
 from cpupool.manager.ports import POD_ITSELF
@@ -45,7 +47,20 @@ _KUBELET_STARTS_S: Final = 3.0
 _PROMISES_LAST_S: Final = 60.0
 """A pod is known within this time of the kubelet's having given it devices, or never."""
 
+_RESTART: Final = "delete cpu_manager_state in its folder and restart the kubelet"
+_OVERLAP: Final = (
+    "the kubelet to keep CPUs {cpus} of the shared pools, which its static CPU manager gives out:"
+    f" add them to its reservedSystemCPUs, {_RESTART}"
+)
+_HELD: Final = (
+    "the end of pods that have CPUs {cpus} of exclusive pools which are gone: the kubelet's static"
+    " CPU manager gives these out, too; drain the node"
+)
 POOL_FILE: Final = "a pool file for this node"
+NRI: Final = (
+    "NRI: what is added to the CPUs of the kubelet's static CPU manager its next update would take"
+    " away again; enable NRI in the container runtime, and leave out --enforcement"
+)
 
 
 class Sources:
@@ -83,6 +98,7 @@ class Learner:
         devices: podresources.
         checkpoint: the kubelet's checkpoint file.
         containers: the container runtime.
+        nri: tells whether the runtime asks before it creates or updates a container.
 
     Attributes:
         due_s: when there is something to ask, if nothing happens before; infinite for never.
@@ -97,6 +113,7 @@ class Learner:
         devices: DeviceSource,
         checkpoint: CheckpointSource,
         containers: ContainerSource,
+        nri: Callable[[], bool],
     ) -> None:
         self.due_s = math.inf
         self._manager = manager
@@ -105,9 +122,9 @@ class Learner:
         self._devices = devices
         self._checkpoint = checkpoint
         self._containers = containers
+        self._nri = nri
         self._started_s = math.inf
         self._new_kubelet = threading.Event()
-        self._static_cpus = CPUSet()
         self._answered = self._answered_once = False
         self._cpu_manager = _Retry()
         self._missing: tuple[ContainerRef, ...] = ()
@@ -144,21 +161,36 @@ class Learner:
             self._take_pods(listed, alive)
             self._recall(alive)
             self._recognise(found, now_s)
-            self._ask_devices(now_s)
+            self._ask_devices(now_s, alive)
             self._forget_promises(now_s)
 
     @property
     def conflict(self) -> str:
         """What must end, and how, because the kubelet places containers, too; empty if it does not.
 
-        Where there is nothing to place there is no conflict.
+        Where there is nothing to place there is no conflict, and none where cpupool only adds
+        shared CPUs to the kubelet's, unless these are the kubelet's, too, or pods still have CPUs
+        of pools.
         """
-        if not self._static_cpus or not self._places():
+        facts, resolution = self._manager.state()
+        if not facts.static_cpus or not self._places():
             return ""
+        if facts.kubelet_owns:
+            both = CPUSet.union(pool.cpus for pool in facts.pools) & facts.static_cpus
+            if both:
+                return _OVERLAP.format(cpus=both)
+            held = CPUSet.union(
+                cpus
+                for by_pool in resolution.owned.values()
+                for pool, cpus in by_pool.items()
+                if pool != KUBELET_CPUS
+            )
+            held &= facts.static_cpus
+            return _HELD.format(cpus=held) if held else ""
         return (
-            f"the kubelet to give up its static CPU manager, which gives out CPUs "
-            f"{self._static_cpus}: set cpuManagerPolicy to none, delete "
-            "cpu_manager_state in its folder and restart the kubelet"
+            f"the kubelet to give up its static CPU manager, which gives out CPUs"
+            f" {facts.static_cpus}: set cpuManagerPolicy to none, {_RESTART}; or let cpupool only"
+            " add to these CPUs, by a pool file with mixedCPUs and shared pools alone"
         )
 
     def waiting_for(self, now_s: float) -> str:
@@ -176,6 +208,8 @@ class Learner:
             return "the kubelet's word on its CPU manager"
         if resolution.missing and not self._informed:
             return "the kubelet's word on its devices"
+        if self._manager.state()[0].kubelet_owns and not self._nri():
+            return NRI
         # Last: what pods hold of pools that are gone is known by now, and goes on being listed.
         return "" if self._places() else POOL_FILE
 
@@ -191,7 +225,7 @@ class Learner:
             self._cpu_manager = self._cpu_manager.after(now_s)
             cpus = self._sources.ask("cpu-manager", self._devices.allocatable_cpus)
             if cpus is not None:
-                self._static_cpus = cpus
+                self._manager.set_static_cpus(cpus)
                 self._answered, self._answered_once = not cpus, True
         if not self._answered:
             self.due_s = min(self.due_s, self._cpu_manager.due_s)
@@ -263,25 +297,29 @@ class Learner:
         if self._unrecognised:
             self.due_s = min(self.due_s, self._recognition.due_s)
 
-    def _ask_devices(self, now_s: float) -> None:
+    def _ask_devices(self, now_s: float, alive: Collection[str]) -> None:
         facts, resolution = self._manager.state()
-        if not resolution.missing:
+        if not (resolution.missing or facts.kubelet_owns):
             return
         if resolution.missing != self._missing:
             self._missing, self._assignments = resolution.missing, _Retry()
         if self._assignments.is_due(now_s):
             self._assignments = self._assignments.after(now_s)
-            pods, names = facts.present(), self._manager.names
+            # A runtime remembers sandboxes of pods that have ended: without a cgroup theirs are not
+            # the devices of whoever bears their name now.
+            here = {*alive, *(pod.cgroup_uid for pod in facts.pods or ())}
+            pods = [pod for pod in facts.present() if pod.cgroup_uid in here]
+            names = self._manager.names
             saved = self._sources.ask("checkpoint", self._checkpoint.by_pod_uid)
             self._manager.record_devices(resolve.join_devices(pods, names, {}, saved or {}))
             live = None
-            if self._manager.state()[1].missing:
+            if self._manager.state()[1].missing or facts.kubelet_owns:
                 live = self._sources.ask("podresources", self._devices.by_pod_name)
                 found = resolve.join_devices(pods, names, live or {}, saved or {})
                 self._manager.record_devices(found)
             # A kubelet that has just started names nobody for a moment.
             self._informed |= bool(live) or saved is not None
-        if self._manager.state()[1].missing:
+        if self._manager.state()[1].missing or facts.kubelet_owns:
             self.due_s = min(self.due_s, self._assignments.due_s)
 
     def _forget_promises(self, now_s: float) -> None:

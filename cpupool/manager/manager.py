@@ -8,7 +8,7 @@ Every question has its method in this one class, under its one lock: that makes 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -19,16 +19,16 @@ from cpupool.core.errors import (
     AllocationError,
     NoDevicesAsked,
     NotEnoughDevices,
-    Problem,
     SMTAlignmentError,
     errors_in,
     refuse_errors,
 )
-from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, Names, pool_variable
+from cpupool.core.names import Names
 from cpupool.core.pool_rules import validate
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import owners, resolve, sightings
+from cpupool.manager.answers import Allocation, DeviceList, PoolChange
 from cpupool.manager.resolve import NodeFacts, Promise
 from cpupool.policies import pooled
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Grant
+    from cpupool.core.errors import Problem
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, PodUID, RuntimeContainer
     from cpupool.manager.ports import FoundContainer
@@ -44,46 +45,6 @@ if TYPE_CHECKING:
 
 _WAIT_S = 5.0
 """A waiter looks at its own cancellation at least this often."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceList:
-    """A pool's offer, numbered.
-
-    Attributes:
-        generation: differs from an earlier list of this pool where a device differs.
-        offer: the devices.
-        held: the ids that pods hold.
-    """
-
-    generation: int
-    offer: Offer
-    held: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class PoolChange:
-    """What a new configuration changed.
-
-    Attributes:
-        problems: its warnings.
-        added: names of pools that are new.
-        removed: names of pools that are gone.
-        resized: names of pools with other CPUs, or another policy.
-    """
-
-    problems: tuple[Problem, ...]
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    resized: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """What Allocate answers: environment variables and annotations of the container."""
-
-    environment: Mapping[str, str]
-    annotations: Mapping[str, str]
 
 
 class Manager:
@@ -123,9 +84,8 @@ class Manager:
             topology = topology.remembering(self._facts.topology)
             problems = validate(pools, topology)
             refuse_errors(problems)
-            before = {pool.name: pool for pool in self._facts.pools}
-            after = {pool.name: pool for pool in pools}
-            kept = self._shared_to_keep(self._facts.pools, pools)
+            before = self._facts.pools
+            kept = self._shared_to_keep(before, pools)
             self._take(
                 replace(
                     self._facts,
@@ -137,14 +97,7 @@ class Manager:
                     blocked=CPUSet(),
                 )
             )
-            return PoolChange(
-                problems,
-                added=tuple(sorted(after.keys() - before.keys())),
-                removed=tuple(sorted(before.keys() - after.keys())),
-                resized=tuple(
-                    name for name, pool in after.items() if before.get(name, pool) != pool
-                ),
-            )
+            return PoolChange.between(before, pools, problems)
 
     def update_topology(self, topology: CPUTopology) -> tuple[Problem, ...]:
         """Take a new reading of the machine: CPUs went offline or came back.
@@ -162,6 +115,12 @@ class Manager:
             blocked = conflicts - owners.owned_cpus(self._resolution.owned)
             self._take(replace(self._facts, topology=topology, blocked=blocked))
             return problems
+
+    def set_static_cpus(self, cpus: CPUSet) -> None:
+        """Take the CPUs that the kubelet's static CPU manager gives out; none under policy none."""
+        with self._changed:
+            if cpus != self._facts.static_cpus:
+                self._take(replace(self._facts, static_cpus=cpus))
 
     def set_pods(self, pods: Iterable[Pod]) -> None:
         """Take the complete list of this node's pods."""
@@ -364,18 +323,12 @@ class Manager:
             if not ids:
                 raise NoDevicesAsked(pool, "no devices requested", "name at least one")
             offer.check_free(ids)
-            if offer.pool.kind is PoolKind.SHARED:
-                variable, cpus = SHARED_CPUS, offer.pool.cpus
-            else:
-                granted = offer.pool.granted(devices.exclusive_cpus(ids), offer.topology)
-                variable, cpus = EXCLUSIVE_CPUS, granted & offer.topology.online
+            mixed = self._facts.pools.mixed is not None
+            allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
             # Nothing follows from a promise while the pools stay as they are, so nobody is woken.
-            promise = self._new_promise(pool, ids, cpus)
+            promise = self._new_promise(pool, ids, allocation.cpus)
             self._facts = replace(self._facts, promises=(*self._facts.promises, promise))
-        return Allocation(
-            environment={variable: str(cpus), pool_variable(pool): str(cpus)},
-            annotations={self.names.allocated(pool): devices.describe_ids(ids)},
-        )
+        return allocation
 
     def _as_told(self, pool: str, grant: Grant) -> Grant:
         # podresources does not say what a container was told.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerRef, PodUID
 
 if TYPE_CHECKING:
@@ -92,6 +93,9 @@ def _claims(facts: NodeFacts, pod: Pod) -> Iterator[_Claim]:
     for container in pod.containers:
         by_pool = facts.devices.get(ContainerRef(pod.uid, container.name), {})
         for pool, grant in by_pool.items():
+            if pool == KUBELET_CPUS and pool not in facts.requests(pod, container):
+                # They were the kubelet's to give, and it gives none any more.
+                continue
             if cpus := facts.granted(pool, grant):
                 configured = facts.pools.by_name(pool)
                 lists_siblings = configured is not None and configured.policy.bind is not None

@@ -10,7 +10,7 @@ from cpupool.core import devices
 from cpupool.core.assignments import Grant, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import PoolPolicy
-from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
+from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.manager.usage import usage
@@ -35,7 +35,7 @@ class PoolShare:
 
     Attributes:
         pool: the pool's name.
-        requested: cores of an exclusive pool, milli-CPUs of a shared one.
+        requested: cores of an exclusive pool, milli-CPUs of a shared one; 1 of OpenShift's.
         devices: how many devices the kubelet gave; 0 while it has named none.
         given: the CPUs of these devices; none for a shared pool.
         siblings: the CPUs that come along under multiThreaded, whether they are online or not.
@@ -77,6 +77,11 @@ class ContainerStatus:
     reason: str
     exclusive: CPUSet
     shares: tuple[PoolShare, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        """Whether it is where it belongs; where the kubelet places it that is not ours to say."""
+        return self.placement is Placement.KUBELET or str(self.wanted) == self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +156,10 @@ def _container(
     key = (found.pod, ContainerID(found.id))
     assignment = resolution.assignment(key)
     placed = resolution.containers.get(key)
+    requests = facts.requests(placed.pod, placed.container) if placed else {}
     shares = (
-        _share(facts, placed, choices, pool)
-        for pool in (placed.container.requests if placed else ())
+        _share(facts, placed, choices, pool, requested)
+        for pool, requested in requests.items()
         if placed
     )
     return ContainerStatus(
@@ -172,6 +178,7 @@ def _share(
     placed: PlacedContainer,
     choices: Mapping[tuple[str, int], Choice],
     pool: str,
+    requested: int,
 ) -> PoolShare:
     pod, container = placed.pod, placed.container
 
@@ -189,7 +196,7 @@ def _share(
     choice = next((one for one in advice if one and len(one.cpus) == len(given)), None)
     return PoolShare(
         pool=pool,
-        requested=container.requests[pool],
+        requested=requested,
         devices=len(grant.ids),
         given=given,
         siblings=facts.granted(pool, grant) - given,
@@ -226,6 +233,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
             }
             for pool in status.pools
         },
+        "mixedCPUs": _mixed_to_json(status.pools.mixed),
         "draining": dict(status.draining),
         "containers": [
             {
@@ -240,6 +248,12 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
             for container in status.containers
         ],
     }
+
+
+def _mixed_to_json(mixed: MixedCPUs | None) -> dict[str, Any] | None:
+    if mixed is None:
+        return None
+    return {"pool": mixed.pool, "containersLimit": mixed.containers_limit}
 
 
 def _share_to_json(share: PoolShare) -> dict[str, Any]:
@@ -258,6 +272,10 @@ def _share_to_json(share: PoolShare) -> dict[str, Any]:
         },
         "cpus": str(share.cpus),
     }
+
+
+def _mixed_from_json(mixed: Mapping[str, Any] | None) -> MixedCPUs | None:
+    return MixedCPUs(mixed["pool"], mixed["containersLimit"]) if mixed else None
 
 
 def _share_from_json(share: Mapping[str, Any]) -> PoolShare:
@@ -324,7 +342,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         for container in document["containers"]
     )
     return NodeStatus(
-        NodePools.of(*pools),
+        NodePools.of(*pools, mixed=_mixed_from_json(document.get("mixedCPUs"))),
         tuple(containers),
         document["waiting_for"],
         document["draining"],

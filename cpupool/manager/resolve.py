@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core import devices
 from cpupool.core.assignments import (
+    NATIVE_CPU,
     Cause,
     CPUAssignment,
     DeviceAssignments,
@@ -20,9 +21,11 @@ from cpupool.core.assignments import (
     PodDevices,
 )
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
+from cpupool.core.pools import MILLI_PER_CPU, NodePools, Pool, PoolKind
+from cpupool.core.quota import Limit
 from cpupool.core.topology import NO_CPUS, CPUTopology
-from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.core.workloads import ContainerID, ContainerKind, ContainerRef
 from cpupool.manager import owners, sightings
 from cpupool.manager.ports import POD_ITSELF
 
@@ -68,6 +71,7 @@ class NodeFacts:
         promises: what it gave to pods that are not known yet.
         kept_shared: the shared CPUs of containers that must not follow a change of their pools.
         blocked: CPUs that nobody may have because a topology change brought two pools together.
+        static_cpus: those that the kubelet's static CPU manager gives out; none under policy none.
     """
 
     pools: NodePools = field(default_factory=NodePools)
@@ -79,6 +83,41 @@ class NodeFacts:
     promises: tuple[Promise, ...] = ()
     kept_shared: Mapping[ContainerKey, CPUSet] = field(default_factory=dict)
     blocked: CPUSet = field(default_factory=CPUSet)
+    static_cpus: CPUSet = field(default_factory=CPUSet)
+
+    @property
+    def kubelet_owns(self) -> bool:
+        """Whether exclusive CPUs are the kubelet's to give, and cpupool adds shared ones to them.
+
+        So it is with OpenShift's mixed CPUs, also while containers have not given theirs back.
+        """
+        if not self.static_cpus or not self.pools.shared_alone:
+            return False
+        on = self.pools.mixed is not None
+        return on or any(ENABLE_SHARED_CPUS in held for held in self.devices.values())
+
+    def requests(self, pod: Pod, container: Container) -> Mapping[str, int]:
+        """Give what counts of what a container requests: pool → amount.
+
+        OpenShift's resource counts while it is on or the container has it, and only beside CPUs of
+        its own. These are an exclusive pool's or else, for a whole native request, the kubelet's;
+        not an init container's that ends, whose CPUs the kubelet tells nobody.
+        """
+        asked = container.requests
+        enabled = ENABLE_SHARED_CPUS in asked and (
+            self.pools.mixed is not None
+            or ENABLE_SHARED_CPUS in self.devices.get(ContainerRef(pod.uid, container.name), {})
+        )
+        exclusive = any(PoolKind.of_name(pool) is PoolKind.EXCLUSIVE for pool in asked)
+        if not exclusive and container.kind is not ContainerKind.INIT:
+            # Of a pod that is not listed yet only its annotations are known.
+            unlisted = enabled and pod.qos is None
+            whole = container.whole_cpus and (enabled or (asked and self.kubelet_owns))
+            if unlisted or whole:
+                return {**asked, KUBELET_CPUS: container.whole_cpus}
+        if enabled and exclusive:
+            return asked
+        return {pool: amount for pool, amount in asked.items() if pool != ENABLE_SHARED_CPUS}
 
     def granted(self, pool: str, grant: Grant) -> CPUSet:
         """Give the exclusive CPUs that come with a grant; none for a pool of another kind.
@@ -115,7 +154,8 @@ class NodeFacts:
                 given without CPUs.
         """
         unlisted = (Pool.named(name, "") for name in held if self.pools.by_name(name) is None)
-        gone = (pool for pool in unlisted if pool.kind is not PoolKind.DEFAULT)
+        kept = (pool for pool in unlisted if pool.name != KUBELET_CPUS)
+        gone = (pool for pool in kept if pool.kind is not PoolKind.DEFAULT)
         return (*self.pools.advertised, *gone)
 
 
@@ -179,6 +219,8 @@ class Resolution:
 
         On cgroup v1 a container cannot be given a CPU that its pod's cgroup lacks.
         """
+        if self.unreported.placement is Placement.KUBELET:
+            return self.unreported
         requested = {pool for container in pod.containers for pool in container.requests}
         room = CPUSet.union(
             (
@@ -210,8 +252,10 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
     pods = facts.present()
     owned = owners.owners(facts, pods, before)
     promised = dict(_promised(facts))
-    taken = owners.owned_cpus(owned) | CPUSet.union(promised.values())
-    barred = facts.topology.with_siblings(taken) | facts.blocked
+    # The kubelet gives out the siblings of its exclusive CPUs to whom it likes.
+    kubelets = CPUSet.union(by_pool.get(KUBELET_CPUS, CPUSet()) for by_pool in owned.values())
+    taken = (owners.owned_cpus(owned) - kubelets) | CPUSet.union(promised.values())
+    barred = facts.topology.with_siblings(taken) | kubelets | facts.blocked
     placing = _Placing.by(facts, owned, barred)
     containers: dict[ContainerKey, PlacedContainer] = {}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
@@ -256,7 +300,10 @@ def join_devices(
         saved = by_pod_uid.get(pod.cgroup_uid, {})
         for container in pod.containers:
             resources = {**live.get(container.name, {}), **saved.get(container.name, {})}
-            if by_pool := of_pools(resources, names):
+            by_pool = of_pools(resources, names)
+            if (own := resources.get(NATIVE_CPU)) and container.requests:
+                by_pool[KUBELET_CPUS] = own
+            if by_pool:
                 joined[ContainerRef(pod.uid, container.name)] = by_pool
     return joined
 
@@ -282,7 +329,10 @@ def _missing(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[ContainerRef]:
         for container in pod.containers:
             ref = ContainerRef(pod.uid, container.name)
             known = facts.devices.get(ref, {})
-            if not pod.finished and any(pool not in known for pool in container.requests):
+            lacking = facts.requests(pod, container).keys() - known.keys()
+            if not facts.kubelet_owns:
+                lacking -= {KUBELET_CPUS}
+            if lacking and not pod.finished:
                 yield ref
 
 
@@ -311,24 +361,28 @@ class _Placing:
     @classmethod
     def by(cls, facts: NodeFacts, owned: Owned, barred: CPUSet) -> _Placing:
         common = facts.topology.online - barred
+        if facts.kubelet_owns:
+            return cls(facts, owned, common, CPUAssignment(Placement.KUBELET))
         default = _default_cpus(facts, owned, common)
         return cls(facts, owned, common, CPUAssignment(Placement.DEFAULT, default=default))
 
     def confined(self, cause: Cause, reason: str) -> CPUAssignment:
+        if self.facts.kubelet_owns:
+            return replace(self.default, reason=reason, cause=cause)
         return replace(self.default, placement=Placement.CONFINED, reason=reason, cause=cause)
 
     def place(self, pod: Pod, container: Container, kept_shared: CPUSet | None) -> CPUAssignment:
-        if not container.requests:
+        requests = self.facts.requests(pod, container)
+        if not requests:
             return self.default
         known = self.facts.devices.get(ContainerRef(pod.uid, container.name), {})
-        unnamed = next((name for name in container.requests if name not in known), None)
+        unnamed = next((name for name in requests if name not in known), None)
         if unnamed is not None:
             return self._without_devices(unnamed)
         mine = self.owned.get(pod.uid, {})
         exclusive = shared = CPUSet()
         pools: dict[str, CPUSet] = {}
-        shared_milli = 0
-        for name, amount in container.requests.items():
+        for name in requests:
             configured = self.facts.pools.by_name(name)
             if PoolKind.of_name(name) is PoolKind.EXCLUSIVE:
                 granted = self.facts.granted(name, known[name])
@@ -340,12 +394,11 @@ class _Placing:
                 pools[name] = granted & owned
             elif configured is not None:
                 shared |= configured.cpus
-                shared_milli += amount
                 pools[name] = configured.cpus & self.common
         online = self.facts.topology.online
         common = (shared if kept_shared is None else kept_shared) & self.common
         if not exclusive & online | common:
-            gone = [name for name in container.requests if not self.facts.pools.by_name(name)]
+            gone = [name for name in requests if not self.facts.pools.by_name(name)]
             if gone and not exclusive:
                 return self._without_devices(gone[0])
             return self.confined(Cause.OFFLINE, "every CPU of its pools is offline")
@@ -357,10 +410,38 @@ class _Placing:
             offline=exclusive - online,
             stale=kept_shared is not None,
             pools={name: cpus & there for name, cpus in pools.items()},
-            shared_milli=shared_milli,
+            limit=self._limit(pod, container, requests, shared),
         )
 
+    def _limit(
+        self, pod: Pod, container: Container, requests: Mapping[str, int], shared: CPUSet
+    ) -> Limit | None:
+        """Say how much CPU time a container is to have that is as requested.
+
+        With CPUs of its own it is not limited: its set already is, and a quota of as many CPUs
+        could only throttle it. Where the kubelet gives these it has an opinion, and what comes in
+        addition is added to that (openshift/enhancements, node-tuning/mixed-cpu-node-plugin.md).
+        """
+        own_milli = container.limit_milli
+        if KUBELET_CPUS in requests:
+            if own_milli is None:
+                return None
+            shared_milli = len(shared) * MILLI_PER_CPU
+            return Limit(own_milli + shared_milli, or_unlimited=True, own_milli=own_milli)
+        if any(PoolKind.of_name(pool) is PoolKind.EXCLUSIVE for pool in requests):
+            return Limit(None)
+        limits = (sum(requests.values()), own_milli, pod.limit_milli)
+        return Limit(min(one for one in limits if one is not None), own_milli=own_milli)
+
     def _without_devices(self, pool: str) -> CPUAssignment:
+        if pool == KUBELET_CPUS:
+            if self.facts.kubelet_owns:
+                why = "the kubelet has not named the CPUs that are its own"
+                return self.confined(Cause.NO_DEVICES, why)
+            why = (
+                "it asks for shared CPUs beside CPUs of its own, and has none of an exclusive pool"
+            )
+            return self.confined(Cause.NO_POOL, why)
         if self.facts.pools.by_name(pool) is None:
             return self.confined(Cause.NO_POOL, f"there is no pool {pool}")
         return self.confined(Cause.NO_DEVICES, f"the kubelet has named no devices of {pool}")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Offer
-from cpupool.core.pools import Pool, PoolKind
+from cpupool.core.pools import PoolKind
 from cpupool.policies.fragmentation import score
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cpupool.core.pools import Pool
     from cpupool.core.topology import CPUTopology
     from cpupool.manager.resolve import NodeFacts
 
@@ -23,7 +24,7 @@ _LEVELS: Final = {"numa_node": Level.NODE, "uncore_cache": Level.UNCORE}
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """One pool that the kubelet knows, in devices: CPUs or, of a shared pool, milli-CPUs.
+    """One pool that the kubelet knows, in devices: CPUs, of a shared pool milli-CPUs, or units.
 
     Attributes:
         name: the pool's name.
@@ -51,13 +52,12 @@ def _usage(facts: NodeFacts) -> Iterator[PoolUsage]:
     held = facts.held_ids()
     for pool in facts.offered(held):
         ids = held.get(pool.name, frozenset())
-        offline = Pool(pool.name, pool.kind, pool.offered - facts.topology.online)
         yield PoolUsage(
             name=pool.name,
             kind=pool.kind,
             capacity=devices.capacity(pool),
             allocated=len(ids),
-            offline=devices.capacity(offline),
+            offline=devices.offline(pool, facts.topology),
             draining=len(Offer.of(pool, facts.topology, CPUSet(), ids).draining),
         )
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.cpuset import CPUSet
-    from cpupool.manager.manager import Manager, PoolChange
+    from cpupool.manager.answers import PoolChange
+    from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink, NodeLabels, TopologySource
     from cpupool.manager.usage import PoolUsage
     from cpupool.telemetry.health import Health

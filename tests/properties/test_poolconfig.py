@@ -17,13 +17,14 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Location, Problem
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
-from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
+from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 
 labels = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), max_size=3)
 words = st.sampled_from(
     [
         *("pools", "nodeSelector", "resourceBaseName", "cpus", "hyperThreadingPolicy", "kind"),
         *("cpuBindPolicy", "numaPolicy", "alignByUncoreCache", "exclusivePolicy", "reserved"),
+        *("mixedCPUs", "mixedCPUs: ", "pool", "containersLimit", "256"),
         *("data", "exclusive-a", "shared", "default", "multiThreaded", "ConfigMap", "2-7", "x-"),
         *("poolconfig-a.yaml", "|", ">", "'", '"', "\\", "\\U", "&a", "*a", "!", "%", "null", "~"),
         *(
@@ -105,8 +106,13 @@ def pools_apart(draw: st.DrawFn) -> NodePools:
     )
     names.append("default")
     cpus = draw(st.lists(st.integers(0, 200), min_size=len(names), unique=True))
+    shared = [name for name in names if PoolKind.of_name(name) is PoolKind.SHARED]
+    offered = st.builds(MixedCPUs, st.sampled_from(shared), st.integers(1, 200_000))
+    # Without an exclusive pool it comes with a warning of the default pool.
+    mixable = shared and any(name.startswith("exclusive") for name in names)
     return NodePools.of(
-        *(pool_of(draw, name, CPUSet(cpus[at :: len(names)])) for at, name in enumerate(names))
+        *(pool_of(draw, name, CPUSet(cpus[at :: len(names)])) for at, name in enumerate(names)),
+        mixed=draw(st.none() | offered) if mixable else None,
     )
 
 
@@ -126,6 +132,9 @@ def written(pools: NodePools, selector: dict[str, str]) -> str:
         if pool.kind is PoolKind.EXCLUSIVE:
             lines.append(f"    hyperThreadingPolicy: {pool.hyper_threading.value}")
         lines += [f"    {key}: {value}" for key, value in pool.policy.written().items()]
+    if pools.mixed:
+        limit = f"containersLimit: {pools.mixed.containers_limit}"
+        lines += ["mixedCPUs:", f"  pool: {pools.mixed.pool}", f"  {limit}"]
     lines += ["nodeSelector:", *(f"  {key}: {value}" for key, value in selector.items())]
     return "\n".join(lines)
 

@@ -4,15 +4,17 @@ import json
 import os
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from cpupool import cli
+from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.local.kubelet import EmbeddedKubelet
 from tests.cri_server import FakeCRI
 from tests.nodes import OTHER, POOL_FILE, AnsweringAgent, WrittenNode, container
@@ -247,6 +249,21 @@ def test_containers_that_are_astray_or_confined_are_named(examine: Any, node: Wr
     assert "ns/b/main: no devices" in rows["containers"][1]["fact"]
 
 
+def test_containers_that_wait_for_the_kubelets_cpus_are_named(
+    examine: Any, node: WrittenNode
+) -> None:
+    left = replace(container("ns/a/main", ""), placement=Placement.KUBELET, found="4-7")
+    node.status(left)
+    assert [row["verdict"] for row in examine()[1]["containers"]] == ["ok"]
+
+    node.status(left, replace(left, name="ns/b/main", reason="not named yet"))
+    (row,) = examine()[1]["containers"]
+    assert row["verdict"] == "warning"
+    assert row["fact"] == (
+        "1 of 2 have no shared CPUs beside the kubelet's: ns/b/main: not named yet"
+    )
+
+
 def test_offline_cpus_of_pools_are_told(examine: Any, node: WrittenNode) -> None:
     node.put("sys/devices/system/cpu/online", "0-4,6-31\n")
 
@@ -303,6 +320,32 @@ def test_a_kubelet_that_places_containers_itself_is_told(
     kubelet.static_cpus = CPUSet.parse("2-31")
 
     assert examine()[1]["CPU manager"][0]["verdict"] == "problem"
+
+
+def test_a_static_cpu_manager_that_cpupool_only_adds_to_is_welcome(
+    examine: Any, node: WrittenNode
+) -> None:
+    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    pools = NodePools.of(Pool.named("shared_x", "2-3,18-19"), mixed=MixedCPUs("shared_x"))
+    node.status(pools=pools)
+    assert examine()[1]["CPU manager"][0]["verdict"] == "ok"
+
+    node.status(pools=replace(pools, mixed=None))
+    assert examine()[1]["CPU manager"][0]["verdict"] == "problem"
+
+
+def test_shared_cpus_that_a_static_kubelet_gives_out_too_are_told(
+    examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
+) -> None:
+    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    node.status(pools=NodePools.of(Pool.named("shared_x", "2-3"), mixed=MixedCPUs("shared_x")))
+    kubelet.static_cpus = CPUSet.parse("3-31")
+    (row,) = examine()[1]["CPU manager"]
+    assert (row["verdict"], row["fact"].endswith("the shared pools' CPUs 3")) == ("problem", True)
+    assert "add them to its reservedSystemCPUs, delete cpu_manager_state" in row["remedy"]
+
+    kubelet.static_cpus = CPUSet.parse("4-31")
+    assert examine()[1]["CPU manager"][0]["verdict"] == "ok"
 
 
 def test_sockets_on_which_nobody_listens(

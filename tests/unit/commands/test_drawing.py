@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -11,7 +12,7 @@ from cpupool.commands import drawing
 from cpupool.commands.painting import Mark, Painting, paint_pools
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.manager.report import ContainerStatus, NodeStatus
 from cpupool.manager.ways import Way
 from tests.machines import MACHINES, Machine
@@ -204,6 +205,25 @@ class TestNodeStatus:
         assert ["exclusive_a", "2-3", "2-3", "1"] in rows
         assert ["default", "0-1"] in rows
         assert ["shared_gone", "removed", "250"] in rows
+
+    def test_openshifts_resource_stands_below_the_pools_with_the_cpus_of_its_pool(self) -> None:
+        pools = NodePools.of(Pool.named("shared_b", "2-3"), mixed=MixedCPUs("shared_b"))
+        for shown, row in (
+            (pools, ["enable-shared-cpus", "2-3", "1"]),
+            (replace(pools, mixed=None), ["enable-shared-cpus", "removed", "1"]),
+        ):
+            status = NodeStatus(shown, (), draining={"enable-shared-cpus": 1})
+            out = io.StringIO()
+            drawing.show(drawing.node_status(TELCO.topology(), status), out)
+            assert row in [line.split() for line in out.getvalue().splitlines()]
+
+    def test_what_the_kubelet_places_is_where_it_belongs(self) -> None:
+        placed = replace(
+            container("a/plain/c", wanted="", found="0-7"), placement=Placement.KUBELET
+        )
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), NodeStatus(NodePools(), (placed,))), out)
+        assert out.getvalue().rstrip().endswith("1 of 1 containers are where they belong.")
 
 
 def container(name: str, *, wanted: str, found: str, reason: str = "") -> ContainerStatus:

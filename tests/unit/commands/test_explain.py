@@ -10,9 +10,9 @@ import pytest
 
 from cpupool import cli
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import Names
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
-from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
@@ -219,6 +219,47 @@ def test_shared_cpus(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "pool: shared_b has CPUs 1,4, CPUs 4 offline => 1",
         "devices: the kubelet gave 2, one per milli-CPU => 1,4",
         "shared: CPUs 4 are offline, or on a core that a pod owns => 1",
+    ]
+
+
+def test_shared_cpus_by_openshifts_resource(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Node()
+    mixed = replace(node.manager.pools(), mixed=MixedCPUs("shared_b"))
+    node.manager.reconfigure(mixed, LAPTOP.topology())
+    asking = replace(container(), requests={"exclusive_a": 1, ENABLE_SHARED_CPUS: 1})
+    node.run("web", asking, **{"exclusive_a": "2", ENABLE_SHARED_CPUS: "7"})
+
+    assert explain(file, node.status(web="1-2"), "web") == 0
+    lines = steps(capsys.readouterr().out)
+    assert lines[0] == "request: it requests 1 of exclusive_a and 1 of enable-shared-cpus => 1-2,4"
+    assert "pool: enable-shared-cpus has CPUs 1 => 1" in lines
+    assert "devices: the kubelet gave 1, for the container => 1" in lines
+
+
+def test_shared_cpus_beside_those_of_the_kubelets_static_cpu_manager(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node(SHARED)
+    node.manager.reconfigure(NodePools.of(SHARED, mixed=MixedCPUs("shared_b")), LAPTOP.topology())
+    node.manager.set_static_cpus(CPUSet.parse("2-7"))
+    asking = replace(container(), requests={ENABLE_SHARED_CPUS: 1}, whole_cpus=2)
+    node.run("web", asking, **{KUBELET_CPUS: "2,6", ENABLE_SHARED_CPUS: "0"})
+    node.run("plain", container())
+
+    assert explain(file, node.status(web="1-2,6", plain="0,3-5,7"), "web") == 0
+    lines = steps(capsys.readouterr().out)
+    assert lines[0] == (
+        "request: it requests 1 of enable-shared-cpus and 2 of the kubelet's own CPUs => 1-2,6"
+    )
+    assert "kubelet: the kubelet's static CPU manager gave these => 2,6" in lines
+    assert "together: the CPUs of all its pools => 1-2,6" in lines
+
+    assert explain(file, node.status(plain="0,3-5,7"), "plain") == 0
+    places = "kubelet: the kubelet's static CPU manager places it, and cpupool leaves it there"
+    assert steps(capsys.readouterr().out) == [
+        "request: it requests no pool => none",
+        f"{places} => 0,3-5,7",
+        "found: its cgroup has these CPUs: it is where it belongs => 0,3-5,7",
     ]
 
 

@@ -61,6 +61,20 @@ def test_what_is_printed_passes_the_check(
     assert max(map(len, printed.splitlines())) <= 100
 
 
+def test_where_the_kubelet_gives_out_cpus_itself_it_keeps_the_shared_ones(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = 'pools: {shared_x: {cpus: "2-3,18-19"}}\nmixedCPUs: {pool: shared_x}\n'
+    (tmp_path / "poolconfig-a.yaml").write_text(pools)
+    assert cli.main(asked) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "kubelet.yaml").write_text(printed)
+    assert cli.main([*asked, "--check", str(tmp_path / "kubelet.yaml")]) == 0
+    settings = yaml.safe_load(printed)
+    assert settings["cpuManagerPolicy"] == "static"
+    assert settings["reservedSystemCPUs"] == "2-3,18-19"
+
+
 def test_the_list_in_the_comment_reserves_enough(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,8 @@ from cpupool.commands.live import LiveNode
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.manager.manager import Allocation, Manager
+from cpupool.manager.answers import Allocation
+from cpupool.manager.manager import Manager
 from tests.machines import Machine
 from tests.waiting import eventually
 
@@ -78,7 +79,7 @@ def test_an_init_container_that_never_came_to_its_cpus_stays_known(
 def test_a_container_that_was_told_no_cpus_is_wrong_wherever_it_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Manager, "allocate", lambda *_: Allocation({}, {}))
+    monkeypatch.setattr(Manager, "allocate", lambda *_: Allocation(CPUSet(), {}, {}))
     with living(folder, POOLS, MACHINE) as live:
         monkeypatch.setattr(live_module, "PATIENCE_S", 0.2)
         run(live, "exclusive_a", 1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,12 @@ def test_a_container_astray_and_a_confined_one_are_named(
     drawn = " ".join(capsys.readouterr().out.split())
     assert "ns/owner/main 0-7 2-3 not moved yet" in drawn
     assert "ns/late/main 0-1 0-1 the kubelet has named no devices of" in drawn
+
+
+def test_what_the_kubelet_places_is_not_astray(files: list[str]) -> None:
+    (first, *_) = RIGHT.containers
+    kubelets = replace(first, placement=Placement.KUBELET, wanted=CPUSet(), found="0-7")
+    assert show(files, replace(RIGHT, containers=(kubelets,))) == 0
 
 
 def test_an_old_file_is_called_old(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

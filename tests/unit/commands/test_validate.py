@@ -86,6 +86,14 @@ def test_a_policy_is_told_with_its_pool(tmp_path: Path) -> None:
     )
 
 
+def test_mixed_cpus_that_are_on_are_told_after_the_pools(folder: Path) -> None:
+    path = folder / "poolconfig-dpdk.yaml"
+    path.write_text(f"{path.read_text()}\nmixedCPUs: {{pool: shared-pool, containersLimit: 9}}\n")
+    code, (line,) = run(path)
+    assert code == 0
+    assert line.endswith(", default 0; mixed CPUs of shared-pool for 9 containers")
+
+
 def test_a_folder_stands_for_its_pool_files(folder: Path) -> None:
     code, lines = run(folder)
     assert code == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from cpupool.config import kubelet_config
 from cpupool.config.kubelet_config import KubeletConfig, KubeletNeeds
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, QuantityError, Severity
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.machines import MACHINES
 
 TELCO = MACHINES["telco_2s_2n_16c32t"].topology()
@@ -58,7 +59,7 @@ def test_a_machine_with_many_numa_nodes_is_left_without_a_policy() -> None:
     needs = KubeletNeeds.of(NodePools.of(Pool.named("exclusive_a", "0-127")), machine)
     assert needs.topology_manager_policy == "best-effort"
 
-    more = KubeletNeeds(needs.online, needs.default, 0, needs.spanning, node_count=9)
+    more = replace(needs, node_count=9)
 
     assert more.topology_manager_policy == "none"
 
@@ -86,6 +87,29 @@ def test_a_configuration_that_suits_the_pools_is_without_problems() -> None:
     # A kubelet that runs may show the number of its list as systemReserved.
     assert found(system_reserved_milli=29000, reserved_cpus=NEEDS.reserved_cpus) == []
     assert found(topology_manager_policy="single-numa-node") == []
+
+
+STATIC = KubeletNeeds.of(
+    NodePools.of(Pool.named("shared_mixed", "2-3,18-19"), mixed=MixedCPUs("shared_mixed")), TELCO
+)
+"""The kubelet gives out all but the shared CPUs."""
+
+
+def test_a_static_cpu_manager_suits_mixed_cpus_beside_shared_pools_alone() -> None:
+    assert (STATIC.static, NEEDS.static) == (True, False)
+    assert STATIC.reserved_cpus == CPUSet.parse("2-3,18-19")
+    for listed in ("2-3,18-19", "0-3,18-19"):
+        config = KubeletConfig("static", reserved_cpus=CPUSet.parse(listed))
+        assert [one.severity for one in kubelet_config.check(config, STATIC)] == []
+
+
+def test_a_static_cpu_manager_must_keep_shared_cpus_to_itself() -> None:
+    config = KubeletConfig("static", reserved_cpus=CPUSet.parse("0-1,18-19"))
+    (problem,) = kubelet_config.check(config, STATIC)
+    assert str(problem) == (
+        "reservedSystemCPUs: the kubelet gives CPUs 2-3 of shared pools to containers as their own;"
+        " set reservedSystemCPUs to 0-3,18-19"
+    )
 
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING

@@ -13,7 +13,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Location, Problem, Severity
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
-from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool
+from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool
 
 GOOD = """\
 resourceBaseName: nokia.k8s.io
@@ -164,7 +164,10 @@ def test_single_threaded_is_the_default(written: str) -> None:
             [
                 "a.yaml:1:1: Pools: unknown key; did you mean pools?",
                 "a.yaml:3:1: nodeselector: unknown key; did you mean nodeSelector?",
-                "a.yaml:4:1: x: unknown key; use pools or nodeSelector or resourceBaseName",
+                (
+                    "a.yaml:4:1: x: unknown key; use pools or mixedCPUs or nodeSelector or"
+                    " resourceBaseName"
+                ),
             ],
             id="unknown keys of the file",
         ),
@@ -325,6 +328,85 @@ def test_rules_between_pools_are_told_at_their_cpus_together_with_the_rest() -> 
             " pool; remove it"
         ),
     ]
+
+
+MIXED = "pools: {shared: {cpus: 1}, exclusive: {cpus: 2}}\nmixedCPUs:"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        pytest.param("", None, id="null"),
+        pytest.param(" ~", None, id="a tilde"),
+        pytest.param("\n  pool: shared", MixedCPUs("shared", 256), id="a pool"),
+        pytest.param(" {pool: shared, containersLimit: }", MixedCPUs("shared"), id="a null limit"),
+        pytest.param(
+            " {containersLimit: 1, pool: shared}", MixedCPUs("shared", 1), id="a limit, too"
+        ),
+    ],
+)
+def test_mixed_cpus_are_switched_on_by_the_name_of_a_pool(
+    written: str, expected: MixedCPUs | None
+) -> None:
+    assert parse(f"{MIXED}{written}").pools.mixed == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "problems"),
+    [
+        pytest.param(
+            " true",
+            ["a.yaml:2:12: mixedCPUs: this must be a map; write key: value on lines of their own"],
+            id="a yes",
+        ),
+        pytest.param(
+            " {}",
+            ["a.yaml:2:1: mixedCPUs.pool: '' is no shared pool of this file; name shared"],
+            id="no pool",
+        ),
+        pytest.param(
+            "\n  pools: shared\n  pool: [shared]",
+            [
+                "a.yaml:3:3: mixedCPUs.pools: unknown key; did you mean pool?",
+                "a.yaml:4:9: mixedCPUs.pool: this must be text; write a single value",
+            ],
+            id="a list of pools",
+        ),
+        pytest.param(
+            "\n  pool: exclusive\n  containersLimit: 0",
+            [
+                (
+                    "a.yaml:3:9: mixedCPUs.pool: 'exclusive' is no shared pool of this file; name"
+                    " shared"
+                ),
+                (
+                    "a.yaml:4:20: mixedCPUs.containersLimit: '0' is no whole number from 1 to"
+                    " 999999999; write one, as 256, or remove the line"
+                ),
+            ],
+            id="another kind of pool, and nobody",
+        ),
+        pytest.param(
+            " {pool: shared, containersLimit: [1]}",
+            ["a.yaml:2:44: mixedCPUs.containersLimit: this must be text; write a single value"],
+            id="a list of limits",
+        ),
+        pytest.param(
+            " {pool: shared, containersLimit: 1.5}",
+            [
+                (
+                    "a.yaml:2:44: mixedCPUs.containersLimit: '1.5' is no whole number from 1 to"
+                    " 999999999; write one, as 256, or remove the line"
+                ),
+            ],
+            id="half a container",
+        ),
+    ],
+)
+def test_mixed_cpus_that_cannot_be_are_told_with_place_fact_and_remedy(
+    written: str, problems: list[str]
+) -> None:
+    assert refused(f"{MIXED}{written}") == problems
 
 
 def test_a_policy_where_it_has_no_meaning_is_a_warning_only() -> None:

@@ -226,6 +226,47 @@ def test_a_shared_pool_of_which_too_much_is_held_lists_just_that() -> None:
     assert {device.id for device in offer(SHARED, held=held)} == held
 
 
+UNITS = replace(Pool.named("enable-shared-cpus", "4-5"), units=3)
+"""Three containers may use the CPUs 4 and 5."""
+
+
+def test_a_pool_of_units_lists_so_many_whatever_its_cpus() -> None:
+    listed = list(offer(UNITS))
+    assert listed == [Device(one, healthy=True, node=None) for one in ("0", "1", "2")]
+    assert devices.capacity(UNITS) == 3
+    with pytest.raises(UnknownDevices):
+        offer(UNITS).check_listed(["3"])
+
+
+def test_units_are_healthy_while_one_cpu_of_their_pool_runs() -> None:
+    assert healthy(UNITS, offline=CPUSet.of(4)) == ["0", "1", "2"]
+    assert healthy(UNITS, offline=CPUSet.of(4, 5)) == []
+
+
+def test_units_that_are_held_beyond_their_number_drain() -> None:
+    assert [one.id for one in offer(UNITS, held=frozenset({"0", "7"}))] == ["0", "1", "7"]
+    gone = offer(Pool.named("enable-shared-cpus", ""), held=frozenset({"1"}))
+    assert list(gone) == [Device("1", healthy=True, node=None)]
+    with pytest.raises(UnavailableDevices):
+        gone.check_free(["1"])
+
+
+@pytest.mark.parametrize(
+    ("pool", "lost", "expected"),
+    [
+        (EXCLUSIVE, "", 0),
+        (EXCLUSIVE, "6,8,23", 2),
+        (SHARED, "4", 1000),
+        (SHARED, "4-5", 2000),
+        (UNITS, "4", 0),
+        (UNITS, "4-5", 3),
+        (Pool.named("shared_gone", ""), "4", 0),
+    ],
+)
+def test_devices_without_an_online_cpu_are_counted(pool: Pool, lost: str, expected: int) -> None:
+    assert devices.offline(pool, MACHINE.having_lost(CPUSet.parse(lost))) == expected
+
+
 def test_ids_that_are_none_do_not_drain() -> None:
     assert offer(EXCLUSIVE, held=frozenset({"x", "-1", "007"})).draining == frozenset()
 

@@ -10,7 +10,7 @@ from cpupool.core import pool_rules
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.machines import MACHINES
 
 MACHINE = MACHINES["telco_2s_2n_16c32t"]
@@ -174,11 +174,11 @@ def test_a_problem_names_its_pool_and_cpus() -> None:
     assert (told.pool, told.cpus, told.severity) == ("exclusive", CPUSet.of(12), Severity.ERROR)
 
 
-@pytest.mark.parametrize("cpus", [0, 1, 2, 10, 11, 100, 101])
-def test_a_shared_pools_device_list_is_sized_to_the_byte(cpus: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 10, 11, 256, 1000, 10_000, 10_001, 100_000, 101_000])
+def test_a_device_list_is_sized_to_the_byte(count: int) -> None:
     # Device{ID, "Healthy"} in ListAndWatchResponse: 2 + (2 + id) + (2 + 7) bytes.
-    expected = sum(13 + len(str(number)) for number in range(1000 * cpus))
-    assert pool_rules.device_list_bytes(cpus) == expected
+    expected = sum(13 + len(str(number)) for number in range(count))
+    assert pool_rules.device_list_bytes(count) == expected
 
 
 def test_a_shared_pool_ends_where_the_kubelet_takes_no_more() -> None:
@@ -191,6 +191,86 @@ def test_a_shared_pool_ends_where_the_kubelet_takes_no_more() -> None:
         )
     ]
     assert pool_rules.validate(node(exclusive="0-226"), None) == ()
+
+
+def mixed(limit: int = 256, /, of: str = "shared_mixed", **cpus: str) -> NodePools:
+    """Collect pools as `node` does, and let OpenShift's resource stand for one of them."""
+    return replace(node(**cpus), mixed=MixedCPUs(of, limit))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(
+            mixed(default="0", shared_mixed="1", exclusive="2-3"), id="beside an exclusive pool"
+        ),
+        pytest.param(mixed(shared_mixed="1"), id="beside the kubelet's static CPU manager"),
+        pytest.param(mixed(226_600, shared_mixed="1"), id="as many as the kubelet takes"),
+    ],
+)
+def test_openshifts_resource_can_stand_for_a_shared_pool(found: NodePools) -> None:
+    assert pool_rules.validate(found, None) == pool_rules.validate(found, TELCO) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(
+            mixed(of="exclusive", shared_a="1", shared_b="0", exclusive="2"),
+            "mixedCPUs.pool: 'exclusive' is no shared pool of this file; name shared_a or shared_b",
+            id="a pool of another kind",
+        ),
+        pytest.param(
+            mixed(exclusive="2"),
+            "mixedCPUs.pool: 'shared_mixed' is no shared pool of this file; add a shared pool and"
+            " name it",
+            id="no shared pool at all",
+        ),
+        pytest.param(
+            mixed(226_601, shared_mixed="1", exclusive="2"),
+            "mixedCPUs.containersLimit: 226601 containers make a device list of 4194309 bytes, and"
+            " the kubelet takes 4194304; a node runs some hundred containers: write no more than it"
+            " has room for",
+            id="more than the kubelet takes",
+        ),
+        pytest.param(
+            NodePools.of(
+                Pool.named("enable-shared-cpus", "1"), mixed=MixedCPUs("enable-shared-cpus")
+            ),
+            "pools.enable-shared-cpus: this is the name of OpenShift's resource, which mixedCPUs"
+            " switches on; rename the pool",
+            id="a pool of its name",
+        ),
+        pytest.param(
+            mixed(default="0", shared_mixed="1"),
+            "warning: pools.default: without an exclusive pool it is the kubelet's static CPU"
+            " manager that gives out CPUs, and that places the containers of a default pool itself;"
+            " remove this pool, for on a node with that CPU manager this file is refused",
+            id="a default pool that the kubelet would write against",
+        ),
+    ],
+)
+def test_openshifts_resource_that_cannot_be_offered_is_told(
+    found: NodePools, expected: str
+) -> None:
+    assert said(pool_rules.validate(found, None)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("found", "suits"),
+    [
+        (mixed(shared_mixed="1"), True),
+        (mixed(shared_mixed="1", shared_b="2"), True),
+        (mixed(shared_mixed="1", default="0"), False),
+        (mixed(shared_mixed="1", exclusive="2"), False),
+        (node(shared_mixed="1"), False),
+        (NodePools(), False),
+    ],
+)
+def test_pools_suit_a_static_kubelet_where_all_that_they_place_is_shared(
+    found: NodePools, *, suits: bool
+) -> None:
+    assert pool_rules.suits_static_kubelet(found) is suits
 
 
 SPREAD = PoolPolicy(bind=CPUBindPolicy.SPREAD_ACROSS_CORES)

@@ -21,7 +21,7 @@ from cpupool.api.podresources_pb2_grpc import (
     PodResourcesListerServicer,
     add_PodResourcesListerServicer_to_server,
 )
-from cpupool.core.assignments import Grant
+from cpupool.core.assignments import NATIVE_CPU, Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
@@ -118,6 +118,15 @@ def test_devices_are_found_by_pod_and_container(folder: Path) -> None:
         },
         ("other", "web"): {"main": {"example.com/gpu": Grant(frozenset({"g0"}))}},
     }
+
+
+def test_the_cpus_of_the_static_cpu_manager_come_as_a_resource_of_their_own(folder: Path) -> None:
+    pod = _pod("default", "web", main={EXCLUSIVE: [["2"]]}, sidecar={})
+    pod.containers[0].cpu_ids.extend((5, 4, -1))
+    with _kubelet(folder / "k.sock", _Lister(pod)):
+        found = PodResources(folder / "k.sock").by_pod_name()["default", "web"]
+    assert found["main"][NATIVE_CPU] == Grant(frozenset({"4", "5"}), CPUSet.of(4, 5))
+    assert found["sidecar"] == {}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.hints import TopologyPolicy
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, PoolPolicy
-from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import simulation, workload
 from cpupool.local.workload import Event
@@ -390,6 +391,27 @@ def test_random_pods_ask_for_what_pools_can_give_and_load_them_as_told() -> None
     assert [event.at_s for event in events] == sorted(event.at_s for event in events)
     used = simulation.compare(TELCO, pools, events, [simulation.POOL])[simulation.POOL].summary
     assert used.utilisation == pytest.approx(0.5, abs=0.1)
+
+
+MIXED = replace(POOLS, mixed=MixedCPUs("shared", 2))
+
+
+def test_so_many_containers_have_shared_cpus_beside_their_own_as_there_are_units() -> None:
+    asking = Container("c", requests={"exclusive_a": 1, "enable-shared-cpus": 1})
+    pods = [comes(name, asking) for name in ("first", "second", "third")]
+    for policy in ("pool", "distributed"):
+        outcome = simulate(*pods, pools=MIXED, policy=policy)
+        assert [one.why for one in outcome.refusals] == [
+            "ns/third: Unschedulable: enable-shared-cpus: 1 requested, 0 free of 2"
+        ]
+        assert cpus(outcome)["second/c/enable-shared-cpus"] == "1,17"
+
+
+def test_random_pods_do_not_ask_for_units() -> None:
+    many = replace(POOLS, mixed=MixedCPUs("shared", 5000))
+    events = workload.made_up(TELCO, many, 50, seed=1, load=0.5)
+    asked = {pool for event in events for one in event.pod.containers for pool in one.requests}
+    assert asked == {"exclusive_a", "exclusive_m", "shared"}
 
 
 def test_no_random_pods_without_a_pool_to_ask() -> None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.assignments import Grant
+from cpupool.core.assignments import NATIVE_CPU, Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.names import Names
-from cpupool.core.pools import NodePools, Pool
-from cpupool.core.workloads import ContainerID
-from cpupool.manager.learner import Learner, Sources
+from cpupool.core.names import ENABLE_SHARED_CPUS, Names
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from cpupool.core.workloads import ContainerID, RuntimeContainer
+from cpupool.manager.learner import NRI, Learner, Sources
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
 from tests import builders
@@ -20,7 +20,7 @@ from tests.machines import MACHINES
 from tests.runtimes import ModelRuntime, told
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from cpupool.core.assignments import PodDevices
     from cpupool.core.workloads import Pod
@@ -75,9 +75,14 @@ def here(pod: str, *ids: str) -> tuple[FoundContainer, ...]:
     return tuple(FoundContainer(pod, one, f"kubepods/pod{pod}/{one}", "") for one in ids)
 
 
-def learning(outside: Outside, runtime: ModelRuntime | None = None) -> tuple[Manager, Learner]:
+def learning(
+    outside: Outside,
+    runtime: ModelRuntime | None = None,
+    pools: NodePools = POOLS,
+    nri: Callable[[], bool] = lambda: False,
+) -> tuple[Manager, Learner]:
     manager = Manager(Names())
-    manager.reconfigure(POOLS, MACHINES["laptop_4c8t"].topology())
+    manager.reconfigure(pools, MACHINES["laptop_4c8t"].topology())
     learner = Learner(
         manager,
         Sources(),
@@ -85,6 +90,7 @@ def learning(outside: Outside, runtime: ModelRuntime | None = None) -> tuple[Man
         devices=outside,
         checkpoint=outside,
         containers=runtime or ModelRuntime(),
+        nri=nri,
     )
     return manager, learner
 
@@ -296,6 +302,18 @@ def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
     assert "podresources" not in outside.asked, "its annotations said it"
 
 
+def test_a_sandbox_that_is_left_of_an_earlier_pod_does_not_make_its_name_ambiguous() -> None:
+    successor = builders.pod("web", builders.container(exclusive_a=1))
+    outside = Outside((successor,), live={("default", "web"): granted("4")})
+    manager, learner = learning(outside)
+    manager.sight([RuntimeContainer(ContainerID("old"), "web-0-uid", "default", "web")])
+
+    learner.learn(alive("web-0-uid"), 100.0)
+    assert manager.state()[1].missing, "both are there"
+    learner.learn((), 101.0)
+    assert manager.state()[1].missing == ()
+
+
 def with_sibling(pod: str) -> dict[str, PodDevices]:
     """Give a checkpoint that tells of CPU 4 and its sibling."""
     grant = Grant(frozenset({"4"}), CPUSet.of(4, 5))
@@ -323,3 +341,97 @@ def test_what_a_pod_that_nobody_lists_yet_was_told_is_recalled(*, sighted_first:
     learner.learn(here("late-uid", "main-id"), 100.0)
     assert manager.state()[1].owned == {"late-uid": {"exclusive_a": CPUSet.of(4, 5)}}
     assert manager.state()[0].promises == ()
+
+
+MIXED = NodePools.of(Pool.named("shared_m", "6-7"), mixed=MixedCPUs("shared_m"))
+STATIC = CPUSet.parse("1-5")
+
+
+def test_beside_a_static_cpu_manager_shared_cpus_are_added_where_nri_asks() -> None:
+    connected = False
+    _, learner = learning(Outside(static_cpus=STATIC), pools=MIXED, nri=lambda: connected)
+    learner.learn((), 100.0)
+    assert (learner.conflict, learner.waiting_for(100.0)) == ("", NRI)
+
+    connected = True
+    assert learner.waiting_for(100.0) == ""
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        pytest.param(NodePools(MIXED.pools), id="switched off"),
+        pytest.param(
+            NodePools.of(*MIXED, Pool.named("exclusive_a", "2"), mixed=MIXED.mixed),
+            id="with an exclusive pool",
+        ),
+        pytest.param(
+            NodePools.of(*MIXED, Pool.named("default", "0"), mixed=MIXED.mixed),
+            id="with a default pool",
+        ),
+    ],
+)
+def test_a_static_cpu_manager_is_welcome_beside_nothing_else(pools: NodePools) -> None:
+    _, learner = learning(Outside(static_cpus=STATIC), pools=pools, nri=lambda: True)
+    learner.learn((), 100.0)
+    assert "which gives out CPUs 1-5: set cpuManagerPolicy to none" in learner.conflict
+    assert "mixedCPUs and shared pools alone" in learner.conflict
+    assert learner.waiting_for(100.0) == learner.conflict
+
+
+def test_shared_cpus_that_the_kubelet_gives_out_too_are_refused() -> None:
+    _, learner = learning(Outside(static_cpus=CPUSet.parse("1-6")), pools=MIXED, nri=lambda: True)
+    learner.learn((), 100.0)
+    assert "keep CPUs 6 of the shared pools" in learner.waiting_for(100.0)
+    assert "add them to its reservedSystemCPUs" in learner.waiting_for(100.0)
+
+
+def test_a_static_cpu_manager_is_not_welcome_while_pods_have_cpus_of_pools_that_are_gone() -> None:
+    outside = Outside((OWNER,), saved={OWNER.uid: granted("4")})
+    manager, learner = learning(outside, nri=lambda: True)
+    learner.learn(alive(OWNER.uid), 100.0)
+    manager.reconfigure(MIXED, MACHINES["laptop_4c8t"].topology())
+    outside.static_cpus = STATIC
+    learner.kubelet_changed()
+    learner.learn(alive(OWNER.uid), 101.0)
+    assert "the end of pods that have CPUs 4 of exclusive pools" in learner.waiting_for(101.0)
+
+    outside.listed = ()
+    learner.learn((), 102.0)
+    assert learner.waiting_for(102.0) == ""
+
+
+def test_the_kubelets_own_cpus_are_asked_for_where_shared_ones_are_added() -> None:
+    mixed = builders.pod("mixed", builders.container(cpu=2000, shared_cpus=True))
+    plain = builders.pod("plain", builders.container(cpu=1000))
+    given = {Names().resource(ENABLE_SHARED_CPUS): Grant(frozenset({"0"}))}
+    native = {
+        name: {NATIVE_CPU: Grant(cpus, CPUSet.parse(",".join(cpus)))}
+        for name, cpus in (("mixed", frozenset({"4", "5"})), ("plain", frozenset({"2"})))
+    }
+    outside = Outside(
+        (mixed, plain),
+        static_cpus=STATIC,
+        saved={mixed.uid: {"main": given}},
+        live={("default", name): {"main": grants} for name, grants in native.items()},
+    )
+    manager, learner = learning(outside, pools=MIXED, nri=lambda: True)
+    learner.learn((), 100.0)
+    _, resolution = manager.state()
+    assert resolution.missing == ()
+    key = (mixed.uid, ContainerID("main-id"))
+    placed = resolution.assignment(key)
+    assert (str(placed.exclusive), str(placed.shared)) == ("4-5", "6-7")
+    assert "podresources" in outside.asked
+    assert set(manager.state()[0].held_ids()) == {"enable-shared-cpus", "kubelet/cpu"}
+
+    learner.learn((), 100.01)
+    # Another kubelet, without the old one's state, gives out its CPUs anew.
+    outside.live = {
+        ("default", "mixed"): {"main": {NATIVE_CPU: Grant(frozenset({"2", "3"}), CPUSet.of(2, 3))}}
+    }
+    assert str(manager.state()[1].assignment(key).exclusive) == "4-5"
+    learner.kubelet_changed()
+    learner.learn((), 101.0)
+    assert str(manager.state()[1].assignment(key).exclusive) == "2-3"
+    assert learner.due_s == 101.1, "the new kubelet may not know all at once"

@@ -8,7 +8,7 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
@@ -75,7 +75,8 @@ def test_what_the_kernel_has_moved_into_a_pod_is_shown_under_the_pods_name() -> 
 def test_a_status_comes_back_from_json_as_it_was(policy: PoolPolicy) -> None:
     manager = advised("2", "4")
     status = describe(*manager.state(), [FOUND], choices=manager.choices())
-    pools = NodePools.of(*(replace(pool, policy=policy) for pool in status.pools))
+    changed = (replace(pool, policy=policy) for pool in status.pools)
+    pools = NodePools.of(*changed, mixed=MixedCPUs("shared_b", 7))
     whole = replace(status, pools=pools, offline=CPUSet.of(3), blocked=CPUSet.of(5))
     assert from_json(json.loads(json.dumps(to_json(whole)))) == whole
 

@@ -10,6 +10,7 @@ from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
+from cpupool.core.quota import Limit
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
 from tests import builders
@@ -266,7 +267,7 @@ class TestPromises:
         node.allocate("shared_a", ["7", "8"])
         node.sight([told("p-uid", shared_a="7,8")])
         assert node.state()[0].promises == ()
-        assert (cpus_of(node, "p-uid"), placed(node, "p-uid").shared_milli) == ("0", 2)
+        assert (cpus_of(node, "p-uid"), placed(node, "p-uid").limit) == ("0", Limit(2))
 
 
 class TestEverySighting:

@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import PoolPolicy
-from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.usage import PoolUsage, fragmentation, usage
 from tests.builders import container, given, pod
@@ -48,6 +48,27 @@ def test_what_pods_hold_of_pools_that_shrank_or_went_is_draining() -> None:
 
     manager.set_pods([])
     assert [pool.name for pool in usage(manager.state()[0])] == ["exclusive_a"]
+
+
+def test_units_are_counted_whole_and_drain_when_the_feature_is_switched_off() -> None:
+    manager = Manager()
+    on = replace(POOLS, mixed=MixedCPUs("shared_b", 4))
+    manager.reconfigure(on, MACHINE.having_lost(CPUSet.of(6)))
+    asked = {"exclusive_a": 1, "enable-shared-cpus": 1}
+    owner = pod("owner", replace(container(), requests=asked))
+    manager.set_pods([owner])
+    manager.record_devices(given(owner, **{"exclusive_a": "2", "enable-shared-cpus": "3"}))
+    assert usage(manager.state()[0])[-1] == PoolUsage(
+        "enable-shared-cpus", PoolKind.SHARED, 4, 1, offline=0, draining=0
+    )
+
+    manager.update_topology(MACHINE.having_lost(CPUSet.parse("6-7")))
+    assert usage(manager.state()[0])[-1].offline == 4
+
+    manager.reconfigure(POOLS, MACHINE.topology())
+    assert usage(manager.state()[0])[-1] == PoolUsage(
+        "enable-shared-cpus", PoolKind.SHARED, 0, 1, offline=0, draining=1
+    )
 
 
 def test_reserved_cpus_are_no_capacity() -> None:

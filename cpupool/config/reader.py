@@ -1,0 +1,88 @@
+"""A document's values, taken for what they should be; what they are not is noted."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpupool.config.document import Table, Text
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from cpupool.config.document import Value
+    from cpupool.core.errors import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Takes values for maps, texts and CPU lists.
+
+    Attributes:
+        problems: what was found so far.
+    """
+
+    problems: list[Problem]
+
+    def table(self, value: Value, known: Collection[str] = ()) -> Table | None:
+        """Take a value for a map, a null for an empty one; None for anything else.
+
+        Args:
+            value: the value.
+            known: the keys that it may have; any where none is given.
+        """
+        if isinstance(value, Text) and not value.text:
+            return Table(value.path, value.key, value.location, {})
+        if not isinstance(value, Table):
+            self.refuse(value, "this must be a map", "write key: value on lines of their own")
+            return None
+        for key, entry in value.entries.items():
+            if known and key not in known:
+                self.refuse(entry, "unknown key", hint(key, known), entry.key)
+        return value
+
+    def part(self, value: Value) -> Table:
+        """Take a value for a map with any keys; an empty one for what is none."""
+        return self.table(value) or Table(value.path, value.key, value.location, {})
+
+    def text(self, value: Value) -> Text | None:
+        """Take a value for text; None for anything else."""
+        if isinstance(value, Text):
+            return value
+        self.refuse(value, "this must be text", "write a single value")
+        return None
+
+    def word(self, value: Value) -> str:
+        """Take a value for text; an empty one for what is none."""
+        text = self.text(value)
+        return text.text if text else ""
+
+    def cpus(self, value: Value) -> CPUSet | None:
+        """Take a value for a CPU list, a null for an empty one; None for anything else."""
+        text = self.text(value)
+        if text is None:
+            return None
+        try:
+            return CPUSet.parse(text.text)
+        except CPUSetParseError as error:
+            self.refuse(value, str(error), "write the CPUs as in 2-7,12")
+            return None
+
+    def refuse(
+        self, value: Value, what: str, remedy: str, location: Location | None = None
+    ) -> None:
+        """Note what is wrong with a value, where it stands or somewhere else."""
+        self.problems.append(
+            Problem(what, remedy, path=value.path, location=location or value.location)
+        )
+
+
+def hint(word: str, known: Collection[str]) -> str:
+    """Say which of the known words may have been meant."""
+    by_lower_case = {one.lower(): one for one in known}
+    if close := difflib.get_close_matches(word.lower(), by_lower_case, n=1):
+        return f"did you mean {by_lower_case[close[0]]}?"
+    return f"use {' or '.join(known)}"
