@@ -36,8 +36,8 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 _EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events")
 _SINGLE = re.compile(
-    r"/(?:api/v1/namespaces/[^/]+/(?=secrets)|apis/admissionregistration\.k8s\.io/v1/(?=mut))"
-    r"(secrets|mutatingwebhookconfigurations)/[^/]+"
+    r"/(?:api/v1/(?=namesp)|api/v1/namespaces/[^/]+/(?=sec)|apis/admissionregistration\.k8s\.io/v1/)"
+    r"(namespaces|secrets|mutatingwebhookconfigurations)/[^/]+"
 )
 _DROP = object()
 _END = object()
@@ -175,7 +175,7 @@ class FakeAPIServer:
             self._change("MODIFIED" if known else "ADDED", "nodes", uid, body)
 
     def keep(self, path: str, body: Body) -> None:
-        """Hold this Secret or webhook configuration at its path, as a new version."""
+        """Hold this namespace, Secret or webhook configuration at its path, as a new version."""
         with self._lock:
             self._version += 1
             metadata = {**body.get("metadata", {}), "resourceVersion": str(self._version)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -15,10 +16,10 @@ from cpupool.commands.rules import add_rules, rules
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
 from cpupool.core.errors import ConfigError, HostFileError, ManifestError, refuse_errors
-from cpupool.core.names import Names
+from cpupool.core.names import MIXED_CPUS_ALLOWED, Names
 from cpupool.host.pool_files import read_pool_files
 from cpupool.kube import views
-from cpupool.wire import admission, pod_rules
+from cpupool.wire import admission
 from cpupool.wire.admission import Denied
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
     from cpupool.commands import Commands
     from cpupool.core.errors import Problem
+    from cpupool.core.pools import NodePools
     from cpupool.kube.views import Body
     from cpupool.wire.admission import Admitted
-    from cpupool.wire.pod_rules import LargestPool, Rules
+    from cpupool.wire.rules import Rules
 
 _EXAMPLES = """\
 examples:
@@ -38,8 +40,8 @@ examples:
   cpupool admit pod.yaml --pool-files /etc/cpu-pooler --cfs-quotas shared
 
 Printed is the pod as the webhook completes it; warnings stand before it as comments. Without
---pool-files a pool is unknown only by the form of its name, and a container with exclusive and
-shared CPUs gets no limit.
+--pool-files a pool is unknown only by the form of its name, a container with exclusive and shared
+CPUs gets no limit, and OpenShift's resource for shared CPUs is passed over.
 
 Exit code 0: every pod in the file is admitted; 1: one is denied; 2: the command line is wrong, or a
 file that it names cannot be used.
@@ -67,6 +69,12 @@ def add_parser(commands: Commands, summary: str) -> None:
         " poolconfig-<name>.yaml files (default: not known)",
     )
     add_rules(parser)
+    parser.add_argument(
+        "--mixed-cpus-allowed",
+        action="store_true",
+        help="every namespace has the annotation that OpenShift's resource for shared CPUs needs"
+        " (default: none has)",
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--diff", action="store_true", help="print only what is changed")
     shape.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -82,9 +90,11 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     Raises:
         UsageError: a file cannot be used.
     """
-    names = Names(arguments.resource_domain)
-    known = None if arguments.pool_files is None else _pools(arguments.pool_files, names)
-    pods, decisions = _decide(arguments.file, rules(arguments, known))
+    allowed = {MIXED_CPUS_ALLOWED: ""} if arguments.mixed_cpus_allowed else {}
+    going_by = replace(rules(arguments), namespaces=lambda _namespace: allowed)
+    if arguments.pool_files is not None:
+        going_by = going_by.knowing(_pools(arguments.pool_files, going_by.names))
+    pods, decisions = _decide(arguments.file, going_by)
     if arguments.json:
         listed = [_as_json(*pair) for pair in zip(pods, decisions, strict=True)]
         print(json.dumps({"pods": listed}, indent=2), file=out)
@@ -101,14 +111,14 @@ def _decide(path: Path, going_by: Rules) -> tuple[list[Body], list[Admitted | De
         pods: list[Body] = [*views.pods_from_text(str(path), text)]
         if not pods:
             raise UsageError(f"{path}: there is no pod in it; name another file")
-        return pods, [admission.admit(pod, going_by) for pod in pods]
+        return pods, [admission.admit(pod, going_by, _namespace(pod)) for pod in pods]
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: this is not UTF-8; save it as UTF-8") from error
     except ManifestError as error:
         raise UsageError(str(error) if error.source else f"{path}: {error}") from error
 
 
-def _pools(paths: Sequence[Path], names: Names) -> dict[str, LargestPool]:
+def _pools(paths: Sequence[Path], names: Names) -> list[NodePools]:
     problems: list[Problem] = []
     try:
         sources = [source for path in paths for source in _sources(path, problems)]
@@ -118,7 +128,7 @@ def _pools(paths: Sequence[Path], names: Names) -> dict[str, LargestPool]:
         raise UsageError(str(error)) from error
     if not files:
         raise UsageError(f"{paths[0]}: there is no pool file in it; name another, or none")
-    return pod_rules.largest_pools(file.pools for file in files)
+    return [file.pools for file in files]
 
 
 def _sources(path: Path, problems: list[Problem]) -> Iterable[Source]:
@@ -186,4 +196,8 @@ def _yaml(body: Body) -> str:
 def _name(body: Body) -> str:
     metadata = body.get("metadata") or {}
     name = metadata.get("name") or metadata.get("generateName") or "(no name)"
-    return f"{metadata.get('namespace') or 'default'}/{name}"
+    return f"{_namespace(body)}/{name}"
+
+
+def _namespace(body: Body) -> str:
+    return str((body.get("metadata") or {}).get("namespace") or "default")

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING
 
 from cpupool.commands import add_resource_domain
 from cpupool.core.names import Names
-from cpupool.wire.pod_rules import CFSQuotas, Rules
+from cpupool.wire.rules import CFSQuotas, Rules
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
-
-    from cpupool.wire.pod_rules import LargestPool
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +24,6 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     add_resource_domain(parser)
 
 
-def rules(arguments: argparse.Namespace, pools: Mapping[str, LargestPool] | None = None) -> Rules:
-    """Give the rules of the command line, with the pools where they are known."""
-    quotas = CFSQuotas(arguments.cfs_quotas)
-    return Rules(Names(arguments.resource_domain), pools, quotas)
+def rules(arguments: argparse.Namespace) -> Rules:
+    """Give the rules of the command line; the pool files and namespaces are not known."""
+    return Rules(Names(arguments.resource_domain), cfs_quotas=CFSQuotas(arguments.cfs_quotas))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Final, TextIO
 from cpupool.commands import POOL_FOLDER, add_command
 from cpupool.commands.rules import add_rules, rules
 from cpupool.commands.services import (
+    add_api_server,
     add_log_format,
     add_metrics_port,
+    api_server,
     asked_to_end,
     missing,
     port,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     import argparse
 
     from cpupool.commands import Commands
+    from cpupool.kube.client import APIServer
     from cpupool.roles.webhook import Webhook
     from cpupool.supervisor import Loop
 
@@ -82,6 +86,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         " without files a pool is unknown only by the form of its name (default: %(default)s)",
     )
     add_rules(parser)
+    add_api_server(parser)
     add_metrics_port(parser)
     add_log_format(parser)
     parser.set_defaults(run=run)
@@ -91,7 +96,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     """Run the webhook until SIGTERM or SIGINT.
 
     Raises:
-        UsageError: the libraries of the webhook are not installed.
+        UsageError: the libraries of the webhook are not installed, or `--api-server` is no address.
         CPUPoolError: a part of it failed, or a port cannot be had.
     """
     # First: until then the kernel keeps SIGTERM from the first process of a container.
@@ -108,6 +113,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         key=arguments.tls_private_key_file,
         rules=rules(arguments),
         port=arguments.port,
+        api_server=_api_server(arguments.api_server),
     )
     webhook = Webhook(settings, metrics, health)
     probes = arguments.metrics_port
@@ -117,6 +123,11 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     )
     serve(webhook, telemetry, stop)
     return 0
+
+
+def _api_server(url: str | None) -> APIServer | None:
+    """Give the API server; None where this is no pod of a cluster and none is named."""
+    return api_server(url) if url or os.environ.get("KUBERNETES_SERVICE_HOST") else None
 
 
 def serve(webhook: Webhook, telemetry: TelemetryServer | None, stop: threading.Event) -> None:

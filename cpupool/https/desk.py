@@ -5,6 +5,7 @@ Starlette finds the path. Whatever a client sends costs it its own request and n
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +42,7 @@ class Limits:
             (`--max-mutating-requests-inflight`, 200); each costs about 300 KiB.
         stay_s: how long a client may keep others waiting for its place with nothing to answer.
         body_bytes: of one request; an API server takes objects of 3 MiB.
-        held_bytes: of all requests that are not whole yet, and answers that are not sent yet.
+        held_bytes: of all requests that are not answered yet, and answers that are not sent yet.
         handshake_s: for TLS.
         request_s: from its first byte until the answer; an API server waits for 5 s here.
         idle_s: between two requests; longer than the 90 s after which an API server closes, so that
@@ -83,7 +84,7 @@ class Desk:
         limits: how much it takes upon itself.
 
     Attributes:
-        held_bytes: of what is being read or sent.
+        held_bytes: of what is being read, answered or sent.
     """
 
     def __init__(
@@ -109,7 +110,12 @@ class Desk:
         try:
             self._check(request)
             body = await self._read(request)
-            return _Answer(_answered(function, body), self)
+            self.held_bytes += len(body)
+            try:
+                answer = await asyncio.to_thread(_answered, function, body)
+            finally:
+                self.held_bytes -= len(body)
+            return _Answer(answer, self)
         except _Refused as refused:
             self._refused(refused.status)
             return PlainTextResponse(f"{refused}\n", refused.status, refused.headers)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,8 +63,8 @@ class HTTPSServer:
     Args:
         address: where to listen; empty for every address, IPv4 and IPv6.
         port: 0 takes a free one.
-        functions: path → what makes the answer of a document; it must not block, and raises
-            `RemoteProtocolError` for a document that it cannot answer.
+        functions: path → what makes the answer of a document, for each request in a thread of its
+            own; it raises `RemoteProtocolError` for a document that it cannot answer.
         beat: called every few seconds while connections are taken.
         refused: called for each request that gets no document, with the status that it gets.
         limits: how much it takes upon itself.
@@ -150,6 +151,9 @@ class HTTPSServer:
     async def _serve(self, stop: threading.Event) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_tell)
+        # One for each request that can come, and one that waits for the end: whoever has to ask
+        # somebody else first keeps nobody waiting.
+        loop.set_default_executor(ThreadPoolExecutor(self._limits.connections + 1))
         # It warns of clients that are gone when their answer is written.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
         accepting = asyncio.create_task(self._accept())

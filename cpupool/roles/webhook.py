@@ -3,11 +3,15 @@
 Both are mounted folders that others write: the files of now are compared with those that were
 looked at last, and events only say *look now*. What cannot be used changes nothing: the last good
 pools and the last good certificate stay.
+
+The API server is asked about nothing but the namespaces of pods with OpenShift's resource for
+shared CPUs.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -23,16 +27,20 @@ from cpupool.host.files import DirectoryWatch
 from cpupool.host.pool_files import read_pool_files
 from cpupool.https.certificates import expires
 from cpupool.https.server import CertificateError, HTTPSServer
+from cpupool.kube.client import APIError
+from cpupool.kube.conversation import Conversation
 from cpupool.telemetry import log as logs
-from cpupool.wire import admission, pod_rules
+from cpupool.wire import admission
+from cpupool.wire.mixed_cpus import NamespaceUnknown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.https.desk import Limits
+    from cpupool.kube.client import APIServer
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import WebhookMetrics
-    from cpupool.wire.pod_rules import Rules
+    from cpupool.wire.rules import Rules
 
 log = logs.get(__name__)
 
@@ -44,6 +52,12 @@ _CHECK_S: Final = 10.0
 _SILENT_S: Final = 60.0
 _OPERATIONS: Final = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 _SHOWN_CHARACTERS: Final = 1000
+_ASK_S: Final = 2.0
+"""How long a question may take in all; the API server waits for 5 s itself meanwhile."""
+_STEP_S: Final = 1.0
+"""How long it may be silent: to connect, for TLS, and for the answer."""
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""As Kubernetes has it (k8s.io/apimachinery/pkg/util/validation)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,7 @@ class Settings:
         address: where to listen; empty for every address.
         port: as for `HTTPSServer`.
         limits: how much it takes upon itself.
+        api_server: whom to ask about namespaces; None where nobody can be asked.
     """
 
     config: Path
@@ -68,6 +83,7 @@ class Settings:
     address: str = ""
     port: int = 8443
     limits: Limits | None = None
+    api_server: APIServer | None = None
 
 
 class Webhook:
@@ -90,6 +106,9 @@ class Webhook:
         self._metrics = metrics
         self._health = health
         self._rules = settings.rules
+        if settings.api_server is not None:
+            ask = partial(_namespace_annotations, settings.api_server)
+            self._rules = replace(settings.rules, namespaces=ask)
         self._texts: Mapping[str, bytes] | str | None = None
         self._pair: tuple[bytes, bytes] | str | None = None
         self._wake = threading.Event()
@@ -176,9 +195,9 @@ class Webhook:
         if refused := errors_in(problems):
             self._refuse([str(problem) for problem in refused])
             return
-        pools = pod_rules.largest_pools(file.pools for file in files) if texts else None
-        self._rules = replace(self._rules, pools=pools)
+        self._rules = self._rules.knowing([file.pools for file in files])
         self._metrics.config_valid(valid=True)
+        pools = self._rules.pools
         if pools is None:
             log.warning("pools not known, requests are checked by their form", folder=folder)
         else:
@@ -223,6 +242,27 @@ class Webhook:
         log.warning("certificate not taken", reason=reason, so=kept)
         if not self.server.presents:
             self._health.set(CERTIFICATE, ok=False, message=reason)
+
+
+def _namespace_annotations(server: APIServer, namespace: str) -> Mapping[str, Any]:
+    """Ask for a namespace, and do not remember: what it allows can be taken back at any time.
+
+    Raises:
+        NamespaceUnknown: there is no answer in time, or it is a refusal.
+    """
+    if not _NAMESPACE.fullmatch(namespace):
+        raise NamespaceUnknown("no namespace can be called so; correct it")
+    talk = Conversation(server)
+    late = threading.Timer(_ASK_S, talk.interrupt)
+    late.start()
+    try:
+        body = talk.get("namespaces", f"/api/v1/namespaces/{namespace}", timeout_s=_STEP_S)
+    except APIError as error:
+        silent = f"the API server has not answered within {_ASK_S:g} s; see why"
+        raise NamespaceUnknown(silent if talk.interrupted else str(error)) from error
+    finally:
+        late.cancel()
+    return _part(_part(body, "metadata"), "annotations")
 
 
 def _tell(asked: Mapping[str, Any], response: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """Admission: pods that ask for pools are checked, and completed before anybody runs them.
 
 What is written into a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with
-the request `0m`, and the process starter before the command. A body is never changed in place: what
-stays as it is is the same object before and after.
+the request `0m`, the process starter before the command, and CRI-O's annotation for a container
+with OpenShift's resource for shared CPUs, whose native CPUs stay. A body is never changed in place:
+what stays as it is is the same object before and after.
 
 The envelope is AdmissionReview of admission.k8s.io/v1 (k8s.io/api/admission/v1/types.go).
 """
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.errors import ManifestError, Problem, RemoteProtocolError, errors_in
 from cpupool.core.names import CPU_POOLS, STARTER
 from cpupool.core.pools import PoolKind
-from cpupool.wire import pod_rules, starter_argv
-from cpupool.wire.pod_requests import REQUESTING, PodRequests
+from cpupool.wire import mixed_cpus, pod_rules, starter_argv
+from cpupool.wire.pod_requests import REQUESTING, PodRequests, mapping
 from cpupool.wire.pod_rules import same_cpu
 
 if TYPE_CHECKING:
     from cpupool.wire.annotation import ContainerProcesses
     from cpupool.wire.pod_requests import Body, ContainerRequests
-    from cpupool.wire.pod_rules import Rules
+    from cpupool.wire.rules import Rules
 
 _REVIEW: Final = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
 _UPDATED: Final = ("", "ephemeralcontainers")
@@ -72,18 +73,25 @@ class Denied:
         return "\n".join(lines)
 
 
-def admit(body: object, rules: Rules) -> Admitted | Denied:
+def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | Denied:
     """Check a new pod, and complete it; one that asks for nothing stays as it is.
 
     Admitting the result again changes nothing.
 
+    Args:
+        body: the pod.
+        rules: what to go by.
+        namespace: where it is created, whatever its body says.
+
     Raises:
         ManifestError: it is no pod that the API server would take.
     """
-    pod = PodRequests.read(body, rules.names)
+    pod = _read(body, rules)
     problems = _problems(pod, rules)
     if pod.asks:
         problems += pod_rules.check_commands(pod)
+        if any(container.enables_shared for container in pod.containers):
+            problems += mixed_cpus.check_namespace(namespace, rules.namespaces)
     if refused := errors_in(problems):
         return Denied(tuple(refused))
     warnings = tuple(_cut(one) for one in problems[:_SHOWN_WARNINGS])
@@ -99,7 +107,7 @@ def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denie
     Raises:
         ManifestError: one of the two is no pod that the API server would take.
     """
-    new, old = (PodRequests.read(one, rules.names) for one in (body, before))
+    new, old = (_read(one, rules) for one in (body, before))
     known = set(_problems(old, rules))
     refused = [one for one in errors_in(_problems(new, rules)) if one not in known]
     if refused:
@@ -193,7 +201,7 @@ def _decide(request: Mapping[str, Any], rules: Rules) -> Admitted | Denied | Non
     kind, subresource = request.get("kind"), request.get("subResource") or ""
     if isinstance(kind, Mapping) and (kind.get("group"), kind.get("kind")) == ("", "Pod"):
         if request.get("operation") == "CREATE" and not subresource:
-            return admit(request.get("object"), rules)
+            return admit(request.get("object"), rules, str(request.get("namespace") or "default"))
         if request.get("operation") == "UPDATE" and subresource in _UPDATED:
             return admit_update(request.get("object"), request.get("oldObject"), rules)
     return None
@@ -214,6 +222,10 @@ def _refusal(message: str) -> dict[str, Any]:
     return {"allowed": False, "status": status}
 
 
+def _read(body: object, rules: Rules) -> PodRequests:
+    return PodRequests.read(body, rules.names, mixed=bool(rules.mixed))
+
+
 def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
     return [*pod.problems, *pod_rules.check(pod, rules)] if pod.asks else []
 
@@ -229,20 +241,32 @@ def _completed(pod: PodRequests, rules: Rules) -> Body:
     for part in REQUESTING:
         if spec.get(part):
             spec[part] = [next(done) for _ in spec[part]]
-    return {**pod.body, "spec": spec}
+    return {**pod.body, **_metadata(pod), "spec": spec}
+
+
+def _metadata(pod: PodRequests) -> Body:
+    added = mixed_cpus.marks(pod)
+    if added.items() <= pod.annotations.items():
+        return {}
+    metadata = mapping(pod.body.get("metadata"), "metadata")
+    annotations = {**mapping(metadata.get("annotations"), "metadata.annotations"), **added}
+    return {"metadata": {**metadata, "annotations": annotations}}
 
 
 def _complete(container: ContainerRequests, entry: ContainerProcesses | None, rules: Rules) -> Body:
     if not container.cpu_pools:
         return container.body
-    body = {**container.body, "resources": _resources(container, rules)}
+    body = dict(container.body)
+    if container.has_pools:
+        body["resources"] = _resources(container, rules)
     if CPU_POOLS not in dict(container.env):
         variable = {"name": CPU_POOLS, "value": container.cpu_pools}
         body["env"] = [*(container.body.get("env") or ()), variable]
     if entry:
-        args = starter_argv.for_processes(container.requests, entry)
+        args = starter_argv.for_processes(rules.awaited(container), entry)
     elif container.command and container.of_kind(PoolKind.EXCLUSIVE):
-        args = starter_argv.for_command(container.requests, pod_rules.own_command(container) or ())
+        words = pod_rules.own_command(container) or ()
+        args = starter_argv.for_command(rules.awaited(container), words)
     else:
         return body
     return {**body, "command": [STARTER], "args": args}
@@ -251,9 +275,11 @@ def _complete(container: ContainerRequests, entry: ContainerProcesses | None, ru
 def _resources(container: ContainerRequests, rules: Rules) -> dict[str, Any]:
     resources = dict(container.body["resources"])
     for part, milli in (("requests", 0), ("limits", rules.limit_milli(container))):
-        if not same_cpu(container.cpu(part), milli):
-            amounts = {
-                key: value for key, value in (resources.get(part) or {}).items() if key != "cpu"
-            }
-            resources[part] = amounts if milli is None else {**amounts, "cpu": f"{milli}m"}
+        if not same_cpu(container.native(part, "cpu"), milli):
+            amounts = dict(resources.get(part) or {})
+            if milli is None:
+                del amounts["cpu"]
+            else:
+                amounts["cpu"] = f"{milli}m"
+            resources[part] = amounts
     return resources

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core import quantity
 from cpupool.core.errors import ManifestError, Problem, QuantityError
-from cpupool.core.names import STATIC_POD_MIRROR
+from cpupool.core.names import ENABLE_SHARED_CPUS, STATIC_POD_MIRROR
 from cpupool.core.pools import PoolKind
 from cpupool.wire import annotation
 from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
@@ -43,6 +43,8 @@ class ContainerRequests:
         args: the arguments of that.
         env: name and value of each variable; None for a value from elsewhere.
         requests: pool name → amount, cores or milli-CPUs.
+        enables_shared: how often it requests OpenShift's resource for shared CPUs beside its own;
+            0 where that is not switched on.
         readable: whether that is all it asks for; if not, a problem says why.
     """
 
@@ -53,6 +55,7 @@ class ContainerRequests:
     args: Sequence[str]
     env: Sequence[tuple[str, str | None]]
     requests: Mapping[str, int]
+    enables_shared: int
     readable: bool
 
     def of_kind(self, kind: PoolKind) -> dict[str, int]:
@@ -62,14 +65,23 @@ class ContainerRequests:
         }
 
     @property
-    def cpu_pools(self) -> str:
-        """What `CPU_POOLS` tells the container; empty where it asks for no pool."""
-        kinds = (PoolKind.EXCLUSIVE, PoolKind.SHARED)
-        return "&".join(kind.value for kind in kinds if self.of_kind(kind))
+    def has_pools(self) -> bool:
+        """Whether its CPUs are those of pools that it requests, and not native ones."""
+        return bool(self.of_kind(PoolKind.EXCLUSIVE) or self.of_kind(PoolKind.SHARED))
 
-    def cpu(self, part: str) -> object:
-        """Give the native cpu of `requests` or `limits`, as written; None where it is not."""
-        return mapping(self.body["resources"].get(part), f"{self.path}.resources.{part}").get("cpu")
+    @property
+    def cpu_pools(self) -> str:
+        """What `CPU_POOLS` tells the container; empty where it has CPUs of no pool."""
+        exclusive = bool(self.of_kind(PoolKind.EXCLUSIVE))
+        shared = bool(self.of_kind(PoolKind.SHARED) or self.enables_shared)
+        kinds = {PoolKind.EXCLUSIVE: exclusive, PoolKind.SHARED: shared}
+        return "&".join(kind.value for kind, has in kinds.items() if has)
+
+    def native(self, part: str, resource: str) -> object:
+        """Give cpu or memory of `requests` or `limits`, as written; None where it is not."""
+        path = f"{self.path}.resources"
+        resources = mapping(self.body.get("resources"), path)
+        return mapping(resources.get(part), f"{path}.{part}").get(resource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +107,13 @@ class PodRequests:
     asks: bool
 
     @classmethod
-    def read(cls, body: object, names: Names) -> PodRequests:
+    def read(cls, body: object, names: Names, *, mixed: bool = False) -> PodRequests:
         """Read a pod.
+
+        Args:
+            body: the pod.
+            names: for the resource domain.
+            mixed: whether OpenShift's resource is ours; otherwise requests of it are passed over.
 
         Raises:
             ManifestError: a field that is read has another type than Kubernetes gives it.
@@ -107,17 +124,17 @@ class PodRequests:
         pod = mapping(body, "")
         annotations = _annotations(mapping(pod.get("metadata"), "metadata"))
         spec = mapping(pod.get("spec"), "spec")
-        containers = [
-            one for part in REQUESTING for one in _containers(spec, part, names, problems)
-        ]
-        ephemeral = tuple(_containers(spec, _EPHEMERAL, names, problems))
+        reader = _Reader(names, mixed=mixed, problems=problems)
+        containers = [one for part in REQUESTING for one in reader.containers(spec, part)]
+        ephemeral = tuple(reader.containers(spec, _EPHEMERAL))
         text = annotations.get(names.processes)
         path = f"metadata.annotations[{names.processes}]"
         entries: tuple[ContainerProcesses, ...] = ()
         # What is too long to be stored is refused as that, and not worth reading.
         if text is not None and len(text) <= MAX_ANNOTATIONS_BYTES:
             entries = annotation.parse(text, path, problems)
-        wanted = text is not None or problems or any(one.requests for one in containers)
+        requested = any(one.requests or one.enables_shared for one in containers)
+        wanted = text is not None or problems or requested
         return cls(
             body=pod,
             containers=tuple(containers),
@@ -165,49 +182,66 @@ def _annotations(metadata: Body) -> dict[str, str]:
     return {key: _text(value, f"{path}[{shown(key)}]") for key, value in found.items()}
 
 
-def _containers(
-    spec: Body, part: str, names: Names, problems: list[Problem]
-) -> Iterator[ContainerRequests]:
-    for place, value in enumerate(_list(spec.get(part), f"spec.{part}")):
-        path = f"spec.{part}[{place}]"
-        body = mapping(value, path)
-        before = len(problems)
-        requests = _requests(body, path, names, problems)
-        yield ContainerRequests(
-            path=path,
-            body=body,
-            name=_text(body.get("name"), f"{path}.name"),
-            command=_texts(body.get("command"), f"{path}.command"),
-            args=_texts(body.get("args"), f"{path}.args"),
-            env=tuple(_variables(body, f"{path}.env")),
-            requests=requests,
-            readable=len(problems) == before,
-        )
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads containers, and notes requests that cannot be read."""
 
+    names: Names
+    mixed: bool
+    problems: list[Problem]
 
-def _requests(body: Body, path: str, names: Names, problems: list[Problem]) -> dict[str, int]:
-    resources = mapping(body.get("resources"), f"{path}.resources")
-    limits = mapping(resources.get("limits"), f"{path}.resources.limits")
-    requests = mapping(resources.get("requests"), f"{path}.resources.requests")
-    found = {}
-    for resource in sorted({*requests, *limits}):
-        pool = names.pool_of(resource)
-        if pool is None:
-            continue
-        where = f"{path}.resources.limits[{shown(resource)}]"
-        try:
-            limit, request = _count(limits.get(resource)), _count(requests.get(resource))
-        except QuantityError as error:
-            remedy = "an exclusive pool counts cores, a shared one milli-CPUs"
-            problems.append(Problem(str(error), remedy, path=where, pool=pool))
-            continue
-        # The API server takes a limit alone, and makes it the request.
-        if request is not None and request != limit:
-            what = f"its limit is {'missing' if limit is None else limit}, its request {request}"
-            problems.append(Problem(what, "make both the same", path=where, pool=pool))
-        elif limit:
-            found[pool] = limit
-    return found
+    def containers(self, spec: Body, part: str) -> Iterator[ContainerRequests]:
+        for place, value in enumerate(_list(spec.get(part), f"spec.{part}")):
+            path = f"spec.{part}[{place}]"
+            body = mapping(value, path)
+            before = len(self.problems)
+            requests = self._requests(body, path)
+            enables_shared = requests.pop(ENABLE_SHARED_CPUS, 0)
+            yield ContainerRequests(
+                path=path,
+                body=body,
+                name=_text(body.get("name"), f"{path}.name"),
+                command=_texts(body.get("command"), f"{path}.command"),
+                args=_texts(body.get("args"), f"{path}.args"),
+                env=tuple(_variables(body, f"{path}.env")),
+                requests=requests,
+                enables_shared=enables_shared,
+                readable=len(self.problems) == before,
+            )
+
+    def _requests(self, body: Body, path: str) -> dict[str, int]:
+        resources = mapping(body.get("resources"), f"{path}.resources")
+        limits = mapping(resources.get("limits"), f"{path}.resources.limits")
+        requests = mapping(resources.get("requests"), f"{path}.resources.requests")
+        found = {}
+        for resource in sorted({*requests, *limits}):
+            where = f"{path}.resources.limits[{shown(resource)}]"
+            pool = self._pool_of(resource, where)
+            if pool is None:
+                continue
+            try:
+                limit, request = _count(limits.get(resource)), _count(requests.get(resource))
+            except QuantityError as error:
+                remedy = "an exclusive pool counts cores, a shared one milli-CPUs"
+                if pool == ENABLE_SHARED_CPUS:
+                    remedy = "set the request to 1 or remove it"
+                self.problems.append(Problem(str(error), remedy, path=where, pool=pool))
+                continue
+            # The API server takes a limit alone, and makes it the request.
+            if request is not None and request != limit:
+                having = "missing" if limit is None else limit
+                what = f"its limit is {having}, its request {request}"
+                self.problems.append(Problem(what, "make both the same", path=where, pool=pool))
+            elif limit:
+                found[pool] = limit
+        return found
+
+    def _pool_of(self, resource: str, path: str) -> str | None:
+        pool, openshifts = self.names.pool_of(resource), self.names.resource(ENABLE_SHARED_CPUS)
+        if pool is None and resource == f"{self.names.domain}/{ENABLE_SHARED_CPUS}":
+            what = "no node has such a resource: it is OpenShift's, whatever the pools' domain is"
+            self.problems.append(Problem(what, f"write {openshifts}", path=path))
+        return pool if self.mixed or resource != openshifts else None
 
 
 def _count(amount: object) -> int | None:

@@ -3,99 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core import pools, quantity
 from cpupool.core.errors import Problem, QuantityError, Severity
-from cpupool.core.names import CPU_POOLS, STARTER, Names, is_reserved_variable
-from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
-from cpupool.wire import starter_argv
+from cpupool.core.names import (
+    CPU_POOLS,
+    ENABLE_SHARED_CPUS,
+    OPENSHIFT_ISOLATED_CPUS,
+    OPENSHIFT_SHARED_CPUS,
+    STARTER,
+    is_reserved_variable,
+)
+from cpupool.core.pools import MILLI_PER_CPU, PoolKind
+from cpupool.wire import mixed_cpus, starter_argv
 from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
 from cpupool.wire.pod_requests import amount_text, mapping
+from cpupool.wire.rules import MOST_THREADS, CFSQuotas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from cpupool.core.pools import NodePools
     from cpupool.wire.annotation import ContainerProcesses
     from cpupool.wire.pod_requests import ContainerRequests, PodRequests
+    from cpupool.wire.rules import Rules
 
-_EXCLUSIVE_SURPLUS_MILLI: Final = 100
-"""What CPU-Pooler adds to the limit of a container with exclusive CPUs only."""
-_MOST_THREADS: Final = 2
-"""CPUs of an exclusive core that an annotation may count on, as with multiThreaded pools."""
 _SHOWN_POOLS: Final = 8
-
-
-class CFSQuotas(Enum):
-    """Which containers get a cpu limit."""
-
-    ALL = "all"
-    SHARED = "shared"
-
-
-@dataclass(frozen=True, slots=True)
-class LargestPool:
-    """The most that a container can find behind a pool's name, on whichever node.
-
-    Attributes:
-        cpus: the CPUs listed.
-        multi_threaded: whether an exclusive CPU brings the siblings on its core.
-    """
-
-    cpus: int
-    multi_threaded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What admission goes by.
-
-    Attributes:
-        names: for the resource domain.
-        pools: each pool that is a resource → the most that a pool file gives it; None where the
-            pool files are not known.
-        cfs_quotas: whether a container with exclusive CPUs gets a cpu limit, too.
-    """
-
-    names: Names = field(default_factory=Names)
-    pools: Mapping[str, LargestPool] | None = None
-    cfs_quotas: CFSQuotas = CFSQuotas.ALL
-
-    def limit_milli(self, container: ContainerRequests) -> int | None:
-        """Compute a container's cpu limit as CPU-Pooler does; None where it gets none."""
-        exclusive = sum(container.of_kind(PoolKind.EXCLUSIVE).values())
-        shared = container.of_kind(PoolKind.SHARED)
-        if not exclusive:
-            return sum(shared.values())
-        if self.cfs_quotas is CFSQuotas.SHARED:
-            return None
-        if not shared:
-            return exclusive * MILLI_PER_CPU + _EXCLUSIVE_SURPLUS_MILLI
-        if self.pools is None:
-            return None
-        sizes = (self.pools[pool].cpus for pool in shared if pool in self.pools)
-        return (exclusive + sum(sizes)) * MILLI_PER_CPU
-
-    def threads(self, pool: str) -> int:
-        """Give how many CPUs a core of an exclusive pool brings, at most."""
-        known = None if self.pools is None else self.pools.get(pool)
-        return 1 if known and not known.multi_threaded else _MOST_THREADS
-
-
-def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
-    """Give every pool that is a resource, with the most that any of the files gives it."""
-    found: dict[str, LargestPool] = {}
-    for file in files:
-        for pool in file.advertised:
-            known = found.get(pool.name, LargestPool(0))
-            multi_threaded = pool.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
-            found[pool.name] = LargestPool(
-                max(known.cpus, len(pool.offered)), known.multi_threaded or multi_threaded
-            )
-    return found
+_OPENSHIFTS: Final = (OPENSHIFT_SHARED_CPUS, OPENSHIFT_ISOLATED_CPUS)
+"""Variables that containers with OpenShift's resource get."""
 
 
 def own_command(container: ContainerRequests) -> list[str] | None:
@@ -129,6 +64,7 @@ def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
         if container.readable:
             yield from _pools(container, rules)
             yield from _native_cpu(container, pod, rules)
+    yield from mixed_cpus.check(pod)
     by_name = {container.name: container for container in pod.containers}
     for entry in pod.entries.values():
         yield from _entry(entry, by_name.get(entry.container), rules)
@@ -161,7 +97,7 @@ def _annotations_size(pod: PodRequests) -> Iterator[Problem]:
 def _variables(container: ContainerRequests) -> Iterator[Problem]:
     for place, (name, value) in enumerate(container.env):
         path = f"{container.path}.env[{place}]"
-        if is_reserved_variable(name):
+        if is_reserved_variable(name) or (container.enables_shared and name in _OPENSHIFTS):
             yield Problem(f"{shown(name)} is set by cpupool alone", "remove it", path=path)
         elif name == CPU_POOLS and container.readable and value != container.cpu_pools:
             meant = f"is {container.cpu_pools!r} here" if container.cpu_pools else "is not set here"
@@ -192,12 +128,12 @@ def _pools(container: ContainerRequests, rules: Rules) -> Iterator[Problem]:
 
 
 def _native_cpu(container: ContainerRequests, pod: PodRequests, rules: Rules) -> Iterator[Problem]:
-    if not container.cpu_pools:
+    if not container.has_pools:
         return
     path = f"{container.path}.resources"
     limit = rules.limit_milli(container)
     for part, milli in (("requests", 0), ("limits", limit)):
-        written = container.cpu(part)
+        written = container.native(part, "cpu")
         if written is not None and not same_cpu(written, milli):
             instead = "removed" if milli is None else f"replaced by {milli}m"
             yield Problem(
@@ -265,7 +201,7 @@ def _entry(
         yield Problem(what, "correct the name", path=f"{entry.path}.container")
     elif not container.readable:
         return
-    elif not container.cpu_pools:
+    elif not container.has_pools:
         what = f"container {shown(entry.container)} requests no exclusive or shared pool"
         yield Problem(what, "request the pools of its processes", path=entry.path)
     else:
@@ -274,14 +210,16 @@ def _entry(
 
 
 def _unrequested(entry: ContainerProcesses, container: ContainerRequests) -> Iterator[Problem]:
-    remedy = f"request it, or use {_either(container.requests)}"
+    either = _either(container.requests)
     for place, process in enumerate(entry.processes):
-        if process.pool not in container.requests:
-            yield Problem(
-                f"container {shown(entry.container)} does not request {shown(process.pool)}",
-                remedy,
-                path=f"{entry.path}.processes[{place}].pool",
-            )
+        path = f"{entry.path}.processes[{place}].pool"
+        if process.pool == ENABLE_SHARED_CPUS:
+            what = f"{process.pool} has no milli-CPUs to share out between processes"
+            remedy = f"use {either}: a process may move its threads to {OPENSHIFT_SHARED_CPUS}"
+            yield Problem(what, remedy, path=path)
+        elif process.pool not in container.requests:
+            what = f"container {shown(entry.container)} does not request {shown(process.pool)}"
+            yield Problem(what, f"request it, or use {either}", path=path)
 
 
 def _amounts(
@@ -301,10 +239,10 @@ def _amounts(
                 path=path,
             )
     for pool, requested in container.of_kind(PoolKind.EXCLUSIVE).items():
-        if used[pool] > requested * _MOST_THREADS:
+        if used[pool] > requested * MOST_THREADS:
             yield Problem(
                 f"they have {used[pool]} CPUs of {shown(pool)} together, and the {requested} cores"
-                f" that container {name} requests have {requested * _MOST_THREADS} at most",
+                f" that container {name} requests have {requested * MOST_THREADS} at most",
                 "request more, or pin fewer",
                 path=path,
             )

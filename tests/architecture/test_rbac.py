@@ -12,23 +12,32 @@ from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster import Cluster
 from cpupool.roles.certificates import CertificateKeeper, Installed
-from cpupool.telemetry.metrics import Metrics
+from cpupool.roles.webhook import Settings, Webhook
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics, WebhookMetrics
+from cpupool.wire.rules import Rules
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.clusters import running
+from tests.pods import container, pod, review
 from tests.waiting import eventually
+from tests.webhooks import LOCALHOST
 
 FOLDER = Path(__file__).parents[2] / "daemonsets"
 NODE = "node-a"
 PARTS = {"agent": "DaemonSet", "webhook": "Deployment"}
+NAMESPACES = "webhook/namespaces.yaml"
 
 
 def documents(part: str) -> dict[str, dict[str, Any]]:
-    """Give a part's objects by kind; there is one of each."""
+    """Give the objects of a part or of one file by kind; there is one of each."""
+    place = FOLDER / part
+    apart = {"kustomization.yaml", Path(NAMESPACES).name}
+    paths = [place] if place.is_file() else sorted(place.glob("*.yaml"))
     found = [
         document
-        for path in (FOLDER / part).glob("*.yaml")
-        if path.name != "kustomization.yaml"
+        for path in paths
+        if path == place or path.name not in apart
         for document in yaml.safe_load_all(path.read_text())
     ]
     by_kind = {document["kind"]: document for document in found}
@@ -109,12 +118,27 @@ def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
     assert kept["webhooks"] == configuration["webhooks"]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_the_rights_are_those_of_the_parts_pods(part: str) -> None:
-    found = documents(part)
-    account, workload = found["ServiceAccount"]["metadata"], found[PARTS[part]]
-    pod = workload["spec"]["template"]["spec"]
+def test_the_webhook_itself_may_look_at_namespaces_and_at_nothing_else(tmp_path: Path) -> None:
+    files = (tmp_path, tmp_path / "tls.crt", tmp_path / "tls.key")
+    rules = Rules(mixed={"shared-a": 1})
+    resources = {"limits": {"workload.openshift.io/enable-shared-cpus": "1"}}
+    with FakeAPIServer(NODE) as server:
+        settings = Settings(*files, rules, LOCALHOST, 0, api_server=APIServer.at(server.url))
+        webhook = Webhook(settings, WebhookMetrics(), Health())
+        webhook.review(review(pod(container(resources=resources)), namespace="apps"), mutate=True)
+        webhook.server.close()
+        asked = server.verbs()
 
+    assert granted(NAMESPACES) == sorted(asked) == [("get", "namespaces")]
+    assert groups(NAMESPACES) == {"namespaces": ""}
+    own = documents(NAMESPACES)["ServiceAccount"]["metadata"]
+    others = documents("webhook")["ServiceAccount"]["metadata"]
+    assert own["name"] != others["name"]
+
+
+def assert_bound(found: dict[str, dict[str, Any]]) -> None:
+    """See that the rights there are those of the account there."""
+    account = found["ServiceAccount"]["metadata"]
     for kind in {"ClusterRole", "Role"} & found.keys():
         assert found[f"{kind}Binding"]["subjects"] == [{"kind": "ServiceAccount", **account}]
         assert found[f"{kind}Binding"]["roleRef"] == {
@@ -122,7 +146,17 @@ def test_the_rights_are_those_of_the_parts_pods(part: str) -> None:
             "kind": kind,
             "name": found[kind]["metadata"]["name"],
         }
-    assert pod["serviceAccountName"] == account["name"]
-    # In the webhook's pod one container mounts a token of its own.
-    assert pod["automountServiceAccountToken"] == (part == "agent")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_rights_are_those_of_the_parts_pods(part: str) -> None:
+    found = documents(part)
+    account, workload = found["ServiceAccount"]["metadata"], found[PARTS[part]]
+    template = workload["spec"]["template"]["spec"]
+
+    assert_bound(found)
+    assert_bound(documents(NAMESPACES))
+    assert template["serviceAccountName"] == account["name"]
+    # In the webhook's pod one container mounts the token itself.
+    assert template["automountServiceAccountToken"] == (part == "agent")
     assert workload["metadata"]["namespace"] == account["namespace"]

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.wire import admission
-from cpupool.wire.pod_rules import Rules
+from cpupool.wire.rules import Rules
 from tests.pods import ANNOTATION, container, pod, process, review
 
 FILE = Path(__file__).parents[2] / "daemonsets/webhook/configuration.yaml"
@@ -39,6 +39,7 @@ def asked(document: Body) -> bool:
     return matched and all(condition.execute(values) for condition in CONDITIONS)
 
 
+ENABLE_SHARED = "workload.openshift.io/enable-shared-cpus"
 OTHERS = {"limits": {"cpu": "1", "example.com/gpu": "1", "nokia.k8s.io.example.com/a": "1"}}
 
 
@@ -64,6 +65,14 @@ OTHERS = {"limits": {"cpu": "1", "example.com/gpu": "1", "nokia.k8s.io.example.c
             pod(container("a", resources={}), container("b", pools={"shared-a": 1})),
             True,
             id="second container",
+        ),
+        pytest.param(
+            pod(container(resources={"limits": {ENABLE_SHARED: "1"}})), True, id="OpenShift's limit"
+        ),
+        pytest.param(
+            pod(container(), initContainers=[{"resources": {"requests": {ENABLE_SHARED: "1"}}}]),
+            True,
+            id="OpenShift's request",
         ),
         pytest.param(pod(container()), False, id="nothing"),
         pytest.param(pod(container(resources=OTHERS)), False, id="other resources"),
@@ -109,7 +118,12 @@ def test_an_update_needs_the_webhook_where_it_brings_processes(
 
 
 AMOUNTS = st.dictionaries(
-    st.sampled_from(["nokia.k8s.io/exclusive-a", "nokia.k8s.io/", "nokia.k8s.io", "cpu", "a/b"]),
+    st.sampled_from(
+        [
+            *("nokia.k8s.io/exclusive-a", "nokia.k8s.io/", "nokia.k8s.io", "cpu", "a/b"),
+            *(ENABLE_SHARED, "workload.openshift.io/cores"),
+        ]
+    ),
     st.sampled_from(["1", "0", "1.5", "x"]),
     max_size=2,
 )
@@ -134,13 +148,13 @@ PODS = st.fixed_dictionaries(
 )
 
 
-@given(PODS, ANNOTATIONS)
+@given(PODS, ANNOTATIONS, st.sampled_from([{}, {"shared-a": 2}]))
 def test_what_the_webhook_is_not_asked_about_it_would_let_pass(
-    body: Body, annotations: dict[str, str]
+    body: Body, annotations: dict[str, str], mixed: dict[str, int]
 ) -> None:
     updated = {**body, "metadata": {"annotations": annotations}}
     for document in (review(body), review(updated, "UPDATE", old=body)):
         if not asked(document):
-            response = admission.review(document, Rules())["response"]
+            response = admission.review(document, Rules(mixed=mixed))["response"]
             assert response["allowed"]
             assert "patch" not in response

@@ -86,6 +86,7 @@ def test_the_webhook_sees_its_certificate_and_the_agents_pools() -> None:
     mounted = volumes("webhook")
     pools = mounted.pop(str(arguments.config))
     tls = mounted.pop(str(arguments.tls_cert_file.parent))
+    token = mounted.pop(str(SERVICE_ACCOUNT))
     agent = yaml.safe_load((ROOT / "daemonsets/agent/daemonset.yaml").read_text())
 
     assert mounted == {}
@@ -104,9 +105,16 @@ def test_the_webhook_sees_its_certificate_and_the_agents_pools() -> None:
         arguments.tls_private_key_file.name,
     }
     assert "data" not in SECRET
+    # The control plane fills it some time after it is there.
+    assert token["secret"]["optional"]
+    filled = OBJECTS["Secret", token["secret"]["secretName"]]
+    assert filled["type"] == "kubernetes.io/service-account-token"
+    (account,) = filled["metadata"]["annotations"].values()
+    assert ("ServiceAccount", account) in OBJECTS
+    assert account != POD["serviceAccountName"]
 
 
-def test_only_the_maker_of_the_certificates_has_a_token() -> None:
+def test_the_maker_of_the_certificates_has_the_pods_token() -> None:
     arguments = taken("certs")
     mounted = volumes("certs")
     (token,) = mounted.values()
@@ -169,12 +177,13 @@ def built() -> dict[tuple[str, str], Body]:
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
 
 
-def test_with_cert_manager_nobody_has_a_token(built: dict[tuple[str, str], Body]) -> None:
+def test_with_cert_manager_nobody_has_the_pods_token(built: dict[tuple[str, str], Body]) -> None:
     spec = built["Deployment", NAME]["spec"]["template"]["spec"]
 
     assert [one["name"] for one in spec["containers"]] == ["webhook"]
-    assert {one["name"] for one in spec["volumes"]} == {"pools", "tls"}
-    assert not {kind for kind, _ in built} & {"Role", "ClusterRole", "RoleBinding", "Secret"}
+    assert {one["name"] for one in spec["volumes"]} == {"pools", "tls", "namespaces"}
+    rights = {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "Secret"}
+    assert {name for kind, name in built if kind in rights} == {"cpupool-namespaces"}
     assert not spec["automountServiceAccountToken"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import yaml
 
 from cpupool.config import poolconfig
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.names import Names
+from cpupool.core.names import MIXED_CPUS_ALLOWED, Names
 from cpupool.wire import admission
-from cpupool.wire.pod_rules import Rules, largest_pools
+from cpupool.wire.rules import Rules
 from tests import testdata
 from tests.pod_security import beyond_baseline
 from tests.pods import stored
@@ -36,7 +37,7 @@ def rules(samples: Path) -> Rules:
     path = samples / "cpu-pooler-config.yaml"
     found = poolconfig.sources(path.name, path.read_bytes(), [])
     files = poolconfig.parse_all(found, Names(), [])
-    return Rules(pools=largest_pools(file.pools for file in files))
+    return Rules().knowing([file.pools for file in files])
 
 
 def admitted(body: Any, rules: Rules) -> dict[str, Any]:
@@ -137,6 +138,8 @@ def pods(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if pods(path)], ids=lambda at: at.stem)
 def test_an_example_is_admitted_where_the_sample_pools_are(path: Path, rules: Rules) -> None:
+    allowed = {MIXED_CPUS_ALLOWED: ""}
+    rules = replace(rules, mixed={"shared-pool": 2}, namespaces=lambda _namespace: allowed)
     for body in pods(path):
         assert any("CPU_POOLS" in json.dumps(one) for one in admitted(body, rules).values())
         assert admission.admit(body, rules).warnings == ()  # type: ignore[union-attr]  # admitted

@@ -15,12 +15,18 @@ from cpupool.core.errors import ManifestError, RemoteProtocolError
 from cpupool.core.names import STARTER
 from cpupool.wire import admission
 from cpupool.wire.admission import Admitted, Denied
-from cpupool.wire.pod_rules import CFSQuotas, LargestPool, Rules
+from cpupool.wire.rules import CFSQuotas, LargestPool, Rules
 from tests.pods import container, expanded, pod, process, review, stored
 
 POOLS = {"exclusive-a": LargestPool(64, multi_threaded=True), "shared-a": LargestPool(8)}
+ENABLE_SHARED = "workload.openshift.io/enable-shared-cpus"
+ALLOWED = {"workload.mixedcpus.openshift.io/allowed": ""}
 RULES = st.builds(
-    Rules, pools=st.sampled_from([POOLS, None]), cfs_quotas=st.sampled_from(list(CFSQuotas))
+    Rules,
+    pools=st.sampled_from([POOLS, None]),
+    cfs_quotas=st.sampled_from(list(CFSQuotas)),
+    mixed=st.sampled_from([{}, {"shared-a": 8}, {"shared-a": 8, "shared-b": 9}]),
+    namespaces=st.sampled_from([lambda _: ALLOWED, lambda _: ALLOWED, lambda _: {}]),
 )
 VARIABLES = {"HOME": "/root", "EXCLUSIVE_CPUS": "2-3", "A B": "$(HOME)", "": "empty"}
 
@@ -96,6 +102,7 @@ REQUESTS = st.dictionaries(
     st.sampled_from([*POOLS, "exclusive-b", "other"]), st.integers(0, 9).map(str), max_size=3
 )
 CPU = st.dictionaries(st.just("cpu"), st.sampled_from(["0", "1", "2500m", 4, "x"]))
+NATIVE = st.just({"cpu": "2", "memory": "1Gi"}) | CPU
 STARTER_WORDS = st.sampled_from(["/opt/cpupool/process-starter", "--", "--shared", "app"])
 CONTAINERS = st.lists(
     st.fixed_dictionaries(
@@ -115,9 +122,15 @@ CONTAINERS = st.lists(
                     "requests": {**pools, **requests},
                     "limits": {**pools, **limits},
                 },
-                REQUESTS.map(lambda pools: {f"nokia.k8s.io/{k}": v for k, v in pools.items()}),
-                CPU,
-                CPU,
+                st.builds(
+                    lambda pools, shared: (
+                        {f"nokia.k8s.io/{k}": v for k, v in pools.items()} | shared
+                    ),
+                    REQUESTS,
+                    st.dictionaries(st.just(ENABLE_SHARED), st.sampled_from(["0", "1", "2"])),
+                ),
+                NATIVE,
+                NATIVE,
             ),
         },
     ),

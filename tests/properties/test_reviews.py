@@ -16,7 +16,7 @@ from cpupool.https.desk import Limits
 from cpupool.roles.webhook import Settings, Webhook
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
-from cpupool.wire.pod_rules import Rules
+from cpupool.wire.rules import Rules
 from tests.mounts import Mount
 from tests.pods import ANNOTATION, container, pod, process, review, stored
 from tests.webhooks import LOCALHOST, Client, Secret, serving

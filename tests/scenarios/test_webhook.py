@@ -11,9 +11,9 @@ import ssl
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import trustme
@@ -25,15 +25,16 @@ from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
 from cpupool.wire import admission
-from cpupool.wire.pod_rules import Rules
+from cpupool.wire.rules import Rules
+from tests.apiserver import FakeAPIServer
 from tests.mounts import Mount
 from tests.pods import container, pod, review, stored
 from tests.processes import Process
 from tests.waiting import DEADLINE_S, eventually
-from tests.webhooks import LOCALHOST, Client, Secret
+from tests.webhooks import JSON, LOCALHOST, Client, Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.webhooks import Answer
@@ -41,12 +42,23 @@ if TYPE_CHECKING:
 POOLS = "pools:\n  exclusive-a: {cpus: 2-5}\n  shared-a: {cpus: 6-7}\n  default: {cpus: 0-1}\n"
 MORE = POOLS.replace("2-5}", "2-4}\n  exclusive-b: {cpus: 5}")
 BAD = POOLS.replace("2-5", "5-2")
+MIXED = POOLS + "mixedCPUs: {pool: shared-a}\n"
+ENABLE_SHARED = "workload.openshift.io/enable-shared-cpus"
+NAMESPACE = "/api/v1/namespaces/apps"
+ALLOWED = {"workload.mixedcpus.openshift.io/allowed": ""}
 USER = {"username": "system:serviceaccount:apps:deployer"}
 
 
 def asking(pool: str = "exclusive-a", **request: Any) -> dict[str, Any]:
     """Make the review of a pod that asks for one CPU of a pool."""
     body = pod(container(pools={pool: "1"}, command=["app"]))
+    return review(body, namespace="apps", userInfo=USER, **request)
+
+
+def mixing(**request: Any) -> dict[str, Any]:
+    """Make the review of a pod that asks for CPUs of its own and for shared ones."""
+    limits = {"cpu": "2", "memory": "1Gi", ENABLE_SHARED: "1"}
+    body = pod(container(resources={"limits": limits}))
     return review(body, namespace="apps", userInfo=USER, **request)
 
 
@@ -61,12 +73,13 @@ class Files:
 class WebhookProcess(Process):
     """A webhook in a process of its own."""
 
-    def __init__(self, files: Files, *before: str) -> None:
+    def __init__(self, files: Files, *before: str, after: Sequence[str] = ()) -> None:
         super().__init__(
             *(*before, sys.executable, "-W", "error", "-m", "cpupool", "webhook", "--port", "0"),
             *("--metrics-port", "0", "--config", files.pools.folder),
             *("--tls-cert-file", files.secret.certificate),
             *("--tls-private-key-file", files.secret.key),
+            *after,
         )
         self.files = files
 
@@ -85,9 +98,9 @@ class WebhookProcess(Process):
 
 
 @contextmanager
-def started(files: Files, *before: str) -> Iterator[WebhookProcess]:
+def started(files: Files, *before: str, after: Sequence[str] = ()) -> Iterator[WebhookProcess]:
     """Run a webhook; how it ends is for the test to say, or not at all."""
-    with WebhookProcess(files, *before).collecting() as webhook:
+    with WebhookProcess(files, *before, after=after).collecting() as webhook:
         yield webhook
     assert "Traceback" not in webhook.log
 
@@ -228,6 +241,153 @@ def test_a_process_without_file_descriptors_takes_clients_again_when_there_are_s
             stack.enter_context(socket.create_connection(address, timeout=DEADLINE_S))
         webhook.await_line("connection not taken")
         assert webhook.ask(asking()).status == 200
+
+
+class Dripping:
+    """An API server that answers a byte at a time, and for as long as somebody listens."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server((LOCALHOST, 0))
+        self._thread = threading.Thread(target=self._answer)
+        self._end = threading.Event()
+        self.url = f"http://{LOCALHOST}:{self._socket.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+    def _answer(self) -> None:
+        with suppress(OSError):
+            client, _ = self._socket.accept()
+            with client:
+                client.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not self._end.wait(0.1):
+                    client.sendall(b"x")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeAPIServer]:
+    with FakeAPIServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def webhook(
+    server: FakeAPIServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WebhookProcess]:
+    """Give a webhook that can ask an API server, and where OpenShift's resource is switched on."""
+    files = Files(tmp_path_factory.mktemp("webhook"))
+    files.pools.show(worker=MIXED)
+    files.secret.rotate()
+    with started(files, after=("--api-server", server.url)) as webhook:
+        webhook.await_line("certificate in use")
+        yield webhook
+
+
+class TestNamespaces:
+    @pytest.fixture(autouse=True)
+    def _annotated(self, server: FakeAPIServer) -> None:
+        server.up()
+        server.keep(NAMESPACE, {"metadata": {"name": "apps", "annotations": ALLOWED}})
+        server.requests.clear()
+
+    def test_a_pod_of_an_annotated_namespace_is_marked(
+        self, webhook: WebhookProcess, server: FakeAPIServer
+    ) -> None:
+        document = mixing()
+        response = webhook.ask(document).document["response"]
+        made = stored(document["request"]["object"], response)
+        assert made["metadata"]["annotations"] == {"cpu-shared.crio.io/main": "enable"}
+        assert made["spec"]["containers"][0]["resources"] == {
+            "limits": {"cpu": "2", "memory": "1Gi", ENABLE_SHARED: "1"}
+        }
+        assert webhook.ask(asking()).document["response"]["allowed"]
+        assert server.count("get", "namespaces") == 1
+
+    @pytest.mark.parametrize("metadata", [{}, {"annotations": None}, {"annotations": {"a": "b"}}])
+    def test_a_pod_of_another_namespace_is_denied_and_the_next_one_asked_for_anew(
+        self, webhook: WebhookProcess, server: FakeAPIServer, metadata: Any
+    ) -> None:
+        server.keep(NAMESPACE, {"metadata": metadata})
+        message = webhook.ask(mixing()).document["response"]["status"]["message"]
+        assert message.startswith("metadata.namespace: apps is not allowed to have")
+        server.keep(NAMESPACE, {"metadata": {"annotations": ALLOWED}})
+        assert webhook.ask(mixing()).document["response"]["allowed"]
+
+    @pytest.mark.parametrize(
+        ("status", "words"), [(403, "must grant get on namespaces"), (500, "500 InternalError")]
+    )
+    def test_a_refusal_keeps_the_pod_out(
+        self, webhook: WebhookProcess, server: FakeAPIServer, status: int, words: str
+    ) -> None:
+        server.refuse(status, "InternalError" if status == 500 else "Forbidden")
+        message = webhook.ask(mixing()).document["response"]["status"]["message"]
+        assert "whether apps may have workload.openshift.io/enable-shared-cpus is not" in message
+        assert words in message
+        assert message.endswith("; then create the pod again")
+
+    def test_a_silent_api_server_keeps_out_only_the_pods_that_need_it(
+        self, webhook: WebhookProcess, server: FakeAPIServer
+    ) -> None:
+        server.slow()
+        with webhook.client() as waiting:
+            waiting.connection.request("POST", "/mutating-pods", json.dumps(mixing()), dict(JSON))
+            eventually(lambda: server.count("get", "namespaces") == 1, "the API server is asked")
+            assert webhook.ask(asking()).document["response"]["allowed"]
+            message = waiting.answer().document["response"]["status"]["message"]
+        assert "get namespaces: broken: " in message
+
+    def test_an_api_server_that_never_comes_to_an_end_is_not_waited_for(
+        self, tmp_path: Path
+    ) -> None:
+        files = Files(tmp_path)
+        files.pools.show(worker=MIXED)
+        files.secret.rotate()
+        with Dripping() as server, started(files, after=("--api-server", server.url)) as webhook:
+            webhook.await_line("certificate in use")
+            message = webhook.ask(mixing()).document["response"]["status"]["message"]
+        assert "the API server has not answered within 2 s; see why" in message
+
+    def test_a_strange_namespace_is_not_asked_for(
+        self, webhook: WebhookProcess, server: FakeAPIServer
+    ) -> None:
+        document = mixing()
+        document["request"]["namespace"] = "../nodes"
+        message = webhook.ask(document).document["response"]["status"]["message"]
+        assert "no namespace can be called so" in message
+        assert not server.requests
+
+    def test_an_edit_of_the_pool_file_switches_it_off_and_on(
+        self, webhook: WebhookProcess, server: FakeAPIServer
+    ) -> None:
+        def ours() -> bool:
+            return "patch" in webhook.ask(mixing()).document["response"]
+
+        webhook.files.pools.show(worker=POOLS)
+        eventually(lambda: not ours(), "it is somebody else's")
+        server.requests.clear()
+        assert webhook.ask(mixing()).document["response"] == {"uid": "u-1", "allowed": True}
+        assert not server.requests
+        webhook.files.pools.show(worker=MIXED)
+        eventually(ours, "it is ours again")
+
+
+def test_a_webhook_that_can_ask_nobody_says_how_it_could(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.pools.show(worker=MIXED)
+    files.secret.rotate()
+    with started(files, "env", "-u", "KUBERNETES_SERVICE_HOST") as webhook:
+        webhook.await_line("certificate in use")
+        message = webhook.ask(mixing()).document["response"]["status"]["message"]
+        assert "run it in a pod of the cluster, or with --api-server" in message
+        assert webhook.ask(asking()).document["response"]["allowed"]
 
 
 @pytest.mark.parametrize(

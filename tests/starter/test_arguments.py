@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cpupool.wire import admission
-from cpupool.wire.pod_rules import Rules
+from cpupool.wire.rules import Rules
 from tests.pods import container, expanded, pod, process, review, stored
 from tests.starter.containers import Containers
 

@@ -12,7 +12,7 @@ import yaml
 
 from cpupool.commands import UsageError, admit
 from cpupool.wire import admission
-from cpupool.wire.pod_rules import Rules
+from cpupool.wire.rules import Rules
 from tests.pods import container, pod, process
 
 if TYPE_CHECKING:
@@ -105,6 +105,23 @@ def test_quotas_can_be_for_shared_cpus_only(path: Path) -> None:
     code, text = run(written(path, exclusive()), "--cfs-quotas", "shared")
     assert code == 0
     assert "cpu" not in yaml.safe_load(text)["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_namespaces_allow_openshifts_resource_where_they_are_said_to(
+    path: Path, tmp_path: Path
+) -> None:
+    pools = tmp_path / "poolconfig-a.yaml"
+    pools.write_text(f"{POOLS}mixedCPUs: {{pool: shared-a}}\n")
+    limits = {"cpu": "2", "memory": "1Gi", "workload.openshift.io/enable-shared-cpus": "1"}
+    body = pod(container(resources={"limits": limits}))
+    del body["metadata"]["namespace"]
+    assert run(written(path, body)) == (0, yaml.safe_dump(body, sort_keys=False))
+    code, text = run(path, "--pool-files", pools)
+    assert code == 1
+    assert "metadata.namespace: default is not allowed to have workload.openshift.io" in text
+    code, text = run(path, "--pool-files", pools, "--mixed-cpus-allowed")
+    assert code == 0
+    assert yaml.safe_load(text)["metadata"]["annotations"] == {"cpu-shared.crio.io/main": "enable"}
 
 
 def test_the_difference_can_be_printed_alone(path: Path) -> None:

@@ -12,7 +12,7 @@ from cpupool.commands import webhook as command
 from cpupool.https.server import HTTPSServer
 from cpupool.roles.webhook import Webhook
 from cpupool.telemetry.server import TelemetryServer
-from cpupool.wire.pod_rules import CFSQuotas
+from cpupool.wire.rules import CFSQuotas
 
 if TYPE_CHECKING:
     import threading
@@ -56,6 +56,7 @@ def test_every_option_reaches_its_place(ended: dict[str, Any], tmp_path: Path) -
         *("--port", "0", "--metrics-port", "0", "--config", str(tmp_path)),
         *("--tls-cert-file", "a.crt", "--tls-private-key-file", "a.key"),
         *("--cfs-quotas", "shared", "--resource-domain", "example.com", "--log-format", "json"),
+        *("--api-server", "http://127.0.0.1:8001"),
     ]
     assert cli.main(["webhook", *arguments]) == 0
     settings = ended["settings"]
@@ -63,7 +64,25 @@ def test_every_option_reaches_its_place(ended: dict[str, Any], tmp_path: Path) -
     assert (str(settings.certificate), str(settings.key)) == ("a.crt", "a.key")
     assert settings.rules.names.domain == "example.com"
     assert settings.rules.cfs_quotas is CFSQuotas.SHARED
+    assert str(settings.api_server) == "http://127.0.0.1:8001"
     assert ended["telemetry"] is None
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", ""])
+def test_the_api_server_is_that_of_the_cluster_if_there_is_one(
+    ended: dict[str, Any], monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    assert cli.main(["webhook", "--port", "0", "--metrics-port", "0"]) == 0
+    found = ended["settings"].api_server
+    assert (str(found) if found else "") == (f"https://{host}:443" if host else "")
+
+
+def test_what_is_no_address_of_an_api_server_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["webhook", "--port", "0", "--api-server", "nowhere"]) == cli.BAD_USAGE
+    assert "is no address of an API server" in capsys.readouterr().err
 
 
 def test_the_defaults_are_those_of_the_manifests(

@@ -128,6 +128,27 @@ def _answered(server: HTTPSServer, secret: Secret) -> bool:
 
 
 class TestAnswers:
+    def test_requests_that_wait_for_somebody_keep_no_other_waiting(self, secret: Secret) -> None:
+        answered = threading.Event()
+        asked = threading.Semaphore(0)
+
+        def ask(_document: object) -> object:
+            asked.release()
+            return answered.wait(DEADLINE_S)
+
+        server = HTTPSServer(LOCALHOST, 0, {**FUNCTIONS, "/ask": ask}, limits=PATIENT)
+        server.present(secret.certificate, secret.key)
+        with serving(server), ExitStack() as stack:
+            crowd = [stack.enter_context(_client(server, secret)) for _ in range(40)]
+            for client in crowd:
+                client.connection.request("POST", "/ask", BODY, dict(JSON))
+            try:
+                assert all(asked.acquire(timeout=DEADLINE_S) for _ in crowd)
+                assert _answered(server, secret)
+            finally:
+                answered.set()
+            assert [client.answer().document for client in crowd] == [True] * 40
+
     def test_documents_are_answered_on_a_connection_that_is_kept(self, client: Client) -> None:
         bodies: list[Any] = [{"a": [1, "é\ud800", None]}, [], "x" * 100_000]
         for body in bodies:
@@ -195,6 +216,22 @@ class TestAnswers:
         (record,) = caplog.records
         assert record.exc_info
         assert client.post("/echo", {}).status == 200
+
+    def test_an_answer_that_takes_its_time_keeps_nobody_else_waiting(self, secret: Secret) -> None:
+        asked, told = threading.Event(), threading.Event()
+
+        def wait(_document: object) -> object:
+            asked.set()
+            return told.wait(DEADLINE_S)
+
+        functions = {"/wait": wait, "/tell": lambda _document: told.set()}
+        server = HTTPSServer(LOCALHOST, 0, functions, limits=PATIENT)
+        server.present(secret.certificate, secret.key)
+        with serving(server), _client(server, secret) as slow, _client(server, secret) as quick:
+            slow.connection.request("POST", "/wait", BODY, dict(JSON))
+            assert asked.wait(DEADLINE_S)
+            assert quick.post("/tell", BODY).status == 200
+            assert slow.answer().document is True
 
     def test_requests_sent_at_once_are_answered_in_turn(
         self, server: HTTPSServer, secret: Secret
@@ -483,7 +520,7 @@ class TestCrowds:
         with _server(secret, limits) as server, _client(server, secret) as client:
             with _connected(server, secret) as lazy:
                 lazy.sendall(LONG)
-                eventually(lambda: server._desk.held_bytes, "it is being answered")
+                eventually(lambda: server._desk.held_bytes > 2**24, "it is being answered")
                 assert client.post("/echo", "x" * 100_000).status == 503
                 assert client.post("/echo", {}).status == 200
             eventually(lambda: not server._desk.held_bytes, "nothing is held any more")

@@ -13,7 +13,7 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.wire import admission
 from cpupool.wire.admission import Admitted, Denied
-from cpupool.wire.pod_rules import CFSQuotas, LargestPool, Rules, largest_pools
+from cpupool.wire.rules import CFSQuotas, LargestPool, Rules, largest_pools
 from tests.pods import ANNOTATION, container, pod, process, review, stored
 
 POOLS = {
@@ -805,3 +805,12 @@ def test_what_is_no_review_is_refused(document: Any, words: str) -> None:
 def test_a_patch_says_what_is_different(before: Any, after: Any, changes: Any) -> None:
     assert admission.patch(before, after) == changes
     assert admission.patch(before, copy.deepcopy(before)) == []
+
+
+def test_an_amount_that_is_replaced_stays_in_its_place() -> None:
+    amounts = {"cpu": "2", "nokia.k8s.io/exclusive-a": "1", "memory": "1Gi"}
+    body = pod(container(command=["app"], resources={"limits": amounts, "requests": amounts}))
+    decision = admission.admit(body, Rules())
+    assert isinstance(decision, Admitted)
+    made = decision.body["spec"]["containers"][0]["resources"]
+    assert [list(made[part]) for part in ("limits", "requests")] == [list(amounts)] * 2

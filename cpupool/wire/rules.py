@@ -1,0 +1,124 @@
+"""What admission goes by: the command line, the pool files, and what namespaces allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.names import ENABLE_SHARED_CPUS, Names
+from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
+from cpupool.wire import mixed_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cpupool.core.pools import NodePools
+    from cpupool.wire.mixed_cpus import Namespaces
+    from cpupool.wire.pod_requests import ContainerRequests
+
+MOST_THREADS: Final = 2
+"""CPUs of an exclusive core that an annotation may count on, as with multiThreaded pools."""
+_EXCLUSIVE_SURPLUS_MILLI: Final = 100
+"""What CPU-Pooler adds to the limit of a container with exclusive CPUs only."""
+
+
+class CFSQuotas(Enum):
+    """Which containers get a cpu limit."""
+
+    ALL = "all"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class LargestPool:
+    """The most that a container can find behind a pool's name, on whichever node.
+
+    Attributes:
+        cpus: the CPUs listed.
+        multi_threaded: whether an exclusive CPU brings the siblings on its core.
+    """
+
+    cpus: int
+    multi_threaded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What admission goes by.
+
+    Attributes:
+        names: for the resource domain.
+        pools: each pool that is a resource → the most that a pool file gives it; None where the
+            pool files are not known.
+        cfs_quotas: whether a container with exclusive CPUs gets a cpu limit, too.
+        mixed: each shared pool whose CPUs OpenShift's resource brings → the most CPUs that a pool
+            file gives it; empty where none has that switched on.
+        namespaces: asked where a pod requests that resource.
+    """
+
+    names: Names = field(default_factory=Names)
+    pools: Mapping[str, LargestPool] | None = None
+    cfs_quotas: CFSQuotas = CFSQuotas.ALL
+    mixed: Mapping[str, int] = field(default_factory=dict)
+    namespaces: Namespaces = mixed_cpus.nobody_knows
+
+    def knowing(self, files: Sequence[NodePools]) -> Rules:
+        """Go by these pool files instead; none are files that are not known."""
+        return replace(
+            self, pools=largest_pools(files) if files else None, mixed=mixed_pools(files)
+        )
+
+    def limit_milli(self, container: ContainerRequests) -> int | None:
+        """Compute a container's cpu limit as CPU-Pooler does; None where it gets none."""
+        exclusive = sum(container.of_kind(PoolKind.EXCLUSIVE).values())
+        shared = container.of_kind(PoolKind.SHARED)
+        if not exclusive:
+            return sum(shared.values())
+        if self.cfs_quotas is CFSQuotas.SHARED:
+            return None
+        if container.enables_shared:
+            return (exclusive + max(self.mixed.values())) * MILLI_PER_CPU
+        if not shared:
+            return exclusive * MILLI_PER_CPU + _EXCLUSIVE_SURPLUS_MILLI
+        if self.pools is None:
+            return None
+        sizes = (self.pools[pool].cpus for pool in shared if pool in self.pools)
+        return (exclusive + sum(sizes)) * MILLI_PER_CPU
+
+    def awaited(self, container: ContainerRequests) -> list[str]:
+        """Name the pools for whose CPUs the process starter waits.
+
+        Where pool files do not agree on the pool behind OpenShift's resource, that is none of them:
+        the starter then goes by the container's `SHARED_CPUS`.
+        """
+        behind = self.mixed if container.enables_shared and len(self.mixed) == 1 else ()
+        return [*container.requests, *behind]
+
+    def threads(self, pool: str) -> int:
+        """Give how many CPUs a core of an exclusive pool brings, at most."""
+        known = None if self.pools is None else self.pools.get(pool)
+        return 1 if known and not known.multi_threaded else MOST_THREADS
+
+
+def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
+    """Give every pool that is a resource, with the most that any of the files gives it."""
+    found: dict[str, LargestPool] = {}
+    for file in files:
+        for pool in (*file.of_kind(PoolKind.EXCLUSIVE), *file.of_kind(PoolKind.SHARED)):
+            known = found.get(pool.name, LargestPool(0))
+            multi_threaded = pool.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
+            found[pool.name] = LargestPool(
+                max(known.cpus, len(pool.offered)), known.multi_threaded or multi_threaded
+            )
+    return found
+
+
+def mixed_pools(files: Iterable[NodePools]) -> dict[str, int]:
+    """Give the pools behind OpenShift's resource, with the most CPUs that any of the files has."""
+    found: dict[str, int] = {}
+    for file in files:
+        shared = file.by_name(ENABLE_SHARED_CPUS)
+        if file.mixed is not None and shared is not None:
+            found[file.mixed.pool] = max(found.get(file.mixed.pool, 0), len(shared.offered))
+    return found
