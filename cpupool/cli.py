@@ -31,8 +31,11 @@ COMMANDS: Final = {
     "simulate": "show where pods would land on a machine, and compare policies",
     "doctor": "check a node, or a support bundle, for everything that keeps pools from working",
     "kubelet-config": "print or check the kubelet settings that a pool file needs",
+    "import": "make a pool file and kubelet settings from OpenShift's PerformanceProfile",
     "support-bundle": "collect what a diagnosis without the node needs, without secrets",
 }
+_MODULES: Final = {"import": "import_profile"}
+"""Of commands that no module can be called after: `import` is a word of Python's own."""
 FAILED: Final = 1
 BAD_USAGE: Final = 2
 INTERRUPTED: Final = 130
@@ -111,7 +114,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         if name == asked:
             # Only the command at hand is imported: `topology` needs no gRPC, the agent no drawing.
-            module = importlib.import_module(f"cpupool.commands.{name.replace('-', '_')}")
+            module_name = _MODULES.get(name, name.replace("-", "_"))
+            module = importlib.import_module(f"cpupool.commands.{module_name}")
             module.add_parser(commands, summary)
         else:
             commands.add_parser(name, help=summary)

@@ -1,0 +1,383 @@
+"""OpenShift's PerformanceProfile: what pools it gives, and what is refused where."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpupool.config import performance_profile, poolconfig
+from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.core import pool_rules
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError
+from cpupool.core.names import Names
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from tests.machines import MACHINES, Machine
+
+if TYPE_CHECKING:
+    from cpupool.config.performance_profile import PerformanceProfile
+    from cpupool.core.topology import CPUTopology
+
+EXAMPLE = """\
+apiVersion: performance.openshift.io/v2
+kind: PerformanceProfile
+metadata:
+  name: example-performance-profile
+spec:
+  cpu:
+    reserved: "0-1"
+    isolated: "4-8"
+    shared: "2-3"
+  hugepages:
+    defaultHugepagesSize: "1G"
+    pages:
+      - size: "1G"
+        count: 2
+        node: 0
+  realTimeKernel:
+    enabled: true
+  workloadHints:
+    mixedCpus: true
+  nodeSelector:
+    node-role.kubernetes.io/performance: "test"
+"""
+VM = Machine(cores=4, threads=2, adjacent=True)
+
+
+def profile_of(text: str) -> PerformanceProfile:
+    return performance_profile.parse("p.yaml", text)
+
+
+def written(**spec: object) -> str:
+    """Write a profile with these parts of its spec."""
+    profile = {
+        "apiVersion": "performance.openshift.io/v2",
+        "kind": "PerformanceProfile",
+        "metadata": {"name": "p"},
+        "spec": spec,
+    }
+    return json.dumps(profile)
+
+
+def with_lists(reserved: str, isolated: str, shared: str = "", *, mixed: bool = True) -> str:
+    cpu = {"reserved": reserved, "isolated": isolated, "shared": shared}
+    hints = {"mixedCpus": mixed}
+    return written(cpu=cpu, workloadHints=hints, nodeSelector={"a/b": ""})
+
+
+def pools_in(profile: PerformanceProfile, topology: CPUTopology | None = None) -> NodePools:
+    """Give the pools of the pool file, as a node reads them."""
+    text = performance_profile.pool_file(profile, topology)
+    return poolconfig.parse("poolconfig-p.yaml", text, Names()).pools
+
+
+def refusals(text: str, topology: CPUTopology | None = None) -> list[str]:
+    """Give the lines in which a profile is refused, or what is to be known of it."""
+    try:
+        return [str(one) for one in performance_profile.check(profile_of(text), topology)]
+    except ConfigError as error:
+        return [str(one) for one in error.problems]
+
+
+def test_the_example_of_the_proposal() -> None:
+    profile = profile_of(EXAMPLE)
+
+    file = poolconfig.parse("a", performance_profile.pool_file(profile, None), Names())
+
+    assert file.pools == NodePools.of(
+        Pool.named("exclusive_isolated", "4-8"),
+        Pool.named("shared_mixed", "2-3"),
+        Pool.named("default", "0-1"),
+        mixed=MixedCPUs("shared_mixed"),
+    )
+    assert file.node_selector == {"node-role.kubernetes.io/performance": "test"}
+    assert file.warnings == ()
+    assert profile.name == "example-performance-profile"
+    assert str(profile.reserved_system_cpus) == "0-3"
+    assert profile.unread == ("spec.hugepages", "spec.realTimeKernel")
+
+
+@pytest.mark.parametrize(
+    ("reserved", "isolated", "shared", "kept"),
+    [
+        ("0-2", "5,6", "3,4", "0-4"),
+        ("2-3", "4-49,52-99", "0-1,50,51", "0-3,50-51"),
+    ],
+    ids=["the arithmetic example", "the runtime's list"],
+)
+def test_the_lists_of_the_proposal(reserved: str, isolated: str, shared: str, kept: str) -> None:
+    profile = profile_of(with_lists(reserved, isolated, shared))
+
+    assert pools_in(profile) == NodePools.of(
+        Pool.named("exclusive_isolated", isolated),
+        Pool.named("shared_mixed", shared),
+        Pool.named("default", reserved),
+        mixed=MixedCPUs("shared_mixed"),
+    )
+    assert str(profile.reserved_system_cpus) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "mixed", "kept", "said"),
+    [
+        (with_lists("0", "4-7", "2"), MixedCPUs("shared_mixed"), "0,2", ""),
+        (with_lists("0", "4-7", "2", mixed=False), None, "0", "spec.cpu.shared: spec.workload"),
+        (with_lists("0", "4-7"), None, "0", "mixedCpus: this is true, but spec.cpu.shared lists"),
+        (with_lists("0", "4-7", mixed=False), None, "0", ""),
+    ],
+    ids=["both", "only CPUs", "only the hint", "none"],
+)
+def test_it_takes_both_switches(text: str, mixed: MixedCPUs | None, kept: str, said: str) -> None:
+    profile = profile_of(text)
+
+    assert pools_in(profile).mixed == mixed
+    assert str(profile.reserved_system_cpus) == kept
+    stays_off = [one for one in refusals(text) if "mixed CPUs stay off" in one]
+    assert len(stays_off) == bool(said)
+    assert all(said in one for one in stays_off)
+
+
+@pytest.mark.parametrize(
+    ("machine", "isolated", "listed", "idle"),
+    [
+        (MACHINES["telco_2s_2n_16c32t"], "4-15,20-31", "4-15", "20-31"),
+        (VM, "4-7", "4,6", "5,7"),
+        (VM, "5-7", "5-6", "7"),
+        (Machine(cores=8), "4-7", "4-7", ""),
+    ],
+    ids=["half the machine apart", "side by side", "half a core", "no SMT"],
+)
+def test_siblings_are_listed_once(machine: Machine, isolated: str, listed: str, idle: str) -> None:
+    topology = machine.topology()
+    others = topology.online - topology.with_siblings(CPUSet.parse(isolated))
+    text = with_lists(str(others), isolated, mixed=False)
+
+    pools = pools_in(profile_of(text), topology)
+
+    exclusive = pools.by_name("exclusive_isolated")
+    assert exclusive
+    assert str(exclusive.cpus) == listed
+    assert pool_rules.validate(pools, topology) == ()
+    said = " ".join(refusals(text, topology))
+    assert (f"CPUs {idle} are threads of cores that exclusive_isolated lists once" in said) == bool(
+        idle
+    )
+
+
+def test_what_the_machine_refuses_is_said_where_it_stands() -> None:
+    text = EXAMPLE.replace("4-8", "3-8").replace("2-3", "2")
+
+    said = refusals(text, VM.topology())
+
+    where = "p.yaml:8:15: spec.cpu.isolated:"
+    assert f"{where} this machine has no CPUs 8; it has 0-7; remove them from the pool" in said
+    assert f"{where} CPUs 2 in shared_mixed are siblings of its CPUs 3 on the same cores" in said[0]
+
+
+def test_cpus_in_no_list_are_named() -> None:
+    text = EXAMPLE.replace("4-8", "5-7")
+
+    said = refusals(text, Machine(cores=10).topology())
+
+    assert said[0].startswith("p.yaml:6:3: warning: spec.cpu: CPUs 4,8-9 are in none of the lists")
+
+
+def test_without_a_machine_siblings_are_left_as_they_are() -> None:
+    (said,) = refusals(with_lists("0", "4-7", mixed=False))
+
+    assert "warning: spec.cpu.isolated: exclusive_isolated lists CPUs 4-7 as they are here" in said
+    assert "--topology" in said
+
+
+def test_a_profile_for_every_node() -> None:
+    text = written(cpu={"reserved": "0", "isolated": "1"}, numa={"topologyPolicy": "restricted"})
+
+    said = refusals(text, Machine(cores=2).topology())
+
+    assert [one.partition("warning: ")[2].partition(";")[0] for one in said] == [
+        "spec.nodeSelector: there is none, so the pool file is for every node",
+        "spec: this is not for cpupool: spec.numa",
+    ]
+    file = poolconfig.parse("a", performance_profile.pool_file(profile_of(text), None), Names())
+    assert file.node_selector == {}
+
+
+@pytest.mark.parametrize("version", ["v2", "v1", "v1alpha1"])
+def test_every_version_is_read(version: str) -> None:
+    text = EXAMPLE.replace("io/v2", f"io/{version}")
+
+    assert str(profile_of(text).isolated) == "4-8"
+
+
+def test_fields_beside_those_that_are_read_are_named() -> None:
+    text = written(
+        cpu={"reserved": "0", "isolated": "1", "offlined": "2"},
+        workloadHints={"realTime": True},
+        net={},
+    )
+
+    assert set(profile_of(text).unread) == {
+        "spec.cpu.offlined",
+        "spec.workloadHints.realTime",
+        "spec.net",
+    }
+
+
+LABEL = "21:42: spec.nodeSelector.node-role.kubernetes.io/performance: "
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "said"),
+    [
+        ("2-3", "1-3", "9:13: spec.cpu.shared: CPUs 1 are also in spec.cpu.reserved (p.yaml:7:15)"),
+        ("2-3", "3-4", "9:13: spec.cpu.shared: CPUs 4 are also in spec.cpu.isolated (p.yaml:8:15)"),
+        ("4-8", "0,4", "8:15: spec.cpu.isolated: CPUs 0 are also in spec.cpu.reserved (p.yaml:7:1"),
+        ('"0-1"', '""', "7:15: spec.cpu.reserved: there are no CPUs here; list some"),
+        ('    isolated: "4-8"\n', "", "6:3: spec.cpu.isolated: there are no CPUs here; list some"),
+        ("4-8", "8-4", "8:15: spec.cpu.isolated: '8-4' is not a CPU list: '8-4' ends before it st"),
+        (
+            '"2-3"',
+            "[2, 3]",
+            "9:13: spec.cpu.shared: this must be text; write a single value",
+        ),
+        ("mixedCpus: true", "mixedCpus: 1", "19:16: spec.workloadHints.mixedCpus: '1' is neither"),
+        ("mixedCpus: true", "mixedCpus: {}", "19:16: spec.workloadHints.mixedCpus: this must be t"),
+        ("\n    mixedCpus: true", " full", "18:18: spec.workloadHints: this must be a map; write"),
+        ("mixedCpus: true", "- mixedCpus", "19:5: spec.workloadHints: this must be a map; write"),
+        ('"test"', "[a]", f"{LABEL}this must be text; write a single value"),
+        ('"test"', '"a b"', f"{LABEL}no node has such a label; write domain/name: value"),
+        ("node-role.", "-role.", "21:38: spec.nodeSelector.-role.kubernetes.io/performance: no no"),
+        ("io/performance", "io/", "21:31: spec.nodeSelector.node-role.kubernetes.io/: no node has"),
+        (
+            "name: example",
+            "name: ../ex",
+            "4:9: metadata.name: '../ex-performance-profile' is no na",
+        ),
+        ("  shared:", "  isolated:", "9:5: spec.cpu.isolated: this key stands here twice, first"),
+        (
+            "PerformanceProfile",
+            "List",
+            "2:7: kind: this is no PerformanceProfile; give a file with",
+        ),
+        ("kind: P", "name: P", "1:1: kind: this is no PerformanceProfile; give a file with one"),
+        ("io/v2", "io/v3", "1:13: apiVersion: no PerformanceProfile of this version is known; use"),
+        (EXAMPLE, "- a", "1:1: this must be a map; write key: value on lines of their own"),
+        (
+            EXAMPLE,
+            EXAMPLE + "---\nkind: Namespace\n",
+            "22:1: expected a single document in the stream, but found another document; leave one",
+        ),
+        ("spec:", "spec: *a", "5:7: aliases are not supported; write the value out in full"),
+    ],
+)
+def test_what_is_wrong_is_refused_where_it_stands(was: str, becomes: str, said: str) -> None:
+    assert was in EXAMPLE
+
+    first = refusals(EXAMPLE.replace(was, becomes))[0]
+
+    assert first.startswith(f"p.yaml:{said}")
+
+
+def test_everything_wrong_is_told_at_once_in_the_order_of_the_file() -> None:
+    text = EXAMPLE.replace("0-1", "x").replace("4-8", "").replace("mixedCpus: true", "mixedCpus: 1")
+
+    assert [one.split(":")[1] for one in refusals(text)] == ["7", "8", "19"]
+
+
+@pytest.mark.parametrize("label", ['""', "", "~"])
+def test_a_label_without_a_value(label: str) -> None:
+    profile = profile_of(EXAMPLE.replace('"test"', label))
+
+    file = poolconfig.parse("a", performance_profile.pool_file(profile, None), Names())
+    assert file.node_selector == {"node-role.kubernetes.io/performance": ""}
+
+
+@pytest.mark.parametrize(
+    ("word", "mixed"), [("true", True), ("True", True), ("False", False), ("~", False)]
+)
+def test_the_switch_is_a_truth_value_of_yaml(word: str, mixed: bool) -> None:
+    profile = profile_of(EXAMPLE.replace("mixedCpus: true", f"mixedCpus: {word}"))
+
+    assert profile.mixed_cpus is mixed
+
+
+def test_cpus_may_be_numbers() -> None:
+    profile = profile_of(EXAMPLE.replace('"4-8"', "4").replace('"0-1"', "0"))
+
+    assert (str(profile.reserved), str(profile.isolated)) == ("0", "4")
+
+
+@pytest.mark.parametrize("machine", [None, VM], ids=["unknown", "known"])
+def test_beside_the_default_pool_is_what_the_pools_need_of_the_kubelet(
+    machine: Machine | None,
+) -> None:
+    profile = profile_of(with_lists("0-1", "4-7", "2"))
+    topology = machine.topology() if machine else None
+
+    beside = profile.beside_default(topology)
+
+    assert str(beside) == ("2-7" if machine else "2,4-7")
+    if topology:
+        assert beside == KubeletNeeds.of(profile.pools(topology), topology).reserved_cpus
+
+
+def test_a_profile_without_a_name() -> None:
+    assert (
+        profile_of(EXAMPLE.replace("  name: example-", "  labels: ")).name == "performance-profile"
+    )
+
+
+uses = st.lists(st.sampled_from(["reserved", "isolated", "shared", "none"]), max_size=62)
+names = st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,20}[A-Za-z0-9])?", fullmatch=True)
+keys = st.one_of(names, st.builds("example.com/{}".format, names))
+
+
+@given(
+    uses=uses.map(lambda rest: ["reserved", "isolated", *rest]),
+    labels=st.dictionaries(keys, st.one_of(names, st.just("")), max_size=3),
+    mixed=st.booleans(),
+)
+def test_any_disjoint_lists_come_back_from_the_pool_file(
+    uses: list[str], labels: dict[str, str], *, mixed: bool
+) -> None:
+    cpus = {use: CPUSet(cpu for cpu, one in enumerate(uses) if one == use) for use in uses}
+    lists = {use: str(some) for use, some in cpus.items() if use != "none"}
+    profile = profile_of(
+        written(cpu=lists, workloadHints={"mixedCpus": mixed}, nodeSelector=labels)
+    )
+
+    text = performance_profile.pool_file(profile, None)
+
+    file = poolconfig.parse("a", text, Names())
+    made = {"default": "reserved", "exclusive_isolated": "isolated", "shared_mixed": "shared"}
+    assert {made[pool.name]: str(pool.cpus) for pool in file.pools} == lists
+    assert file.node_selector == labels
+    assert (file.pools.mixed is not None) == (mixed and "shared" in lists)
+    assert yaml.safe_load(text)["pools"].keys() == {pool.name for pool in file.pools}
+
+
+@given(st.sampled_from(sorted(MACHINES.keys() - {"single_cpu"})), st.data())
+def test_on_any_machine_whole_cores_give_pools_that_fit_it(name: str, data: st.DataObject) -> None:
+    topology = MACHINES[name].topology()
+    further = st.sampled_from(["reserved", "isolated", "shared"])
+    uses = ["reserved", "isolated", *(data.draw(further) for _ in topology.cores[2:])]
+    cpus = {
+        use: CPUSet.union(
+            core for core, one in zip(topology.cores, uses, strict=True) if one == use
+        )
+        for use in uses
+    }
+    profile = profile_of(written(cpu={use: str(some) for use, some in cpus.items()}))
+
+    pools = pools_in(profile, topology)
+
+    assert pool_rules.validate(pools, topology) == ()
+    exclusive = pools.by_name("exclusive_isolated")
+    assert exclusive
+    assert len(exclusive.cpus) == uses.count("isolated")
+    assert exclusive.reach(topology) == cpus["isolated"]
