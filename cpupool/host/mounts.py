@@ -85,10 +85,11 @@ class Mounts:
         # see what the host mounts on it.
         self._selinux = (root.sysfs / "fs/selinux").is_dir()
         self._starter: Path | None = None
+        self._announced: set[str] = set()
         self._spare_since: dict[Path, float] = {}
         self._failing: dict[str, str] = {}
 
-    def provide(self, shared: Mapping[str, CPUSet] | None) -> None:
+    def provide(self, shared: Mapping[str, CPUSet] | None, announced: Collection[str] = ()) -> None:
         """Install the starter, show each shared pool's CPUs, and remove what nobody needs.
 
         One thread only calls this.
@@ -96,7 +97,10 @@ class Mounts:
         Args:
             shared: shared pool → what a container that starts now gets of it, offline CPUs
                 included. Of one that is gone it gets nothing. None where the pools are not known.
+            announced: shared pools whose generation is to grow although their CPUs are the same.
+                It does as soon as that can be written, in this call or a later one.
         """
+        self._announced.update(announced)
         self._attempt("process starter", self._install)
         if shared is None:
             return
@@ -156,9 +160,10 @@ class Mounts:
         path = folder / "cpus.json"
         before = _content(path)
         generation = _generation(before or b"")
-        if before != _told(pool, cpus, generation):
+        if pool in self._announced or before != _told(pool, cpus, generation):
             generation += 1
         self._put(path, _told(pool, cpus, generation), _TEXT)
+        self._announced.discard(pool)
 
     def _make(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -242,6 +247,6 @@ def _told(pool: str, cpus: CPUSet, generation: int) -> bytes:
 
 
 def _generation(told: bytes) -> int:
-    """Read how often a pool's CPUs have changed; 0 where nobody knows."""
+    """Read how often containers of a pool have been told something; 0 where nobody knows."""
     found = _GENERATION.search(told)
     return int(found[1]) if found else 0

@@ -12,11 +12,13 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.registration import register
@@ -24,13 +26,14 @@ from cpupool.kubelet.serving import ServingLoop
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from cpupool.core.pools import Pool
     from cpupool.host.mounts import Mounts
     from cpupool.host.root import HostRoot
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import TopologySource
+    from cpupool.manager.ports import Mount, TopologySource
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
 
@@ -117,6 +120,7 @@ class DeviceManager:
         self._ready = ready
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
+        self._announced: deque[str] = deque()
         self._loop = ServingLoop()
         self._kubelet: _KubeletIdentity | None = None
         self._complaint = ""
@@ -142,6 +146,14 @@ class DeviceManager:
     def wake(self) -> None:
         """Look now: the pools have changed, or `run` is to notice that it shall stop."""
         self._wake.set()
+
+    def announce(self, pools: Collection[str]) -> None:
+        """Let containers of these shared pools look at their CPUs, which may be the same as before.
+
+        Safe to call from any thread; what cannot be written yet is not forgotten.
+        """
+        self._announced.extend(pools)
+        self.wake()
 
     def _changed(self, path: Path) -> None:
         # Other plugins' sockets and the checkpoint, which is replaced at every admission, are not
@@ -195,7 +207,8 @@ class DeviceManager:
             # Before any pool can be asked for, and at the same time as the cpusetter moves the
             # containers: who starts in one waits until its cpuset and its pools' files agree.
             # What pods hold is served before the pools are known.
-            self._mounts.provide(resolution.shared if facts.configured else None)
+            announced = {self._announced.popleft() for _ in range(len(self._announced))}
+            self._mounts.provide(resolution.shared if facts.configured else None, announced)
         for name in self._plugins.keys() - advertised.keys():
             self._plugins.pop(name).server.stop()
             log.info("pool no longer advertised", pool=name)
@@ -207,10 +220,17 @@ class DeviceManager:
                         pool,
                         self._folder,
                         self._loop,
-                        partial(self._mounts.of, pool),
+                        partial(self._mounts_of, pool),
                     ),
                     self._manager.names.resource(name),
                 )
+
+    def _mounts_of(self, pool: Pool) -> tuple[Mount, ...]:
+        """Give what a container of a pool gets mounted; behind OpenShift's is the pool it uses."""
+        pools = self._manager.state()[0].pools
+        if pool.name == ENABLE_SHARED_CPUS and pools.mixed is not None:
+            pool = pools.by_name(pools.mixed.pool) or pool
+        return self._mounts.of(pool)
 
     def _follow_kubelet(self) -> None:
         kubelet = _identity(self._kubelet_socket)

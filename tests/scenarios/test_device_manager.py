@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import socket
 import threading
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import pytest
 from cpupool.api.deviceplugin_pb2 import AllocateRequest, ContainerAllocateRequest
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.host.mounts import Mounts
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
@@ -388,6 +389,53 @@ def test_new_pools_are_advertised_and_old_ones_withdrawn(node: Node) -> None:
         node.wait_for_lists(1, "nokia.k8s.io/exclusive_b")
         assert "cpupool-shared_s.sock" not in node.sockets()
     assert len(node.kubelet.lists[EXCLUSIVE]) == 1
+
+
+def test_what_is_announced_reaches_the_containers_at_once(waiting_node: Node) -> None:
+    node = waiting_node
+    told = node.root.pool_folders / "shared_s/cpus.json"
+
+    def generation() -> int:
+        return int(json.loads(told.read_text())["generation"])
+
+    node.role.announce(["shared_s"])
+    with node.running():
+        eventually(told.exists, "the pool's file")
+        assert generation() == 1
+        for expected in range(2, 12):
+            node.role.announce({"shared_s", "shared_gone"})
+            eventually(lambda expected=expected: generation() == expected, "the next generation")  # type: ignore[misc]
+        node.ready = False
+        node.role.announce({"shared_s"})
+        eventually(lambda: not node.health.ready().ok, "a look without news")
+        assert generation() == 11
+        node.ready = True
+        node.role.wake()
+        eventually(lambda: generation() == 12, "what was announced meanwhile")
+
+
+def test_openshifts_resource_comes_with_the_folder_of_the_pool_behind_it(node: Node) -> None:
+    plugin = node.root.device_plugins / "cpupool-enable-shared-cpus.sock"
+    request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=["0"])])
+
+    def mounted() -> dict[str, str]:
+        with dial(plugin) as channel:
+            reply = DevicePluginStub(channel).Allocate(request, timeout=DEADLINE_S)
+        return {
+            one.container_path: one.host_path
+            for one in reply.container_responses[0].mounts
+            if "/pools/" in one.host_path
+        }
+
+    node.kubelet.start()
+    with node.running():
+        for pool in ("shared_s", "shared_t"):
+            pools = NodePools.of(Pool.named(pool, "4-5"), mixed=MixedCPUs(pool, 2))
+            node.manager.reconfigure(pools, node.machine.topology())
+            node.role.wake()
+            folder = node.root.pool_folders / pool
+            eventually(lambda folder=folder: plugin.exists() and folder.is_dir(), "the plugin")  # type: ignore[misc]
+            assert mounted() == {f"/run/cpupool/{pool}": f"/var/lib/cpupool/pools/{pool}"}
 
 
 def test_nothing_is_offered_while_somebody_else_gives_cpus_out(node: Node) -> None:

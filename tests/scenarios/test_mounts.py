@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
+import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.host import mounts
 from tests.machines import MACHINES
+from tests.processes import Process
 from tests.scenarios.test_agent_process import POOLS, living
+from tests.scenarios.test_mixed_cpus import await_units, run
 from tests.starter.containers import needs_namespaces
 from tests.waiting import eventually
 
@@ -21,9 +29,50 @@ if TYPE_CHECKING:
 
     from tests.scenarios.test_agent_process import World
 
+log = logging.getLogger(__name__)
+
 STARTER, POOL = "/opt/cpupool/process-starter", "/run/cpupool/shared_b"
 SHARED_B = "/var/lib/cpupool/pools/shared_b"
 _FULL = 'mount -t tmpfs -o size=512k none "$0" && head -c 400000 /dev/zero >"$0/big" && exec "$@"'
+_PAGE = Path(__file__).parents[2] / "docs/user/mixed-cpus.md"
+_MOUNTED = (
+    'mount -t tmpfs none /run && mkdir -p "$1" && mount --bind -o ro "$0" "$1"'
+    ' && shift && exec "$@" >&2'
+)
+_CONTAINER = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _MOUNTED)
+_READER = """
+import itertools, json, os, sys
+
+os.chdir(sys.argv[1])
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+
+def number(listed):
+    ranges = [piece.partition("-") for piece in listed.split(",")]
+    cpus = {cpu for a, _, b in ranges for cpu in range(int(a), int(b or a) + 1)}
+    return sum(1 << (cpu - 6) for cpu in cpus)
+
+generation, newest, edits = 0, 0, {}
+for reads in itertools.count(1):
+    with open("cpus.json") as file:
+        told = json.load(file)
+    with open("cpus") as file:
+        plain = file.read()
+    assert told["generation"] >= generation, (told, generation)
+    generation = told["generation"]
+    edit = edits.setdefault(generation, number(told["cpus"]))
+    assert edit == number(told["cpus"]), (told, edit)
+    assert plain.endswith(chr(10)), plain
+    assert number(plain) >= max(edit, newest), (plain, told, newest)
+    newest = number(plain)
+    if reads >= 10_000 and len(edits) >= 20:
+        break
+assert sorted(edits.values()) == list(edits.values()), edits
+sys.stderr.write(f"{reads} reads, {len(edits)} generations")
+"""
+"""Reads as an application does, and as nobody. The bits of an edit's number are its CPUs."""
 _NOEXEC = 'mount -t tmpfs -o noexec none "$0" && exec "$@"'
 
 
@@ -88,6 +137,78 @@ def test_the_files_are_there_with_the_first_reply_and_follow_the_pool(world: Wor
         eventually(lambda: told(state) == after, lambda: str(told(state)))
         assert shown(state) == "2,6-7"
         world.await_cpus(sharer="2,6-7")
+
+
+def test_no_reader_ever_sees_a_file_in_part_or_a_generation_that_goes_back(world: World) -> None:
+    slowest_s = 0.0
+    folder = world.node.root.state / "pools/shared_b"
+    with world.agent():
+        eventually((folder / "cpus.json").exists, "the files")
+        edit(world, 1)
+        with Process(sys.executable, "-c", _READER, folder).collecting() as reader:
+            for number in range(2, 1 << 10):
+                slowest_s = max(slowest_s, edit(world, number))
+                if reader.process.poll() is not None:
+                    break
+    assert reader.process.returncode == 0, reader.log
+    log.info("%s, the slowest notice after %.3f s", reader.log, slowest_s)
+
+
+def test_the_generation_grows_when_somebody_elses_write_has_been_repaired(world: World) -> None:
+    def generation() -> int:
+        return int(told(world.node.root.state)["generation"])
+
+    def disturbed(pod: str) -> None:
+        world.disturb(pod, "9")
+        world.await_cpus(**cpus)
+
+    world.mount.show(worker=f"{POOLS}mixedCPUs: {{pool: shared_b}}\n")
+    cpus = {"owner": "2", "sharer": "6-7", "mixed": "3,6-7", "openshifts": "4,6-7", "plain": "0-1"}
+    with world.agent():
+        world.await_pool("shared_b", 2000)
+        world.run("owner", exclusive_a=1)
+        world.run("sharer", shared_b=10)
+        world.run("mixed", exclusive_a=1, shared_b=10)
+        await_units(world, 256)
+        openshifts = run(world, "openshifts", main={"exclusive_a": 1, ENABLE_SHARED_CPUS: 1})
+        world.run("plain")
+        world.await_cpus(**cpus)
+        assert world.mounts(openshifts) == {POOL: SHARED_B}
+        # Pods that come and others' CPUs are no news.
+        disturbed("owner")
+        disturbed("plain")
+        assert generation() == 1
+        for number, pod in enumerate(("sharer", "mixed", "openshifts"), 2):
+            disturbed(pod)
+            eventually(lambda number=number: generation() == number, pod)  # type: ignore[misc]
+        assert told(world.node.root.state)["cpus"] == "6-7"
+
+
+def edit(world: World, number: int) -> float:
+    """Give the shared pool the CPUs whose bits are set; tell how long the notice took."""
+    cpus = ",".join(str(bit + 6) for bit in range(10) if number >> bit & 1)
+    world.mount.show(worker=POOLS.replace("6-7", cpus))
+    began_s = time.monotonic()
+    wanted = str(CPUSet.parse(cpus))
+    eventually(lambda: told(world.node.root.state)["cpus"] == wanted, wanted)
+    return time.monotonic() - began_s
+
+
+@needs_namespaces
+def test_the_example_of_the_page_follows_the_pool_in_a_container(world: World) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (inside,) = re.findall(r'"(/run/cpupool/[^"/]+)"', example)
+    folder = world.node.root.state / "pools/shared_b"
+    with world.agent():
+        eventually((folder / "cpus.json").exists, "the files")
+        python = (sys.executable, "-u", "-c", example)
+        with Process(*_CONTAINER, folder, inside, *python).collecting() as reader:
+            reader.await_line("generation 1: 6-7")
+            edit(world, 0b100)
+            reader.await_line("generation 2: 8")
+            edit(world, 0b101)
+            reader.await_line("generation 3: 6,8")
+    assert len(reader.lines) == 3
 
 
 def test_a_pool_that_comes_while_pods_run_has_its_folder_with_the_first_reply(

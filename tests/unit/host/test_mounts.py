@@ -10,6 +10,7 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
 from cpupool.core.pools import Pool
+from cpupool.host import files
 from cpupool.host.mounts import SPARE_S, Mounts
 from cpupool.host.root import HostRoot
 from cpupool.manager.ports import Mount
@@ -17,7 +18,7 @@ from cpupool.version import VERSION
 from tests.events import Heard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 PROGRAM = b"\x7fELF a program"
@@ -47,8 +48,9 @@ class Node:
             now_s=lambda: self.now_s,
         )
 
-    def provide(self, **shared: str) -> None:
-        self.mounts.provide({name: CPUSet.parse(cpus) for name, cpus in shared.items()})
+    def provide(self, *announced: str, **shared: str) -> None:
+        cpus = {name: CPUSet.parse(text) for name, text in shared.items()}
+        self.mounts.provide(cpus, announced)
 
     def read(self, pool: str = "shared_a") -> tuple[str, int]:
         """Give a pool's CPUs and their generation."""
@@ -138,6 +140,50 @@ def test_the_generation_grows_with_every_change_and_over_restarts(node: Node) ->
     assert node.read() == ("4-7", 3)
     # It is mounted into containers that run.
     assert folder.stat().st_ino == inode
+
+
+def test_the_generation_of_an_announced_pool_grows_although_its_cpus_are_the_same(
+    node: Node,
+) -> None:
+    node.provide(shared_a="4-7", shared_b="8")
+    node.provide("shared_a", shared_a="4-7", shared_b="8")
+    assert [node.read("shared_a"), node.read("shared_b")] == [("4-7", 2), ("8", 1)]
+    node.provide(shared_a="4-7", shared_b="8")
+    assert node.read("shared_a") == ("4-7", 2)
+
+    # Both at a time are one news.
+    node.provide("shared_a", shared_a="4-5", shared_b="8")
+    assert node.read("shared_a") == ("4-5", 3)
+
+    node.mounts.provide(None, ["shared_b"])
+    assert node.read("shared_b") == ("8", 1)
+    node.provide(shared_a="4-5", shared_b="8")
+    assert node.read("shared_b") == ("8", 2)
+
+
+@pytest.mark.parametrize("file", ["cpus", "cpus.json"])
+def test_what_is_announced_is_told_as_soon_as_it_can_be_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    node.provide(shared_a="4-7")
+    write = files.write_atomically
+    full = True
+
+    def write_or_refuse(path: Path, data: bytes, prepare: Callable[[Path], None]) -> None:
+        if full and path.name == file:
+            raise HostFileError(str(path), "cannot be written (No space left on device)", "tidy up")
+        write(path, data, prepare)
+
+    monkeypatch.setattr(files, "write_atomically", write_or_refuse)
+    for announced in (["shared_a"], [], ["shared_a"], []):
+        node.provide(*announced, shared_a="4-5")
+    told = json.loads((node.root.pool_folders / "shared_a/cpus.json").read_text())
+    assert told["generation"] == 1
+    full = False
+    node.provide(shared_a="4-7")
+    assert node.read() == ("4-7", 2)
+    node.provide(shared_a="4-7")
+    assert node.read() == ("4-7", 2)
 
 
 def test_until_the_pools_are_known_their_files_stay_as_they_were(node: Node) -> None:
