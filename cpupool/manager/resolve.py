@@ -104,6 +104,8 @@ class NodeFacts:
         not an init container's that ends, whose CPUs the kubelet tells nobody.
         """
         asked = container.requests
+        if ENABLE_SHARED_CPUS not in asked and not container.whole_cpus:
+            return asked
         enabled = ENABLE_SHARED_CPUS in asked and (
             self.pools.mixed is not None
             or ENABLE_SHARED_CPUS in self.devices.get(ContainerRef(pod.uid, container.name), {})
@@ -325,14 +327,14 @@ def _promised(facts: NodeFacts) -> Iterator[tuple[str, CPUSet]]:
 
 
 def _missing(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[ContainerRef]:
+    never = set() if facts.kubelet_owns else {KUBELET_CPUS}
     for pod in pods:
-        for container in pod.containers:
+        for container in () if pod.finished else pod.containers:
+            requests = facts.requests(pod, container)
+            if not requests:
+                continue
             ref = ContainerRef(pod.uid, container.name)
-            known = facts.devices.get(ref, {})
-            lacking = facts.requests(pod, container).keys() - known.keys()
-            if not facts.kubelet_owns:
-                lacking -= {KUBELET_CPUS}
-            if lacking and not pod.finished:
+            if requests.keys() - facts.devices.get(ref, {}).keys() - never:
                 yield ref
 
 
