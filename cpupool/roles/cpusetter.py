@@ -199,6 +199,7 @@ class CPUSetter:
         self._resolution: Resolution | None = None
         self._texts: dict[ContainerKey, str] = {}
         self._calm: tuple[FoundContainer, ...] | None = None
+        self._heeded: Resolution | None = None
         self._due_s = math.inf
         self._started = False
         self._idle = False
@@ -288,7 +289,7 @@ class CPUSetter:
             return SweepReport(waiting_for=waiting_for)
         if not self._started:
             self._manager.adopt(found)
-        before, resolution = self._resolution, self._current()
+        resolution = self._current()
         self._make_room(resolution)
         self._met |= bool(found)
         if resolution.containers and not self._met:
@@ -296,7 +297,7 @@ class CPUSetter:
                 "kubepods", "no pod has a cgroup here; set --cgroup-root as the kubelet has it"
             )
         repairs: tuple[Repair, ...] = ()
-        changed = found != self._calm or resolution is not before
+        changed = found != self._calm or resolution is not self._heeded
         if changed:
             found, repairs = self._put_right(found)
         kept = self._keep(found, now_s)
@@ -363,7 +364,9 @@ class CPUSetter:
         for gone in self._seen.keys() - {container.path for container in found}:
             self._texts.pop(self._seen.pop(gone).key, None)
         repaired = {repair.path for repair in repairs if not repair.error}
-        failed = self._count(found, self._current(), repaired)
+        # What is decided from here on is the next sweep's.
+        self._heeded = self._current()
+        failed = self._count(found, self._heeded, repaired)
         self._calm = None if repairs or failed else found
         return found, tuple(repairs)
 

@@ -420,7 +420,9 @@ def test_openshifts_resource_comes_with_the_folder_of_the_pool_behind_it(node: N
 
     def mounted() -> dict[str, str]:
         with dial(plugin) as channel:
-            reply = DevicePluginStub(channel).Allocate(request, timeout=DEADLINE_S)
+            # A socket is there a moment before it is listened on.
+            stub = DevicePluginStub(channel)
+            reply = stub.Allocate(request, timeout=DEADLINE_S, wait_for_ready=True)
         return {
             one.container_path: one.host_path
             for one in reply.container_responses[0].mounts

@@ -1274,6 +1274,27 @@ def test_keepers_come_after_the_cpus_in_every_sweep_and_are_heard() -> None:
     assert node.events.pods == [("owner", "QuotaOdd", "container main: it is odd; make it even")]
 
 
+def test_pools_that_change_while_a_sweep_ends_are_the_next_sweeps() -> None:
+    class Editor(RecordingKeeper):
+        def keep(
+            self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
+        ) -> dict[NoticeKey, Notice]:
+            if self.calls:
+                node.manager.reconfigure(edited, MACHINE.topology())
+            return super().keep(found, resolution, now_s)
+
+    edited = NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "6-7"))
+    node = Node(keepers=(Editor(),))
+    node.run("plain")
+    node.setter.sweep()
+    # What comes is right already: the sweep has something to look at, and nothing to repair.
+    node.run("late")
+    node.kernel.write(node.path("late"), CPUSet.of(1))
+    assert node.setter.sweep().repairs == ()
+    node.setter.sweep()
+    assert (node.cpus("plain"), node.cpus("late")) == ("6-7", "6-7")
+
+
 def test_a_sweep_comes_when_a_keeper_wants_it() -> None:
     keeper = RecordingKeeper()
     node = Node(keepers=(keeper,), clock=time.monotonic)
