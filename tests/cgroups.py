@@ -18,11 +18,21 @@ from cpupool.manager.ports import POD_ITSELF, FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from cpupool.manager.ports import CgroupTree
 
 POD_UID = "1b2c3d4e-0000-1111-2222-333344445555"
 CONTAINER_ID = "ab" * 32
+
+
+def overwrite(file: Path, cpus: object) -> None:
+    """Write the set of an emulated cgroup while an agent runs, in one step as a kernel takes it.
+
+    A file that is cut before it is filled is found empty, and repaired in between.
+    """
+    with file.open("r+b", buffering=0) as opened:
+        opened.write(f"{cpus}\n".encode().ljust(file.stat().st_size, b"\n"))
 
 
 class KernelModel:

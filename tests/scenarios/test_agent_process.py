@@ -15,7 +15,6 @@ import pytest
 from cpupool import cli
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
 from cpupool.app import Agent, Settings
-from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
@@ -25,6 +24,7 @@ from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
 from cpupool.wire import kubelet_checkpoint
 from tests.apiserver import FakeAPIServer
+from tests.cgroups import overwrite
 from tests.machines import MACHINES
 from tests.mounts import Mount
 from tests.processes import Process
@@ -135,7 +135,11 @@ class World:
 
     def disturb(self, pod: str, cpus: str) -> None:
         """Write other CPUs into a pod's container, as somebody else might."""
-        self.tree.write(self.path(pod), CPUSet.parse(cpus))
+        self.overwrite(self.path(pod), cpus)
+
+    def overwrite(self, path: str, cpus: str) -> None:
+        """Write other CPUs into a cgroup."""
+        overwrite(self.place.root / "cpuset" / path / "cpuset.cpus", cpus)
 
     def path(self, pod: str, container: str = "main") -> str:
         """Give a container's cgroup."""
@@ -236,7 +240,7 @@ def test_pods_are_placed_kept_and_shown(world: World) -> None:
         world.await_cpus(owner="2-3", sharer="6-7", plain="0-1")
 
         container = next(one for one in world.node.processes() if one.container)
-        world.tree.write(world.node.path_of(container), CPUSet.parse("0-15"))
+        world.overwrite(world.node.path_of(container), "0-15")
         world.await_cpus(owner="2-3", sharer="6-7", plain="0-1")
 
         status = ["status", "--file", str(world.folder / "run/cpupool/status.json")]
@@ -357,7 +361,7 @@ def test_without_an_api_server_nothing_is_touched_until_it_answers(world: World)
         # Once known, everything is kept without it.
         world.api.down()
         owner = next(one for one in world.node.processes() if one.container)
-        world.tree.write(world.node.path_of(owner), CPUSet.parse("0-15"))
+        world.overwrite(world.node.path_of(owner), "0-15")
         world.await_cpus(owner="2")
         world.api.up()
     assert agent.process.returncode == 0

@@ -32,6 +32,7 @@ from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
 from tests.apiserver import FakeAPIServer
+from tests.cgroups import overwrite
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
@@ -381,7 +382,7 @@ class Chaos:
     def disturb(self) -> None:
         for path in self.dice.sample(sorted(self.expected()), k=min(2, len(self.expected()))):
             cpus = CPUSet(self.dice.sample(range(32), k=self.dice.randint(1, 32)))
-            self.tree.write(path, cpus)
+            overwrite(self.place.root / "cpuset" / path / "cpuset.cpus", cpus)
             self.disturbed.add(path)
             self.note(f"{path[-8:]} to {cpus}")
 

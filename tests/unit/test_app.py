@@ -24,6 +24,7 @@ from cpupool.local.kubelet import EmbeddedKubelet
 from cpupool.roles.device_manager import DeviceManager
 from cpupool.telemetry.health import Health
 from tests import builders
+from tests.cgroups import overwrite
 from tests.events import Heard
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -175,7 +176,7 @@ class TestAgent:
         world.place.make(CONTAINER)
         with world.running():
             world.await_cpus("0-1")
-            (world.directory(CONTAINER) / "cpuset.cpus").write_text("0-7")
+            overwrite(world.directory(CONTAINER) / "cpuset.cpus", "0-7")
             world.await_cpus("0-1")
 
     @pytest.mark.usefixtures("_events_only")
@@ -195,7 +196,7 @@ class TestAgent:
             for _ in range(2):
                 eventually(lambda: {file.read_text() for file in quotas} == {"-1"}, "both lifted")
                 for file in quotas:
-                    file.write_text("100000")
+                    overwrite(file, 100_000)
             eventually(lambda: {file.read_text() for file in quotas} == {"-1"}, "and again")
 
     @pytest.mark.usefixtures("_events_only")
@@ -208,7 +209,7 @@ class TestAgent:
         world.holds(monkeypatch, shared_b="0")
         with world.running():
             eventually(lambda: len(told) == 1, "it may have been moved before the agent came")
-            (world.directory(CONTAINER) / "cpuset.cpus").write_text("0-7")
+            overwrite(world.directory(CONTAINER) / "cpuset.cpus", "0-7")
             eventually(lambda: len(told) > 1, "it is announced")
         assert set(told) == {frozenset({"shared_b"})}
 
