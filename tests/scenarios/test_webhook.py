@@ -291,6 +291,20 @@ def webhook(
         yield webhook
 
 
+def answered(webhook: WebhookProcess, document: Any) -> dict[str, Any]:
+    """Ask again while a loaded machine keeps the API server from answering within a second."""
+    given: dict[str, Any] = {}
+
+    def in_time() -> bool:
+        given.clear()
+        given.update(webhook.ask(document).document["response"])
+        message = given.get("status", {}).get("message", "")
+        return not any(late in message for late in ("broken", "unreachable", "not answered"))
+
+    eventually(in_time, lambda: str(given))
+    return given
+
+
 class TestNamespaces:
     @pytest.fixture(autouse=True)
     def _annotated(self, server: FakeAPIServer) -> None:
@@ -302,24 +316,25 @@ class TestNamespaces:
         self, webhook: WebhookProcess, server: FakeAPIServer
     ) -> None:
         document = mixing()
-        response = webhook.ask(document).document["response"]
+        response = answered(webhook, document)
         made = stored(document["request"]["object"], response)
         assert made["metadata"]["annotations"] == {"cpu-shared.crio.io/main": "enable"}
         assert made["spec"]["containers"][0]["resources"] == {
             "limits": {"cpu": "2", "memory": "1Gi", ENABLE_SHARED: "1"}
         }
+        questions = server.count("get", "namespaces")
         assert webhook.ask(asking()).document["response"]["allowed"]
-        assert server.count("get", "namespaces") == 1
+        assert server.count("get", "namespaces") == questions >= 1
 
     @pytest.mark.parametrize("metadata", [{}, {"annotations": None}, {"annotations": {"a": "b"}}])
     def test_a_pod_of_another_namespace_is_denied_and_the_next_one_asked_for_anew(
         self, webhook: WebhookProcess, server: FakeAPIServer, metadata: Any
     ) -> None:
         server.keep(NAMESPACE, {"metadata": metadata})
-        message = webhook.ask(mixing()).document["response"]["status"]["message"]
+        message = answered(webhook, mixing())["status"]["message"]
         assert message.startswith("metadata.namespace: apps is not allowed to have")
         server.keep(NAMESPACE, {"metadata": {"annotations": ALLOWED}})
-        assert webhook.ask(mixing()).document["response"]["allowed"]
+        assert answered(webhook, mixing())["allowed"]
 
     @pytest.mark.parametrize(
         ("status", "words"), [(403, "must grant get on namespaces"), (500, "500 InternalError")]
@@ -328,7 +343,7 @@ class TestNamespaces:
         self, webhook: WebhookProcess, server: FakeAPIServer, status: int, words: str
     ) -> None:
         server.refuse(status, "InternalError" if status == 500 else "Forbidden")
-        message = webhook.ask(mixing()).document["response"]["status"]["message"]
+        message = answered(webhook, mixing())["status"]["message"]
         assert "whether apps may have workload.openshift.io/enable-shared-cpus is not" in message
         assert words in message
         assert message.endswith("; then create the pod again")
