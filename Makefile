@@ -6,7 +6,7 @@ WORKERS ?= 2
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test vm lint protos picture bench bench-docs starter clean
+.PHONY: demo test soak vm lint protos picture bench bench-docs starter clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -18,6 +18,10 @@ test: $(VENV)/.dev
 	@$(VENV)/bin/mypy
 	@echo "== tests"
 	@$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-report= && $(PYTHON) tools/coverage_floor.py
+
+# Properties with many times more examples, others in each run.
+soak: $(VENV)/.dev
+	@$(PYTHON) -m pytest -n $(WORKERS) --hypothesis-profile=soak tests/properties tests/unit tests/starter
 
 # In virtual machines: all tests, or TEST=tests/vm/test_....py.
 vm: $(VENV)/.dev

@@ -20,6 +20,7 @@ from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
+from tests.events import Heard
 from tests.machines import MACHINES
 from tests.nri_runtime import Container, FakeRuntime, Pod
 
@@ -97,6 +98,7 @@ def _serve(socket: Path, pods: int) -> None:
         missing_facts=MissingFacts.HOLD,
         ready=lambda: True,
         look=lambda: None,
+        events=Heard(),
         metrics=Metrics(),
         health=Health(),
     )

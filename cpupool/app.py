@@ -16,6 +16,7 @@ from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.files import DirectoryWatch, FileLock
 from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
+from cpupool.host.pool_files import PoolFiles
 from cpupool.host.status import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
@@ -25,10 +26,11 @@ from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource
 from cpupool.manager.usage import fragmentation, usage
 from cpupool.manager.ways import Way, Ways
-from cpupool.roles import configurator, cpusetter, device_manager, nri_plugin
+from cpupool.roles import configurator, cpusetter, device_manager, machine_watcher, nri_plugin
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
+from cpupool.roles.machine_watcher import MachineWatcher
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
 from cpupool.runtime.cri import CRI
 from cpupool.supervisor import supervise
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.host.root import HostRoot
-    from cpupool.manager.ports import EventSink, TopologySource
+    from cpupool.manager.ports import ConfigMapSource, EventSink, TopologySource
     from cpupool.manager.resolve import NodeFacts
     from cpupool.roles.cpusetter import SweepReport
     from cpupool.runtime.nri_connection import Launch
@@ -52,9 +54,13 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 SWEEP_INTERVAL_S: Final = 30.0
+_STATUS: Final = "status"
 _TELL_S: Final = 0.2
+_IDLE_S: Final = 60.0
 _KEPT_FILES: Final = {"cpuset.cpus", *bandwidth.FILES, *partitions.FILES}
 """What is kept of a container, and put back when somebody else has written it."""
+_CGROUP_LEVELS: Final = 5
+"""Below kubepods: QoS class, pod, and three that a runtime and a container may make."""
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 
@@ -98,8 +104,13 @@ class Cluster(PodSource, NodeLabels, Protocol):
         """Takes what pods' authors and the node's admin shall hear."""
         ...
 
-    def loops(self) -> Mapping[str, Loop]:
-        """Give what must run, by name, to hear from the cluster."""
+    @property
+    def config_map(self) -> ConfigMapSource | None:
+        """The ConfigMap with the pool files; None where the folder of the settings counts."""
+        ...
+
+    def loops(self, beat: Callable[[str], None]) -> Mapping[str, Loop]:
+        """Return what must run, by name, to hear from the cluster; each beats with its name."""
         ...
 
     def wake(self) -> None:
@@ -151,7 +162,7 @@ class Agent:
         tree = CgroupFS(root.cgroup, settings.cgroup_root)
         quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
         self._watches = [
-            DirectoryWatch(place, self._cgroup_changed, recursive=True, writes=True)
+            DirectoryWatch(place, self._cgroup_changed, depth=_CGROUP_LEVELS, writes=True)
             for place in (*tree.places(), *quotas.places())
         ]
         self._cri = CRI(
@@ -165,6 +176,7 @@ class Agent:
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
             look=self._tell_news,
+            events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
         )
@@ -172,6 +184,9 @@ class Agent:
         if self._plugged:
             self._watches.append(DirectoryWatch(root.nri_socket.parent, self._runtime_changed))
         self._ways = Ways(settings.enforcement, self._nri if self._plugged else None, self._cri)
+        self._machine_watcher = MachineWatcher(
+            self.manager, topology, health=self.health, changed=self._topology_changed
+        )
         self._cpusetter = CPUSetter(
             manager=self.manager,
             tree=tree,
@@ -191,10 +206,11 @@ class Agent:
             ],
             interval_s=settings.interval_s,
             swept=self._swept,
+            refused=self._machine_watcher.wake,
         )
         self._configurator = Configurator(
             self.manager,
-            settings.config,
+            PoolFiles(settings.config, self._cluster.config_map, last=root.last_config_map),
             last_good=root.last_good_pools,
             labels=self._cluster,
             topology=topology,
@@ -206,7 +222,6 @@ class Agent:
         self._device_manager = DeviceManager(
             self.manager,
             root,
-            topology,
             Mounts(
                 root,
                 settings.starter,
@@ -215,7 +230,6 @@ class Agent:
             ),
             metrics=self._metrics,
             health=self.health,
-            topology_changed=self._topology_changed,
             kubelet_changed=self._cpusetter.kubelet_changed,
             ready=lambda: self._cpusetter.ready,
         )
@@ -244,6 +258,7 @@ class Agent:
             LoopFailed: a loop ended with an error.
         """
         work = {
+            machine_watcher.NAME: self._machine_watcher.run,
             device_manager.NAME: self._device_manager.run,
             cpusetter.NAME: self._cpusetter.run,
             configurator.NAME: self._configurator.run,
@@ -253,8 +268,11 @@ class Agent:
         loops: dict[str, Loop] = {
             name: partial(self._once_alone, name, work[name]) for name in work
         }
-        loops["status"] = self._tell
-        loops.update(self._cluster.loops())
+        loops[_STATUS] = self._tell
+        loops.update(self._cluster.loops(self.health.beat))
+        for name in loops.keys() - work.keys():
+            self.health.expect(name, self._silent_s)
+        # Its own hang is a probe without an answer.
         if self.server:
             loops["telemetry"] = self.server.run
         try:
@@ -296,6 +314,7 @@ class Agent:
 
     def _wake_all(self) -> None:
         self.wake()
+        self._machine_watcher.wake()
         self._device_manager.wake()
         self._cluster.wake()
         self._nri.wake()
@@ -323,6 +342,8 @@ class Agent:
         self._configurator.wake()
 
     def _pools_changed(self) -> None:
+        # They were checked against a reading of the machine that may be old by now.
+        self._machine_watcher.wake()
         self._device_manager.wake()
         self._cpusetter.tell_news()
 
@@ -345,7 +366,8 @@ class Agent:
     def _tell(self, stop: threading.Event) -> None:
         """Publish what the last sweep saw; the next one does not wait for a disk."""
         while not stop.is_set():
-            self._untold.wait(_SILENT_S)
+            self.health.beat(_STATUS)
+            self._untold.wait(_IDLE_S)
             self._untold.clear()
             swept = self._told
             if swept is not None:

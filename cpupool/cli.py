@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from cpupool.commands import UsageError
+from cpupool.commands import BAD_INPUT, FAILED, UsageError
 from cpupool.core.errors import CPUPoolError
 from cpupool.version import VERSION
 
@@ -36,8 +36,6 @@ COMMANDS: Final = {
 }
 _MODULES: Final = {"import": "import_profile"}
 """Of commands that no module can be called after: `import` is a word of Python's own."""
-FAILED: Final = 1
-BAD_USAGE: Final = 2
 INTERRUPTED: Final = 130
 
 
@@ -57,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         code: int = parsed.run(parsed, out)
         out.flush()
     except UsageError as error:
-        return _say(str(error), BAD_USAGE)
+        return _say(str(error), BAD_INPUT)
     except CPUPoolError as error:
         return _say(str(error), FAILED)
     except KeyboardInterrupt:

@@ -27,20 +27,29 @@ def supervise(
     loops: Mapping[str, Loop],
     stop: threading.Event,
     wake: Callable[[], None],
+    hung: Callable[[], str] = lambda: "",
 ) -> None:
-    """Run loops in threads of their own until `stop`; one that fails ends them all.
+    """Run loops in threads of their own until `stop`; one that ends before ends them all.
+
+    Args:
+        loops: what to run, by name.
+        stop: ends them.
+        wake: lets each loop notice `stop`.
+        hung: for a process without a probe: returns the name of a loop that hangs, or nothing.
 
     Raises:
-        LoopFailed: names the loop that failed first.
+        LoopFailed: names the loop that failed or hung first.
     """
-    failures: list[tuple[str, Exception]] = []
+    failures: list[tuple[str, str]] = []
 
     def guarded(name: str, loop: Loop) -> None:
         try:
             loop(stop)
-        except Exception as error:  # whatever ends a loop must end the process
+            if not stop.is_set():
+                failures.append((name, "it has ended by itself"))
+        except BaseException as error:  # whatever ends a loop must end the process
+            failures.append((name, str(error) or type(error).__name__))
             log.exception("loop failed", name=name)
-            failures.append((name, error))
         finally:
             stop.set()
 
@@ -50,12 +59,17 @@ def supervise(
     ]
     for thread in threads:
         thread.start()
-    # A signal that the kernel hands to another thread does not end an unlimited wait of this one.
-    while not stop.wait(_SIGNAL_S):
-        pass
-    wake()
-    for thread in threads:
-        thread.join(_END_S)
+    try:
+        # A signal that the kernel hands to another thread does not end an unlimited wait of this.
+        while not stop.wait(_SIGNAL_S):
+            if name := hung():
+                failures.append((name, "it hangs"))
+                break
+    finally:
+        stop.set()
+        wake()
+        for thread in threads:
+            thread.join(_END_S)
     if failures:
         name, error = failures[0]
         raise LoopFailed(f"the {name} stopped: {error}; this process must be started again")

@@ -315,7 +315,7 @@ static bool read_shared(struct starter *starter)
  * the expected ones. Gives NULL if they are the same, else the likely cause. */
 static const char *look(struct starter *starter)
 {
-    struct cpus online = {0};
+    struct cpus online = {0}, usable;
     char text[LIST_BYTES];
     bool shared_known = read_shared(starter);
     bool online_known = read_text(ONLINE_FILE, text) && add_list(text, &online);
@@ -323,14 +323,19 @@ static const char *look(struct starter *starter)
     add_all(&starter->expected, &starter->shared);
     /* Without /sys an offline CPU cannot be told from one that is yet to come: all are waited for,
      * as late is better than on other people's CPUs. */
+    usable = starter->expected;
     if (online_known)
-        keep_common(&starter->expected, &online);
+        keep_common(&usable, &online);
+    if (size_of(&usable) > 0)
+        starter->expected = usable;
     if (sched_getaffinity(0, SET_BYTES, starter->found.set) != 0)
         return "the kernel refuses sched_getaffinity";
     if (!shared_known)
         return "a shared pool's file holds no CPU list, or is missing and SHARED_CPUS is not set";
     if (size_of(&starter->expected) == 0)
-        return "none of the container's CPUs is online, or its pool is gone";
+        return "the container's list of CPUs is empty, because its pool is gone";
+    if (size_of(&usable) == 0)
+        return "none of the expected CPUs is online";
     if (CPU_EQUAL_S(SET_BYTES, starter->expected.set, starter->found.set)) {
         /* The kernel first changes what is allowed, and then moves who runs elsewhere. */
         int running_on = sched_getcpu();

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,11 +27,18 @@ from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 Body = dict[str, Any]
 
-KINDS = {"pods": "Pod", "nodes": "Node"}
+PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
+KINDS = {
+    "pods": "Pod",
+    "nodes": "Node",
+    "configmaps": "ConfigMap",
+    "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
+}
+"""What may be listed and watched."""
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 _EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events")
@@ -55,8 +62,8 @@ class Request:
 class _Watch:
     """One open watch, and what is to be written into it."""
 
-    def __init__(self, resource: str, selector: str) -> None:
-        self.resource = resource
+    def __init__(self, collection: str, selector: str) -> None:
+        self.collection = collection
         self.selector = selector
         self._lines: deque[object] = deque()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -85,11 +92,12 @@ class _Watch:
 class _Change:
     version: int
     kind: str
-    resource: str
+    collection: str
     body: Body
 
     def line(self) -> bytes:
-        return _line(self.kind, {"kind": KINDS[self.resource], "apiVersion": "v1", **self.body})
+        kind = KINDS.get(_resource(self.collection))
+        return _line(self.kind, {"kind": kind, "apiVersion": "v1", **self.body})
 
 
 class FakeAPIServer:
@@ -106,6 +114,7 @@ class FakeAPIServer:
         events: the Events that were created.
         updates: the path and the new body of every update that was taken, in their order.
         tokens: the bearer tokens that it takes; None for all and none.
+        forbidden: every (verb, resource) that is refused for want of a right.
         page: the most objects that a list gives at once, whatever was asked for.
     """
 
@@ -120,11 +129,12 @@ class FakeAPIServer:
         self.events: list[Body] = []
         self.updates: list[tuple[str, Body]] = []
         self.tokens: set[str] | None = None
+        self.forbidden: set[tuple[str, str]] = set()
         self.page = 500
         self._tls = tls
         self._lock = threading.Condition()
-        self._objects: dict[str, dict[str, Body]] = {"pods": {}, "nodes": {}}
-        self._singles: dict[str, Body] = {}
+        # By the path of the collection, and there by UID or, what a test keeps, by name.
+        self._objects: defaultdict[str, dict[str, Body]] = defaultdict(dict)
         self._version = 100
         self._compacted = 0
         self._history: list[_Change] = []
@@ -132,7 +142,7 @@ class FakeAPIServer:
         self._watches: list[_Watch] = []
         self._refusals: deque[tuple[int, dict[str, str], Body | bytes]] = deque()
         self._gone_as_status = False
-        self._slow = False
+        self._slow: Callable[[str], bool] = _none
         self._closing = False
         self._sockets: set[socket.socket] = set()
         self._server = self._bound(0)
@@ -157,39 +167,50 @@ class FakeAPIServer:
         """Make these the pods, and tell the watches of every difference."""
         given = {body["metadata"]["uid"]: self._bound_to_node(body) for body in bodies}
         with self._lock:
-            for uid in self._objects["pods"].keys() - given:
-                self._change("DELETED", "pods", uid, self._objects["pods"][uid])
+            for uid in self._objects[PODS].keys() - given:
+                self._change("DELETED", PODS, uid, self._objects[PODS][uid])
             for uid, body in given.items():
-                known = self._objects["pods"].get(uid)
+                known = self._objects[PODS].get(uid)
                 if known is None:
-                    self._change("ADDED", "pods", uid, body)
+                    self._change("ADDED", PODS, uid, body)
                 elif _unversioned(known) != _unversioned(body):
-                    self._change("MODIFIED", "pods", uid, body)
+                    self._change("MODIFIED", PODS, uid, body)
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Give the node these labels."""
         uid = f"{self.node}-uid"
         body = {"metadata": {"name": self.node, "uid": uid, "labels": dict(labels)}}
         with self._lock:
-            known = uid in self._objects["nodes"]
-            self._change("MODIFIED" if known else "ADDED", "nodes", uid, body)
+            known = uid in self._objects[NODES]
+            self._change("MODIFIED" if known else "ADDED", NODES, uid, body)
 
     def keep(self, path: str, body: Body) -> None:
-        """Hold this namespace, Secret or webhook configuration at its path, as a new version."""
+        """Hold this object at its path, as a new version of the one that is there, if there is."""
+        collection, _, name = path.rpartition("/")
         with self._lock:
-            self._version += 1
-            metadata = {**body.get("metadata", {}), "resourceVersion": str(self._version)}
-            self._singles[path] = copy.deepcopy({**body, "metadata": metadata})
+            known = self._objects[collection].get(name)
+            uid = known["metadata"]["uid"] if known else f"{name}-{self._version}"
+            metadata = {**body.get("metadata", {}), "name": name, "uid": uid}
+            self._change(
+                "MODIFIED" if known else "ADDED", collection, name, {**body, "metadata": metadata}
+            )
+
+    def keep_config_map(self, path: str, **files: str) -> None:
+        """Hold a ConfigMap at this path, with these texts as `poolconfig-<name>.yaml`."""
+        data = {f"poolconfig-{name}.yaml": text for name, text in files.items()}
+        self.keep(path, {"kind": "ConfigMap", "data": data})
 
     def kept(self, path: str) -> Body:
         """Give what is held at a path."""
+        collection, _, name = path.rpartition("/")
         with self._lock:
-            return copy.deepcopy(self._singles[path])
+            return copy.deepcopy(self._objects[collection][name])
 
     def forget(self, path: str) -> None:
         """Delete what is held at a path."""
+        collection, _, name = path.rpartition("/")
         with self._lock:
-            del self._singles[path]
+            self._change("DELETED", collection, name, self._objects[collection][name])
 
     def verbs(self) -> set[tuple[str, str]]:
         """Give every (verb, resource) that was asked for."""
@@ -202,7 +223,7 @@ class FakeAPIServer:
     def watching(self, resource: str) -> int:
         """Say how many watches of a resource are open."""
         with self._lock:
-            return sum(watch.resource == resource for watch in self._watches)
+            return sum(_resource(watch.collection) == resource for watch in self._watches)
 
     # -- how it fails ----------------------------------------------------------------------------
 
@@ -214,7 +235,7 @@ class FakeAPIServer:
     def up(self) -> None:
         """Answer, and well."""
         with self._lock:
-            self._slow = False
+            self._slow = _none
             self._refusals.clear()
             self._lock.notify_all()
         if self._serving is None:
@@ -224,10 +245,14 @@ class FakeAPIServer:
             )
             self._serving.start()
 
-    def slow(self) -> None:
-        """Take connections and requests and answer nothing, and stay silent in watches."""
+    def slow(self, only: str = "") -> None:
+        """Take connections and requests and answer nothing, and stay silent in watches.
+
+        Args:
+            only: the resource for which this holds; empty for all.
+        """
         with self._lock:
-            self._slow = True
+            self._slow = lambda resource: only in {"", resource}
             self._lock.notify_all()
 
     def refuse(
@@ -279,7 +304,7 @@ class FakeAPIServer:
         """Write this into every open watch of a resource."""
         with self._lock:
             for watch in self._watches:
-                if watch.resource == resource:
+                if _resource(watch.collection) == resource:
                     watch.put(line + b"\n")
 
     def bookmark(self, resource: str) -> None:
@@ -319,18 +344,18 @@ class FakeAPIServer:
         bound.setdefault("spec", {}).setdefault("nodeName", self.node)
         return bound
 
-    def _change(self, kind: str, resource: str, uid: str, body: Body) -> None:
+    def _change(self, kind: str, collection: str, key: str, body: Body) -> None:
         self._version += 1
         body = copy.deepcopy(body)
         body["metadata"]["resourceVersion"] = str(self._version)
         if kind == "DELETED":
-            del self._objects[resource][uid]
+            del self._objects[collection][key]
         else:
-            self._objects[resource][uid] = body
-        change = _Change(self._version, kind, resource, body)
+            self._objects[collection][key] = body
+        change = _Change(self._version, kind, collection, body)
         self._history.append(change)
         for watch in self._watches:
-            if watch.resource == resource and _matches(body, watch.selector):
+            if watch.collection == collection and _matches(body, watch.selector):
                 watch.put(change.line())
 
     def opened(self, connection: socket.socket) -> socket.socket:
@@ -351,18 +376,16 @@ class FakeAPIServer:
         """Answer one request, on a thread of its own."""
         split = urlsplit(handler.path)
         parameters = dict(parse_qsl(split.query))
-        resource = split.path.removeprefix("/api/v1/")
+        resource = _resource(split.path)
         events = _EVENTS.fullmatch(split.path)
         single = _SINGLE.fullmatch(split.path)
         body = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
-        if events:
-            resource = "events"
         verb = "create" if method == "POST" else "watch" if "watch" in parameters else "list"
         if single:
             resource, verb = single[1], {"GET": "get", "PUT": "update"}.get(method, verb)
         with self._lock:
             self.requests.append(Request(verb, resource, parameters))
-            while self._slow and not self._closing:
+            while self._slow(resource) and not self._closing:
                 self._lock.wait(DEADLINE_S)
             refusal = self._refusals.popleft() if self._refusals else None
         token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -370,21 +393,24 @@ class FakeAPIServer:
             handler.reply(*refusal)
         elif self.tokens is not None and token not in self.tokens:
             handler.reply(401, {}, _status(401, "Unauthorized", "Unauthorized"))
+        elif (verb, resource) in self.forbidden:
+            handler.reply(403, {}, _status(403, "Forbidden", f"{verb} {resource} is forbidden"))
         elif verb in {"get", "update"}:
             handler.reply(*self._single(split.path, body))
         elif method == "POST" and events:
             handler.reply(*self._create_event(events[1], json.loads(body)))
-        elif method != "GET" or resource not in KINDS:
+        elif method != "GET" or not _may_be_listed(split.path, parameters):
             handler.reply(403, {}, _status(403, "Forbidden", f"{verb} {resource} is forbidden"))
         elif verb == "watch":
-            self._stream(handler, resource, parameters)
+            self._stream(handler, split.path, parameters)
         else:
-            handler.reply(*self._list(resource, parameters))
+            handler.reply(*self._list(split.path, parameters))
 
     def _single(self, path: str, text: bytes) -> tuple[int, dict[str, str], Body]:
         """Read one object, or replace it if there is a body."""
+        collection, _, name = path.rpartition("/")
         with self._lock:
-            known = self._singles.get(path)
+            known = self._objects[collection].get(name)
             if known is None:
                 return 404, {}, _status(404, "NotFound", f"{path} not found")
             if not text:
@@ -392,14 +418,13 @@ class FakeAPIServer:
             body = json.loads(text)
             if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
                 return 409, {}, _status(409, "Conflict", "the object has been modified")
-            self._version += 1
-            body["metadata"]["resourceVersion"] = str(self._version)
-            self._singles[path] = body
+            self._change("MODIFIED", collection, name, body)
+            body = self._objects[collection][name]
             self.updates.append((path, body))
             return 200, {}, body
 
     def _list(
-        self, resource: str, parameters: Mapping[str, str]
+        self, collection: str, parameters: Mapping[str, str]
     ) -> tuple[int, dict[str, str], Body]:
         selector = parameters.get("fieldSelector", "")
         limit = min(int(parameters.get("limit", "500")), self.page)
@@ -410,19 +435,19 @@ class FakeAPIServer:
                 version, left = self._pages.pop(token)
             else:
                 version = str(self._version)
-                objects = self._objects[resource].values()
+                objects = self._objects[collection].values()
                 left = [body for body in objects if _matches(body, selector)]
             metadata = {"resourceVersion": version}
             if left[limit:]:
                 metadata["continue"] = f"{version}-{len(left)}"
                 self._pages[metadata["continue"]] = (version, left[limit:])
-        kind = f"{KINDS[resource]}List"
+        kind = f"{KINDS[_resource(collection)]}List"
         whole = {"kind": kind, "apiVersion": "v1", "metadata": metadata, "items": left[:limit]}
         return 200, {}, whole
 
-    def _stream(self, handler: _Handler, resource: str, parameters: Mapping[str, str]) -> None:
+    def _stream(self, handler: _Handler, collection: str, parameters: Mapping[str, str]) -> None:
         since = int(parameters["resourceVersion"])
-        watch = _Watch(resource, parameters.get("fieldSelector", ""))
+        watch = _Watch(collection, parameters.get("fieldSelector", ""))
         with self._lock:
             gone = since < self._compacted
             if gone and self._gone_as_status:
@@ -433,7 +458,7 @@ class FakeAPIServer:
                 watch.put(_line("ERROR", _status(410, "Expired", f"too old: {since}")))
                 watch.put(_END)
             for change in self._history:
-                wanted = change.resource == resource and _matches(change.body, watch.selector)
+                wanted = change.collection == collection and _matches(change.body, watch.selector)
                 if wanted and change.version > since:
                     watch.put(change.line())
             self._watches.append(watch)
@@ -450,7 +475,7 @@ class FakeAPIServer:
         while True:
             line = watch.next(handler.connection, ends_s)
             with self._lock:
-                while self._slow and not self._closing:
+                while self._slow(_resource(watch.collection)) and not self._closing:
                     self._lock.wait(DEADLINE_S)
             if line is _DROP:
                 handler.drop()
@@ -542,6 +567,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _none(_resource: str) -> bool:
+    return False
+
+
+def _resource(collection: str) -> str:
+    return collection.rpartition("/")[2]
+
+
+def _may_be_listed(path: str, parameters: Mapping[str, str]) -> bool:
+    """Return whether RBAC lets cpupool list and watch this."""
+    # Beside this node and its pods only single objects, by `resourceNames`.
+    single = parameters.get("fieldSelector", "").startswith("metadata.name=")
+    return path in {PODS, NODES} or (_resource(path) in KINDS and single)
 
 
 def _matches(body: Body, selector: str) -> bool:

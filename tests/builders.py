@@ -73,4 +73,4 @@ def given(
         pool: Grant(frozenset(listed.split(",")), CPUSet.parse(told))
         for pool, listed in ids.items()
     }
-    return {ContainerRef(pod.uid, container): by_pool}
+    return {ContainerRef(pod.cgroup_uid, container): by_pool}

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import shutil
+import signal
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck
+
+from tests import guard, searching
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
 
-# How long an example takes is the machine's affair, and that of the other tests on it.
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.load_profile(searching.UNTIMED)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the run the same at a terminal and in the background, and see to its end."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts what it runs in the background, and children would ignore it, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if guard.RUN not in os.environ:
+        guarded = ExitStack()
+        guarded.enter_context(guard.guarding())
+        config.add_cleanup(guarded.close)
 
 
 @pytest.fixture
@@ -28,6 +42,34 @@ def folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="cpl-", dir="/tmp"))
     yield made
     shutil.rmtree(made)
+
+
+@pytest.fixture
+def lasting() -> Callable[[], AbstractSet[int]]:
+    """Return what finds the processes that a test may start for the rest of its module."""
+    return frozenset
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left(lasting: Callable[[], AbstractSet[int]]) -> Iterator[None]:
+    """Fail a test that leaves a process; what its module shares was there before."""
+    before = guard.children().keys()
+    yield
+
+    def left() -> list[str]:
+        allowed = before | lasting()
+        return [line for pid, line in guard.children().items() if pid not in allowed]
+
+    eventually(lambda: not left(), lambda: f"the end of {left()}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_thread_is_left() -> Iterator[None]:
+    """Fail a module that leaves a thread; a server that its tests share starts some in any test."""
+    before = guard.threads()
+    yield
+    gc.collect()  # an executor ends its threads when nothing refers to it
+    eventually(lambda: guard.threads() <= before, lambda: f"the end of {guard.threads() - before}")
 
 
 @pytest.fixture(autouse=True)

@@ -89,9 +89,13 @@ class FakeCRI(RuntimeServiceServicer):
         self.stop()
         self.start()
 
-    def add_sandbox(self, identifier: str, pod: str) -> None:
-        """Make a pod's sandbox."""
-        self.sandboxes[identifier] = cri.PodSandbox(id=identifier, labels=labels(pod))
+    def add_sandbox(
+        self, identifier: str, pod: str, annotations: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a pod's sandbox, with the pod's annotations."""
+        self.sandboxes[identifier] = cri.PodSandbox(
+            id=identifier, labels=labels(pod), annotations=annotations or {}
+        )
 
     def add(
         self,
@@ -135,11 +139,22 @@ class FakeCRI(RuntimeServiceServicer):
         # Runtimes take the beginning of an id for the whole.
         return cri.ListContainersResponse(
             containers=[
-                cri.Container(id=one.id, labels=one.labels, annotations=one.annotations)
+                cri.Container(
+                    id=one.id,
+                    pod_sandbox_id=self._sandbox_of(one),
+                    labels=one.labels,
+                    annotations=one.annotations,
+                )
                 for one in list(self.containers.values())
                 if one.id.startswith(request.filter.id)
             ]
         )
+
+    def _sandbox_of(self, container: cri.ContainerStatus) -> str:
+        uid = container.labels.get("io.kubernetes.pod.uid", "")
+        sandboxes = list(self.sandboxes.values())
+        found = (one.id for one in sandboxes if one.labels["io.kubernetes.pod.uid"] == uid)
+        return next(found, "")
 
     def ListPodSandbox(  # noqa: N802
         self, request: cri.ListPodSandboxRequest, context: grpc.ServicerContext

@@ -44,3 +44,26 @@ class Mount:
             for old in before.iterdir():
                 old.unlink()
             before.rmdir()
+
+
+class Shown:
+    """A ConfigMap as the API server shows it, if it does."""
+
+    def __init__(self, **files: str) -> None:
+        self.waits_s: list[float] = []
+        self._entries: dict[str, bytes] | None = None
+        if files:
+            self.show(**files)
+
+    def show(self, **files: str) -> None:
+        self._entries = {
+            f"poolconfig-{name}.yaml": text.encode(errors="surrogateescape")
+            for name, text in files.items()
+        }
+        self._entries["other"] = b"is no pool file"
+
+    def entries(self) -> Mapping[str, bytes] | None:
+        return self._entries
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits_s.append(timeout_s)

@@ -46,12 +46,17 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of the kubelet's, and its sandbox."""
+    """A pod of the kubelet's, and its sandbox.
+
+    Attributes:
+        annotations: what the pod's author wrote. Its containers have a copy, as CRI-O makes it.
+    """
 
     uid: str = "11111111-2222-3333-4444-555555555555"
     name: str = "pod"
     namespace: str = "default"
     labelled: bool = True
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sandbox(self) -> str:
@@ -71,7 +76,7 @@ class Pod:
 
     def message(self) -> nri_pb2.PodSandbox:
         """Write it as the runtime does."""
-        return nri_pb2.PodSandbox(id=self.sandbox, labels=self.labels)
+        return nri_pb2.PodSandbox(id=self.sandbox, labels=self.labels, annotations=self.annotations)
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,14 @@ class Container:
     def message(self) -> nri_pb2.Container:
         """Write it as the runtime does."""
         labels = {"io.kubernetes.container.name": self.name} if self.pod.labelled else {}
+        allocated = {Names().allocated(pool): ids for pool, ids in self.devices.items()}
         message = nri_pb2.Container(
             id=self.id,
             pod_sandbox_id=self.pod.sandbox,
             name=self.name,
             state=self.state,  # type: ignore[arg-type]  # any number can come
             labels=labels | (self.pod.labels if self.own_labels else {}),
-            annotations={Names().allocated(pool): ids for pool, ids in self.devices.items()},
+            annotations={**self.pod.annotations, **allocated},
             env=[f"{name}={value}" for name, value in self.environment.items()],
         )
         _set(message.linux.resources.cpu, self.cpus, self.quota_us)
@@ -119,10 +125,17 @@ class FakeRuntime:
         events: those that it knows.
         alone: whether a plugin's UpdateContainers must not come while a request of the runtime
             waits for its answer; found out at the end.
+        listens: whether it takes plugins at once; else the socket refuses them until `listen`.
     """
 
     def __init__(
-        self, path: Path, *, dedicated: bool = True, events: int = EVENTS, alone: bool = False
+        self,
+        path: Path,
+        *,
+        dedicated: bool = True,
+        events: int = EVENTS,
+        alone: bool = False,
+        listens: bool = True,
     ) -> None:
         self.dedicated = dedicated
         self.events = events
@@ -130,9 +143,10 @@ class FakeRuntime:
         self.problems: list[str] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
-        self._listener.listen(16)
         self._listener.settimeout(DEADLINE_S)
         self._plugins: list[Plugin] = []
+        if listens:
+            self.listen()
 
     def __enter__(self) -> Self:
         return self
@@ -142,6 +156,10 @@ class FakeRuntime:
         for plugin in self._plugins:
             plugin.hang_up()
         assert not self.problems
+
+    def listen(self) -> None:
+        """Take plugins from here on."""
+        self._listener.listen(16)
 
     def accept(self) -> Plugin:
         """Wait for a plugin that connects and registers."""

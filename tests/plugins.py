@@ -27,6 +27,7 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from cpupool.kubelet.registration import register
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,7 +65,7 @@ class AnyPlugin(DevicePluginServicer):
             yield
         finally:
             self._lists.put(None)
-            server.stop(None).wait(30)
+            server.stop(None).wait(DEADLINE_S)
 
     def register(self, kubelet: Path, endpoint: str) -> None:
         register(

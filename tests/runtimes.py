@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ from cpupool.core.errors import (
     RemoteProtocolError,
     RuntimeBusy,
     RuntimeRefused,
+    RuntimeSilent,
 )
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager.ways import Ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.quota import Bandwidth
@@ -33,7 +35,9 @@ class ModelRuntime:
         silent: whether it answers no question, although it is here.
         refusing: why it refuses updates; empty where it takes them.
         busy: whether it puts updates off.
+        mute: whether it leaves updates without an answer.
         written: called with each update that it takes.
+        calls: the containers of each call that updates several.
         limited: called with each quota that it takes.
         asked: the ids that it was asked to recognise, one entry for each question.
     """
@@ -45,7 +49,9 @@ class ModelRuntime:
     silent: bool = False
     refusing: str = ""
     busy: bool = False
+    mute: bool = False
     written: Callable[[ContainerID, CPUSet], None] = lambda _id, _cpus: None
+    calls: list[list[ContainerID]] = field(default_factory=list)
     limited: Callable[[ContainerID, Bandwidth], None] = lambda _id, _bandwidth: None
     asked: list[frozenset[str]] = field(default_factory=list)
 
@@ -69,6 +75,12 @@ class ModelRuntime:
         self.lists[container] = str(cpus)
         self.written(container, cpus)
 
+    def update_all(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
+        self.calls.append(list(wanted))
+        for container, cpus in wanted.items():
+            with suppress(ContainerNotFound, RuntimeRefused):
+                self.update(container, cpus)
+
     def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
         self._change(container, f"the CPU quota {bandwidth}")
         self.limited(container, bandwidth)
@@ -78,6 +90,8 @@ class ModelRuntime:
             raise ContainerNotFound(container)
         if self.busy:
             raise RuntimeBusy(container, what, "it is busy")
+        if self.mute:
+            raise RuntimeSilent(container, what, "it does not answer")
         if self.refusing:
             raise RuntimeRefused(container, what, self.refusing)
 

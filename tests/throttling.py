@@ -7,6 +7,8 @@ import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from tests.waiting import DEADLINE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -34,7 +36,7 @@ def spinning(cpus: Sequence[int], *cgroups: Path) -> Iterator[None]:
     finally:
         for process in started:
             process.kill()
-            process.wait(timeout=10)
+            process.wait(DEADLINE_S)
 
 
 def throttled(cgroup: Path) -> int:

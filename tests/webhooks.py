@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trustme
 
+from cpupool.https.desk import Limits
 from tests.mounts import Mount
 from tests.waiting import DEADLINE_S
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from cpupool.https.server import HTTPSServer
 
 LOCALHOST = "127.0.0.1"
+PATIENT = Limits(
+    handshake_s=DEADLINE_S / 2, request_s=DEADLINE_S / 2, idle_s=2 * DEADLINE_S, linger_s=0.0
+)
+"""A server that waits for clients on a busy machine, and ends before a test's deadline."""
 JSON = {"Content-Type": "application/json"}
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63pupool/api/nri.proto\x12\x14nri.pkg.api.v1alpha1\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"Z\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"{\n\x16\x43reateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\x8b\x01\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\x12\x35\n\x06update\x18\x02 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xba\x01\n\x16UpdateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"P\n\x17UpdateContainerResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xa1\x01\n\x10StateChangeEvent\x12*\n\x05\x65vent\x18\x01 \x01(\x0e\x32\x1b.nri.pkg.api.v1alpha1.Event\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"s\n\x0eLifecycleEvent\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\x07\n\x05\x45mpty\"\x85\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12<\n\x06labels\x18\x05 \x03(\x0b\x32,.nri.pkg.api.v1alpha1.PodSandbox.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9b\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.nri.pkg.api.v1alpha1.Container.LabelsEntry\x12\x45\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x30.nri.pkg.api.v1alpha1.Container.AnnotationsEntry\x12\x0b\n\x03\x65nv\x18\x08 \x03(\t\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"=\n\x0eLinuxResources\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"\x82\x01\n\x08LinuxCPU\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04\"\x81\x01\n\x13\x43ontainerAdjustment\x12+\n\x03\x65nv\x18\x04 \x03(\x0b\x32\x1e.nri.pkg.api.v1alpha1.KeyValue\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\"S\n\x18LinuxContainerAdjustment\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"z\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\x12\x16\n\x0eignore_failure\x18\x03 \x01(\x08\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\x92\x02\n\x05\x45vent\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x13\n\x0fRUN_POD_SANDBOX\x10\x01\x12\x14\n\x10STOP_POD_SANDBOX\x10\x02\x12\x16\n\x12REMOVE_POD_SANDBOX\x10\x03\x12\x14\n\x10\x43REATE_CONTAINER\x10\x04\x12\x19\n\x15POST_CREATE_CONTAINER\x10\x05\x12\x13\n\x0fSTART_CONTAINER\x10\x06\x12\x18\n\x14POST_START_CONTAINER\x10\x07\x12\x14\n\x10UPDATE_CONTAINER\x10\x08\x12\x19\n\x15POST_UPDATE_CONTAINER\x10\t\x12\x12\n\x0eSTOP_CONTAINER\x10\n\x12\x14\n\x10REMOVE_CONTAINER\x10\x0b*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63pupool/api/nri.proto\x12\x14nri.pkg.api.v1alpha1\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"Z\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"{\n\x16\x43reateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\x8b\x01\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\x12\x35\n\x06update\x18\x02 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xba\x01\n\x16UpdateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"P\n\x17UpdateContainerResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xa1\x01\n\x10StateChangeEvent\x12*\n\x05\x65vent\x18\x01 \x01(\x0e\x32\x1b.nri.pkg.api.v1alpha1.Event\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"s\n\x0eLifecycleEvent\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\x07\n\x05\x45mpty\"\x81\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12<\n\x06labels\x18\x05 \x03(\x0b\x32,.nri.pkg.api.v1alpha1.PodSandbox.LabelsEntry\x12\x46\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x31.nri.pkg.api.v1alpha1.PodSandbox.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9b\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.nri.pkg.api.v1alpha1.Container.LabelsEntry\x12\x45\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x30.nri.pkg.api.v1alpha1.Container.AnnotationsEntry\x12\x0b\n\x03\x65nv\x18\x08 \x03(\t\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"=\n\x0eLinuxResources\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"\x82\x01\n\x08LinuxCPU\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04\"\x81\x01\n\x13\x43ontainerAdjustment\x12+\n\x03\x65nv\x18\x04 \x03(\x0b\x32\x1e.nri.pkg.api.v1alpha1.KeyValue\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\"S\n\x18LinuxContainerAdjustment\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"z\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\x12\x16\n\x0eignore_failure\x18\x03 \x01(\x08\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\x92\x02\n\x05\x45vent\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x13\n\x0fRUN_POD_SANDBOX\x10\x01\x12\x14\n\x10STOP_POD_SANDBOX\x10\x02\x12\x16\n\x12REMOVE_POD_SANDBOX\x10\x03\x12\x14\n\x10\x43REATE_CONTAINER\x10\x04\x12\x19\n\x15POST_CREATE_CONTAINER\x10\x05\x12\x13\n\x0fSTART_CONTAINER\x10\x06\x12\x18\n\x14POST_START_CONTAINER\x10\x07\x12\x14\n\x10UPDATE_CONTAINER\x10\x08\x12\x19\n\x15POST_UPDATE_CONTAINER\x10\t\x12\x12\n\x0eSTOP_CONTAINER\x10\n\x12\x14\n\x10REMOVE_CONTAINER\x10\x0b*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PODSANDBOX_LABELSENTRY']._loaded_options = None
   _globals['_PODSANDBOX_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_options = b'8\001'
   _globals['_CONTAINER_LABELSENTRY']._loaded_options = None
   _globals['_CONTAINER_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CONTAINER_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_EVENT']._serialized_start=2814
-  _globals['_EVENT']._serialized_end=3088
-  _globals['_CONTAINERSTATE']._serialized_start=3091
-  _globals['_CONTAINERSTATE']._serialized_end=3221
+  _globals['_EVENT']._serialized_start=2938
+  _globals['_EVENT']._serialized_end=3212
+  _globals['_CONTAINERSTATE']._serialized_start=3215
+  _globals['_CONTAINERSTATE']._serialized_end=3345
   _globals['_REGISTERPLUGINREQUEST']._serialized_start=47
   _globals['_REGISTERPLUGINREQUEST']._serialized_end=111
   _globals['_CONFIGUREREQUEST']._serialized_start=113
@@ -70,33 +72,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMPTY']._serialized_start=1456
   _globals['_EMPTY']._serialized_end=1463
   _globals['_PODSANDBOX']._serialized_start=1466
-  _globals['_PODSANDBOX']._serialized_end=1599
-  _globals['_PODSANDBOX_LABELSENTRY']._serialized_start=1554
-  _globals['_PODSANDBOX_LABELSENTRY']._serialized_end=1599
-  _globals['_CONTAINER']._serialized_start=1602
-  _globals['_CONTAINER']._serialized_end=2013
-  _globals['_CONTAINER_LABELSENTRY']._serialized_start=1554
-  _globals['_CONTAINER_LABELSENTRY']._serialized_end=1599
-  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_start=1963
-  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_end=2013
-  _globals['_LINUXCONTAINER']._serialized_start=2015
-  _globals['_LINUXCONTAINER']._serialized_end=2088
-  _globals['_LINUXRESOURCES']._serialized_start=2090
-  _globals['_LINUXRESOURCES']._serialized_end=2151
-  _globals['_LINUXCPU']._serialized_start=2154
-  _globals['_LINUXCPU']._serialized_end=2284
-  _globals['_OPTIONALINT64']._serialized_start=2286
-  _globals['_OPTIONALINT64']._serialized_end=2316
-  _globals['_OPTIONALUINT64']._serialized_start=2318
-  _globals['_OPTIONALUINT64']._serialized_end=2349
-  _globals['_CONTAINERADJUSTMENT']._serialized_start=2352
-  _globals['_CONTAINERADJUSTMENT']._serialized_end=2481
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=2483
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=2566
-  _globals['_CONTAINERUPDATE']._serialized_start=2568
-  _globals['_CONTAINERUPDATE']._serialized_end=2690
-  _globals['_LINUXCONTAINERUPDATE']._serialized_start=2692
-  _globals['_LINUXCONTAINERUPDATE']._serialized_end=2771
-  _globals['_KEYVALUE']._serialized_start=2773
-  _globals['_KEYVALUE']._serialized_end=2811
+  _globals['_PODSANDBOX']._serialized_end=1723
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_start=1626
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_end=1671
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_start=1673
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_end=1723
+  _globals['_CONTAINER']._serialized_start=1726
+  _globals['_CONTAINER']._serialized_end=2137
+  _globals['_CONTAINER_LABELSENTRY']._serialized_start=1626
+  _globals['_CONTAINER_LABELSENTRY']._serialized_end=1671
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_start=1673
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_end=1723
+  _globals['_LINUXCONTAINER']._serialized_start=2139
+  _globals['_LINUXCONTAINER']._serialized_end=2212
+  _globals['_LINUXRESOURCES']._serialized_start=2214
+  _globals['_LINUXRESOURCES']._serialized_end=2275
+  _globals['_LINUXCPU']._serialized_start=2278
+  _globals['_LINUXCPU']._serialized_end=2408
+  _globals['_OPTIONALINT64']._serialized_start=2410
+  _globals['_OPTIONALINT64']._serialized_end=2440
+  _globals['_OPTIONALUINT64']._serialized_start=2442
+  _globals['_OPTIONALUINT64']._serialized_end=2473
+  _globals['_CONTAINERADJUSTMENT']._serialized_start=2476
+  _globals['_CONTAINERADJUSTMENT']._serialized_end=2605
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=2607
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=2690
+  _globals['_CONTAINERUPDATE']._serialized_start=2692
+  _globals['_CONTAINERUPDATE']._serialized_end=2814
+  _globals['_LINUXCONTAINERUPDATE']._serialized_start=2816
+  _globals['_LINUXCONTAINERUPDATE']._serialized_end=2895
+  _globals['_KEYVALUE']._serialized_start=2897
+  _globals['_KEYVALUE']._serialized_end=2935
 # @@protoc_insertion_point(module_scope)

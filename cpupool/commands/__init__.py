@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import textwrap
 from contextlib import suppress
 from pathlib import Path
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
 
     Commands = _SubParsersAction[argparse.ArgumentParser]
 
+FAILED: Final = 1
+BAD_INPUT: Final = 2
+"""Exit code where there is no answer: the command line, or a file it names, cannot be used."""
 POOL_FOLDER: Final = Path("/etc/cpu-pooler")
 """Where the agent's ConfigMap is mounted; the manifests have it, too."""
 METRICS_PORT: Final = 9404
 SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
 """What `cpupool simulate --json` writes and `cpupool explain` reads."""
-LARGEST_BYTES: Final = 16 * 2**20
+_STDIN: Final = Path("/dev/stdin")
+_LARGEST_BYTES: Final = 16 * 2**20
 _WIDTH: Final = 100
 _SUBDOMAIN: Final = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -179,19 +184,43 @@ def open_machine(spec: str) -> CPUTopology:
         raise UsageError(f"--topology: {error}") from error
 
 
+def input_file(text: str) -> Path:
+    """Read the name of a file to read from the command line; `-` is standard input."""
+    return _STDIN if text == "-" else Path(text)
+
+
 def read_file(path: Path) -> bytes:
-    """Read a file that the command line names.
+    """Read a file or a pipe that the command line names.
 
     Raises:
         UsageError: it cannot be read.
     """
     try:
-        if not path.is_dir() and path.exists() and not path.is_file():
-            raise UsageError(f"{path} is a device or a pipe; name a regular file")
-        with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
+        if path == _STDIN:
+            content = _read_stdin()
+        else:
+            with path.open("rb") as file:
+                content = file.read(_LARGEST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a file that can be read") from error
-    if len(content) > LARGEST_BYTES:
-        raise UsageError(f"{path} has more than {LARGEST_BYTES} bytes; name another file")
+    if len(content) > _LARGEST_BYTES:
+        raise UsageError(f"{path} has more than {_LARGEST_BYTES} bytes; name another file")
     return content
+
+
+def read_text(path: Path) -> str:
+    """Read a file or a pipe that the command line names as text.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    try:
+        return read_file(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: this is not UTF-8; save it as UTF-8") from error
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; name a file")
+    return sys.stdin.buffer.read(_LARGEST_BYTES + 1)

@@ -6,12 +6,11 @@ import difflib
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import yaml
 
-from cpupool.commands import UsageError, add_command, read_file
+from cpupool.commands import UsageError, add_command, input_file, read_file, read_text
 from cpupool.commands.rules import add_rules, rules
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
@@ -25,6 +24,7 @@ from cpupool.wire.admission import Denied
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from cpupool.commands import Commands
     from cpupool.core.errors import Problem
@@ -39,9 +39,10 @@ examples:
   cpupool admit pod.yaml --pool-files configmaps/cpu-pooler-configmap.yaml --diff
   cpupool admit pod.yaml --pool-files /etc/cpu-pooler --cfs-quotas shared
 
-Printed is the pod as the webhook completes it; warnings stand before it as comments. Without
---pool-files a pool is unknown only by the form of its name, a container with exclusive and shared
-CPUs gets no limit, and OpenShift's resource for shared CPUs is passed over.
+Printed is the pod as the webhook completes it, for a workload one pod of its template; warnings
+stand before it as comments. Without --pool-files a pool is unknown only by the form of its name, a
+container with exclusive and shared CPUs gets no limit, and OpenShift's resource for shared CPUs is
+passed over.
 
 Exit code 0: every pod in the file is admitted; 1: one is denied; 2: the command line is wrong, or a
 file that it names cannot be used.
@@ -58,12 +59,16 @@ def add_parser(commands: Commands, summary: str) -> None:
         _EXAMPLES,
     )
     parser.add_argument(
-        "file", metavar="POD", type=Path, help="a file with Pods in YAML or JSON, or with a list"
+        "file",
+        metavar="POD",
+        type=input_file,
+        help="a file with Pods in YAML or JSON, with workloads as Deployment or Job, with lists of"
+        " them, or - for standard input",
     )
     parser.add_argument(
         "--pool-files",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         nargs="+",
         help="the pools of the cluster: pool files, ConfigMap manifests, or folders with"
         " poolconfig-<name>.yaml files (default: not known)",
@@ -107,13 +112,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 def _decide(path: Path, going_by: Rules) -> tuple[list[Body], list[Admitted | Denied]]:
     try:
-        text = read_file(path).decode("utf-8-sig")
-        pods: list[Body] = [*views.pods_from_text(str(path), text)]
+        pods: list[Body] = [*views.pods_from_text(str(path), read_text(path), copies=False)]
         if not pods:
             raise UsageError(f"{path}: there is no pod in it; name another file")
         return pods, [admission.admit(pod, going_by, _namespace(pod)) for pod in pods]
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: this is not UTF-8; save it as UTF-8") from error
     except ManifestError as error:
         raise UsageError(str(error) if error.source else f"{path}: {error}") from error
 

@@ -19,10 +19,12 @@ from cpupool.commands import (
 )
 from cpupool.commands.services import (
     add_api_server,
+    add_config_map,
     add_log_format,
     add_metrics_port,
     api_server,
     asked_to_end,
+    config_map,
 )
 from cpupool.core.names import STARTER, Names
 from cpupool.host import kernel
@@ -68,6 +70,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         default=POOL_FOLDER,
         help="folder with poolconfig-<name>.yaml files; edits are followed (default: %(default)s)",
     )
+    add_config_map(parser)
     parser.add_argument(
         "--node-name",
         metavar="NAME",
@@ -111,9 +114,9 @@ def add_parser(commands: Commands, summary: str) -> None:
         "--nri-missing-facts",
         choices=[choice.value for choice in MissingFacts],
         default=MissingFacts.HOLD.value,
-        help="a container that requests pools, while the kubelet does not say which devices it has:"
-        " hold, so that the kubelet tries again; or release it into the default pool until they are"
-        " known (default: %(default)s)",
+        help="a container that requests pools, while its devices are not known or another pod still"
+        " has its CPUs: hold, so that the kubelet tries again; or release it into the default pool"
+        " until it can have its CPUs (default: %(default)s)",
     )
     parser.add_argument(
         "--cri-socket",
@@ -161,17 +164,20 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         cri_socket=arguments.cri_socket,
         launch=launch,
     )
+    followed = config_map(arguments.configmap)
     root = HostRoot.under(arguments.host_root)
     log.get(__name__).info(
         "agent starts",
         version=VERSION,
         node=arguments.node_name,
         pools=arguments.config,
+        configmap=followed or "not followed",
         api_server=server,
     )
 
     def join(metrics: Metrics, changed: Callable[[], None]) -> Cluster:
-        return Cluster(server, arguments.node_name, settings.names, metrics, changed)
+        node, names = arguments.node_name, settings.names
+        return Cluster(server, node, names, metrics, changed, config_map=followed)
 
     # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a
     # runtime would wait for its answer.

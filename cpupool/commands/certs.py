@@ -6,28 +6,34 @@ import argparse
 import json
 import logging
 import os
-import re
-import signal
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.commands import UsageError, add_command
-from cpupool.commands.services import add_api_server, add_log_format, api_server, missing
+from cpupool.commands.services import (
+    DNS_LABEL,
+    add_api_server,
+    add_log_format,
+    api_server,
+    asked_to_end,
+    missing,
+    own_namespace,
+)
 from cpupool.kube.client import SERVICE_ACCOUNT
+from cpupool.supervisor import supervise
 from cpupool.telemetry import log
+from cpupool.telemetry.health import Health
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from cpupool.commands import Commands
     from cpupool.roles.certificates import CertificateKeeper, Outcome
 
 _NAMESPACE: Final = "POD_NAMESPACE"
-_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DAY: Final = "%Y-%m-%d"
+_SILENT_S: Final = 900.0
+"""Longer than a loop pauses after trouble, and than a slow API server takes for what it asks."""
 _EXAMPLES: Final = """\
 examples:
   cpupool certs --watch                  in a pod of the webhook's Deployment
@@ -74,7 +80,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     add_api_server(parser)
     add_log_format(parser)
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--watch", action="store_true", help="stay, and look again every minute")
+    shape.add_argument("--watch", action="store_true", help="stay, and keep them good")
     shape.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
 
@@ -89,13 +95,15 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     level = logging.INFO if arguments.watch else logging.WARNING
     log.set_up(level, json=arguments.log_format == "json")
     if arguments.watch:
-        # Ends whatever is going on, at once: a write has happened by then or it has not. First,
-        # because until then the kernel keeps SIGTERM from the first process of a container.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            keeper = _keeper(arguments)
-            log.get(__name__).info("certificates are watched", version=VERSION)
-            keeper.run(threading.Event())
+        # First: until then the kernel keeps SIGTERM from the first process of a container.
+        stop = asked_to_end()
+        keeper = _keeper(arguments)
+        log.get(__name__).info("certificates are watched", version=VERSION)
+        health = Health()
+        loops = keeper.loops(health.beat)
+        for name in loops:
+            health.expect(name, _SILENT_S)
+        supervise(loops, stop, keeper.wake, health.hung)
         return 0
     outcome = _keeper(arguments).look()
     if arguments.json:
@@ -111,8 +119,11 @@ def _keeper(arguments: argparse.Namespace) -> CertificateKeeper:
         from cpupool.roles.certificates import CertificateKeeper, Installed  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise missing(error) from error
+    namespace = arguments.namespace or own_namespace(SERVICE_ACCOUNT)
+    if not namespace:
+        raise UsageError(f"the namespace is not known; give --namespace, or set {_NAMESPACE}")
     installed = Installed(
-        namespace=arguments.namespace or _own_namespace(SERVICE_ACCOUNT / "namespace"),
+        namespace=namespace,
         secret=arguments.secret,
         service=arguments.service,
         configuration=arguments.webhook_configuration,
@@ -120,16 +131,8 @@ def _keeper(arguments: argparse.Namespace) -> CertificateKeeper:
     return CertificateKeeper(api_server(arguments.api_server), installed)
 
 
-def _own_namespace(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        text = path.read_text("ascii").strip()
-        if _LABEL.fullmatch(text):
-            return text
-    raise UsageError(f"the namespace is not known; give --namespace, or set {_NAMESPACE}")
-
-
 def _label(text: str) -> str:
-    if not _LABEL.fullmatch(text):
+    if not DNS_LABEL.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no DNS label; write it as cpupool-webhook")
     return text
 

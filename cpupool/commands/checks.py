@@ -39,7 +39,8 @@ _REFUSED: Final = re.compile(
 _ASK: Final = "run this in the agent's container, or give the address of its pod with --agent"
 _SEE_LOG: Final = "look at its log for why that does not come"
 _GRANT: Final = (
-    "apply the agent's ClusterRole and its binding: list and watch pods and nodes, create events"
+    "apply the agent's ClusterRole, its Role and their bindings: list and watch pods, nodes and the"
+    " one ConfigMap, create events"
 )
 _RESTARTED: Final = (
     "drain the node, stop the kubelet, {}, delete cpu_manager_state in its folder, start it"
@@ -60,7 +61,7 @@ class Verdict(Enum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
-    SKIPPED = "skipped"
+    UNSEEN = "unseen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def rights(found: tuple[NodeStatus, float] | None, metrics: str | None) -> Row:
         fact = "the agent has no list of the node's pods yet"
         return Row("rights", Verdict.WARNING, fact, f"if its log says Forbidden: {_GRANT}")
     if metrics is None:
-        return Row("rights", Verdict.SKIPPED, "the agent gives no answer", _ASK)
+        return Row("rights", Verdict.UNSEEN, "the agent gives no answer", _ASK)
     return Row("rights", Verdict.OK, "the API server lets the agent watch pods and its node")
 
 
@@ -183,7 +184,7 @@ def cpu_manager(policy: str | None, allocatable: CPUSet | None, pools: NodePools
         return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
     if policy is None and allocatable is None:
         fact = "the kubelet's state cannot be seen from here"
-        return Row("CPU manager", Verdict.SKIPPED, fact, "run this on the node, as root")
+        return Row("CPU manager", Verdict.UNSEEN, fact, "run this on the node, as root")
     return Row("CPU manager", Verdict.OK, "none, so nobody but cpupool writes cpusets")
 
 
@@ -218,16 +219,16 @@ def pool_file(
     """
     if file is None and not of:
         fact, remedy = "none is in sight", "name it, or the folder that it is in, with --config"
-        yield Row("pool file", Verdict.SKIPPED, fact, remedy)
+        yield Row("pool file", Verdict.UNSEEN, fact, remedy)
     elif file is None and labels is None:
         fact = f"there are {of}, and the node's labels choose one of them"
-        yield Row("pool file", Verdict.SKIPPED, fact, "give the labels with --node-labels")
+        yield Row("pool file", Verdict.UNSEEN, fact, "give the labels with --node-labels")
     elif file is None:
         fact = f"none of {of} is for a node with these labels, so it has no pools"
         yield Row("pool file", Verdict.WARNING, fact, "compare them with each file's nodeSelector")
     elif in_force not in (None, file.pools):
         fact = f"{file.name} says something else than the pools that the agent has in force"
-        remedy = "if the edit is older than a minute, look at the agent's log for what refuses it"
+        remedy = "the folder may lag by a minute or two; after that, look at the agent's log"
         yield Row("pool file", Verdict.WARNING, fact, remedy)
     else:
         fine = f"{file.name} {'is in force' if in_force else 'can be used'}"
@@ -296,8 +297,8 @@ def interrupts(found: Collection[Interrupt], exclusive: CPUSet) -> Row:
 def daemons(found: Collection[Daemon], exclusive: CPUSet, others: CPUSet) -> Row:
     """Check that services stay off exclusive CPUs; `others` is where they may go."""
     if not found:
-        fact = "no service is in sight from here"
-        return Row("daemons", Verdict.SKIPPED, fact, "run this on the node, not in a container")
+        fact = "no service of the node is in sight: a container sees its own processes only"
+        return Row("daemons", Verdict.UNSEEN, fact, "run this on the node, not in a container")
     units = {one.unit for one in found}
     loose = {one.unit: one.cpus for one in found if one.cpus & exclusive}
     if not loose:

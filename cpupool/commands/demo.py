@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import tempfile
-import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,9 +19,10 @@ from cpupool.commands import (
     add_resource_domain,
     add_shape,
     drawing,
+    input_file,
     open_machine,
     pool_files,
-    read_file,
+    read_text,
     samples,
 )
 from cpupool.commands.live import LiveNode
@@ -72,7 +72,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         help="a pool file or ConfigMap for this machine (default: pools made from its own CPUs)",
     )
     add_node_labels(parser)
@@ -80,7 +80,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--pods",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         help="pod manifests to run (default: three small pods). Images are not pulled: an idle"
         " process takes each container's place",
     )
@@ -158,12 +158,13 @@ def _interrupts_noted() -> Iterator[Callable[[], None]]:
     Asked between two steps only, it finds each of them done or not begun, so that what is undone
     at the end is all there is; and another Ctrl-C does not disturb the undoing.
     """
-    noted = threading.Event()
+    # No event: a second signal may interrupt the handler while it holds the event's lock.
+    noted: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda _number, _frame: noted.set()) for number in signals]
+    before = [signal.signal(number, lambda one, _frame: noted.append(one)) for number in signals]
 
     def check() -> None:
-        if noted.is_set():
+        if noted:
             raise KeyboardInterrupt
 
     try:
@@ -195,7 +196,7 @@ def _bodies(path: Path | None, pool_file: PoolFile, names: Names) -> list[dict[s
     """Read the pods to run; what the node cannot take for pods is found here."""
     if path is None:
         return list(samples.pods(pool_file.pools, names))
-    text = read_file(path).decode("utf-8", "replace")
+    text = read_text(path)
     try:
         bodies = views.pods_from_text(str(path), text)
         pods = [HostedPod(views.created(body, "not-yet"), names).pod for body in bodies]
@@ -221,7 +222,9 @@ def _verdict(
     astray: Collection[str],
 ) -> str:
     lines = []
-    if moved is None:
+    if not rows:
+        lines.append("No process was started.")
+    elif moved is None:
         lines.append("No container has less than the whole machine, so none could be moved away.")
     elif moved.after_ms is None:
         lines.append(
@@ -237,6 +240,6 @@ def _verdict(
         lines.append(f"{len(refused)} pods did not start: see above.")
     if astray:
         lines.append(f"These ran on WRONG CPUs, or still do: {', '.join(sorted(astray))}.")
-    else:
+    elif rows:
         lines.append(f"All {len(rows)} processes run where they belong.")
     return "\n".join(lines)

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import tempfile
+import textwrap
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from cpupool.commands import UsageError, add_command, checks, node
 from cpupool.commands.checks import Row, Verdict
 from cpupool.config import kubelet_config, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
-from cpupool.config.poolconfig import Source
+from cpupool.config.poolconfig import Machine, Source
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
@@ -66,8 +67,14 @@ Exit code 0: nothing is wrong, warnings apart; 1: there is a problem; 2: the com
 or a file that it names cannot be used.
 """
 _SCHEMA: Final = "cpupool-doctor/1"
+_WIDTH: Final = 80
 _DIAL_S: Final = 2.0
-_NOT_IN_BUNDLE: Final = "not in a bundle"
+_NOT_IN_BUNDLE: Final = ("not in a bundle", "run this on the node, as root")
+_NAME_POOLS: Final = "name the node's pool file with --config"
+_KUBELET_CONFIG: Final = (
+    "run this on the node, or name the file with --kubelet-config; in a container /dev/stdin, with"
+    " the answer of `kubectl get --raw /api/v1/nodes/NODE/proxy/configz` piped in"
+)
 
 
 def add_parser(commands: Commands, summary: str) -> None:
@@ -118,6 +125,10 @@ def _draw(rows: Sequence[Row], out: TextIO) -> None:
     drawing.show(drawing.checks(rows), out)
     counts = Counter(row.verdict for row in rows)
     told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    unseen = dict.fromkeys(row.check for row in rows if row.verdict is Verdict.UNSEEN)
+    if unseen:
+        said = f"not seen: {', '.join(unseen)}; their rows say what makes them visible"
+        out.write(f"\n{textwrap.fill(said, _WIDTH)}\n")
     out.write(f"\n{told}\n")
 
 
@@ -151,22 +162,25 @@ def _examine(examined: Node) -> list[Row]:
     except HostFileError as error:
         raise UsageError(str(error)) from error
     rows: list[Row] = []
+    looks = dict(_CHECKS)
     status: tuple[NodeStatus, float] | None = None
     try:
         status = examined.status()
     except HostFileError as error:
         rows += _failed("agent", error)
+        # A file that is out of sight says nothing about the agent.
+        del looks["agent"]
     in_force = status[0].pools if status and status[0].pools.pools else None
     file: PoolFile | None = None
     try:
-        files = _pool_files(examined)
+        files = _pool_files(examined, topology)
         file = _choose(files, examined.labels, topology)
         rows += checks.pool_file(file, in_force, of=len(files), labels=examined.labels)
     except CPUPoolError as error:
         rows += _failed("pool file", error)
     pools = in_force or (file.pools if file else None)
     known = _Known(examined, topology, status, pools)
-    for check, look in _CHECKS.items():
+    for check, look in looks.items():
         try:
             rows += look(known)
         except CPUPoolError as error:
@@ -181,7 +195,7 @@ def _failed(check: str, error: CPUPoolError, verdict: Verdict = Verdict.PROBLEM)
     return [Row(check, verdict, fact, remedy)]
 
 
-def _pool_files(examined: Node) -> Sequence[PoolFile]:
+def _pool_files(examined: Node, topology: CPUTopology) -> Sequence[PoolFile]:
     """Read the pool files; none where there are none to be seen.
 
     Raises:
@@ -189,7 +203,7 @@ def _pool_files(examined: Node) -> Sequence[PoolFile]:
         HostFileError: they cannot be read.
     """
     problems: list[Problem] = []
-    found: Iterable[Source]
+    found: Sequence[Source]
     text = node.read(examined.config)
     if text is not None:
         found = poolconfig.sources(examined.shown(examined.config), text, problems)
@@ -197,7 +211,9 @@ def _pool_files(examined: Node) -> Sequence[PoolFile]:
         found = [Source.of(*item) for item in read_pool_files(examined.config).items()]
     else:
         return ()
-    files = poolconfig.parse_all(found, examined.names, problems)
+    known = examined.labels is not None or len(found) == 1
+    machine = Machine(topology, examined.labels) if known else None
+    files = poolconfig.parse_all(found, examined.names, problems, machine)
     refuse_errors([*problems, *poolconfig.rivals(files)])
     return files
 
@@ -238,10 +254,10 @@ def _kubelet(known: _Known) -> Iterable[Row]:
     text = node.read(path)
     if text is None:
         fact = f"its configuration is not known: there is no {known.node.shown(path)}"
-        remedy = "name it with --kubelet-config, or use `cpupool kubelet-config --check`"
-        return [Row("kubelet", Verdict.SKIPPED, fact, remedy)]
+        return [Row("kubelet", Verdict.UNSEEN, fact, _KUBELET_CONFIG)]
     if known.pools is None:
-        return [Row("kubelet", Verdict.SKIPPED, "its configuration is compared with pools only")]
+        fact = "its configuration is compared with pools, and none are known"
+        return [Row("kubelet", Verdict.UNSEEN, fact, _NAME_POOLS)]
     config = kubelet_config.parse(known.node.shown(path), text)
     needs = KubeletNeeds.of(known.pools, known.topology)
     return checks.problems("kubelet", kubelet_config.check(config, needs), config.describe(needs))
@@ -263,7 +279,7 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
 
 def _device_plugins(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
-        yield Row("device plugins", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        yield Row("device plugins", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     ours = known.node.root.device_plugins.glob("cpupool-*.sock")
     yield checks.device_plugins(
@@ -275,7 +291,7 @@ def _device_plugins(known: _Known) -> Iterable[Row]:
 
 def _starter(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
-        yield Row("starter", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        yield Row("starter", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     files = known.node.root.starters.glob(f"*/{Path(STARTER).name}")
     yield checks.starter(can_run=any(one.is_file() and os.access(one, os.X_OK) for one in files))
@@ -283,7 +299,7 @@ def _starter(known: _Known) -> Iterable[Row]:
 
 def _podresources(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
-        yield Row("podresources", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        yield Row("podresources", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     pods = PodResources(known.node.root.podresources_socket).by_pod_name()
     yield Row("podresources", Verdict.OK, f"the kubelet tells of {len(pods)} pods")
@@ -291,7 +307,7 @@ def _podresources(known: _Known) -> Iterable[Row]:
 
 def _container_runtime(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
-        yield Row("container runtime", Verdict.SKIPPED, _NOT_IN_BUNDLE)
+        yield Row("container runtime", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     root, name = known.node.root, ""
     try:
@@ -316,7 +332,7 @@ def _checkpoint(known: _Known) -> Iterable[Row]:
 def _pools(known: _Known) -> Iterable[Row]:
     if known.pools is None:
         fact = "none are known, so nothing is compared with them"
-        yield Row("pools", Verdict.SKIPPED, fact, "name the node's pool file with --config")
+        yield Row("pools", Verdict.UNSEEN, fact, _NAME_POOLS)
         return
     found = validate(known.pools, known.topology)
     fine = "they fit the machine, and all their CPUs are online"

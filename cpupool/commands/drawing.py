@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from cpupool.commands import columns
 from cpupool.commands.checks import Verdict
 from cpupool.commands.painting import LegendRow, Mark, paint
 from cpupool.core.cpuset import CPUSet, format_ids
@@ -52,7 +53,7 @@ _VERDICTS: Final = {
     Verdict.OK: ("+", "green"),
     Verdict.WARNING: ("!", "bold yellow"),
     Verdict.PROBLEM: ("x", "bold red"),
-    Verdict.SKIPPED: ("-", _QUIET),
+    Verdict.UNSEEN: ("-", _QUIET),
 }
 
 
@@ -119,16 +120,15 @@ def _pools(status: NodeStatus) -> RenderableType:
 
 def checks(rows: Sequence[Row]) -> RenderableType:
     """List what was checked, each with its verdict in a word, and what to do below the fact."""
-    listed = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(4):
-        listed.add_column(overflow="fold")
-    for row in rows:
-        symbol, style = _VERDICTS[row.verdict]
-        fact = Text(row.fact)
-        if row.remedy:
-            fact.append(f"\n> {row.remedy}", _QUIET if row.verdict is Verdict.SKIPPED else "bold")
-        listed.add_row(Text(symbol, style), Text(row.verdict.value, style), Text(row.check), fact)
-    return listed
+    return _Columns([_check_cells(row) for row in rows])
+
+
+def _check_cells(row: Row) -> Sequence[Text]:
+    symbol, style = _VERDICTS[row.verdict]
+    fact = Text(row.fact)
+    if row.remedy:
+        fact.append(f"\n> {row.remedy}", _QUIET if row.verdict is Verdict.UNSEEN else "bold")
+    return Text(symbol, style), Text(row.verdict.value, style), Text(row.check), fact
 
 
 def show(picture: RenderableType, out: TextIO) -> None:
@@ -338,32 +338,65 @@ def _summary(topology: CPUTopology) -> Iterable[str]:
         yield f"isolated from the scheduler (isolcpus): {topology.isolated}"
 
 
-def _legend(topology: CPUTopology, painting: Painting) -> Table:
+def _legend(topology: CPUTopology, painting: Painting) -> RenderableType:
     rows = list(painting.legend)
     if rows:
         unmarked = topology.online - CPUSet(painting.marks)
         rows.append(LegendRow(_PLAIN, "none of these", unmarked))
     rows.append(LegendRow(_OFFLINE, "offline", topology.present - topology.online))
-    legend = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(4):
-        legend.add_column(overflow="fold")
-    for row in filter(lambda row: row.cpus, rows):
-        legend.add_row(
-            Text(f" {row.mark.symbol} ", row.mark.style),
-            Text(row.name),
-            Text(str(row.cpus)),
-            Text(row.note, _QUIET),
-        )
-    return legend
+    return _Columns(
+        [
+            (
+                Text(f" {row.mark.symbol} ", row.mark.style),
+                Text(row.name),
+                Text(str(row.cpus)),
+                Text(row.note, _QUIET),
+            )
+            for row in rows
+            if row.cpus
+        ]
+    )
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     """Lay out rows of plain text below their titles."""
-    drawn = Table(
-        box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for title in titles:
-        drawn.add_column(title, overflow="fold")
-    for row in rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
+    return _Columns([tuple(map(Text, row)) for row in rows], titles)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Rows of texts that share the width that they are given; titles may stand above."""
+
+    rows: Sequence[Sequence[Text]]
+    titles: Sequence[str] = ()
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        plain = [[cell.plain for cell in row] for row in self.rows]
+        texts = [self.titles, *plain] if self.titles else plain
+        between = 2 * max(0, len(texts[0]) - 1) if texts else 0
+        widths = columns.widths(texts, options.max_width - between)
+        drawn = Table.grid(padding=(0, 2, 0, 0))
+        if self.titles:
+            drawn = Table(
+                box=SIMPLE_HEAD,
+                header_style="bold",
+                show_edge=False,
+                pad_edge=False,
+                padding=(0, 1, 0, 0),
+            )
+        titles = self.titles or [""] * len(widths)
+        for title, width in zip(titles, widths, strict=True):
+            drawn.add_column(_broken(Text(title), width), overflow="fold")
+        for row in self.rows:
+            drawn.add_row(*map(_broken, row, widths))
+        yield drawn
+
+
+def _broken(text: Text, width: int) -> Text:
+    lines: list[Text] = []
+    for line in text.split("\n", allow_blank=True):
+        *broken, last = line.divide(columns.breaks(line.plain, width))
+        for piece in broken:
+            piece.rstrip()
+        lines += [*broken, last]
+    return Text("\n").join(lines)

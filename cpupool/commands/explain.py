@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.commands import (
@@ -13,6 +12,7 @@ from cpupool.commands import (
     add_command,
     add_shape,
     add_topology,
+    input_file,
     open_machine,
 )
 from cpupool.commands import status as status_file
@@ -24,6 +24,7 @@ from cpupool.host.root import HostRoot
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from cpupool.commands import Commands
     from cpupool.commands.reasons import Explanation
@@ -64,7 +65,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--file",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         default=HostRoot().status,
         help="what the agent, or `cpupool simulate --json`, has written (default: %(default)s)",
     )

@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, add_topology, open_machine, read_file
+from cpupool.commands import (
+    UsageError,
+    add_command,
+    add_topology,
+    input_file,
+    open_machine,
+    read_file,
+)
 from cpupool.config import performance_profile
 from cpupool.config.kubelet_config import NONE
 from cpupool.core.errors import ConfigError, HostFileError, Problem, Severity, refuse_errors
@@ -30,8 +37,8 @@ spec.cpu.isolated becomes the pool exclusive_isolated, spec.cpu.shared the pool 
 spec.cpu.reserved the pool default. With --topology, which a machine with SMT needs,
 exclusive_isolated lists one CPU of each core. What is left to do is said on standard error.
 
-Exit code 0: it is printed, or written; 1: the profile is refused, or the files were not written; 2:
-the command line is wrong, or a file that it names cannot be used.
+Exit code 0: it is printed, or written; 1: the files were not written; 2: the command line is wrong,
+or the profile cannot be used.
 """
 _PERFORMANCE_PROFILE: Final = "performance-profile"
 
@@ -51,7 +58,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         help="what the file holds",
     )
     parser.add_argument(
-        "file", metavar="FILE", type=Path, help="the PerformanceProfile, as YAML or JSON"
+        "file", metavar="FILE", type=input_file, help="the PerformanceProfile, as YAML or JSON"
     )
     add_topology(parser, "a machine of the nodes that the profile is for", None)
     shape = parser.add_mutually_exclusive_group()
@@ -68,11 +75,8 @@ def add_parser(commands: Commands, summary: str) -> None:
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Print or write the pool file and the kubelet settings.
 
-    Returns:
-        0, or 1 where the profile is refused.
-
     Raises:
-        UsageError: a file or the machine cannot be read, or a file is there already.
+        UsageError: the profile is refused, the machine cannot be read, or a file is there already.
         HostFileError: a file cannot be written.
     """
     topology = open_machine(arguments.topology) if arguments.topology else None
@@ -81,8 +85,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         profile = performance_profile.parse(str(arguments.file), text)
         notes = refuse_errors(performance_profile.check(profile, topology))
     except ConfigError as error:
-        _tell(error.problems)
-        return 1
+        raise UsageError(str(error)) from error
     pools = performance_profile.pool_file(profile, topology)
     pool_file = f"{POOL_FILE_PREFIX}{profile.name}{POOL_FILE_SUFFIX}"
     instead = str(profile.beside_default(topology))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from cpupool.commands import (
-    LARGEST_BYTES,
     UsageError,
     add_command,
     add_node_labels,
     add_resource_domain,
     add_topology,
+    input_file,
     open_machine,
     pool_files,
     read_file,
@@ -42,7 +41,6 @@ default pool.
 Exit code 0: it is printed, or the kubelet's configuration suits the pools; 1: it does not; 2: the
 command line is wrong, or a file that it names cannot be used.
 """
-_STDIN: Final = "-"
 
 
 def add_parser(commands: Commands, summary: str) -> None:
@@ -55,11 +53,15 @@ def add_parser(commands: Commands, summary: str) -> None:
         _EXAMPLES,
     )
     parser.add_argument(
-        "file", metavar="FILE", type=Path, help="the node's pool file, or a ConfigMap manifest"
+        "file",
+        metavar="FILE",
+        type=input_file,
+        help="the node's pool file, or a ConfigMap manifest",
     )
     parser.add_argument(
         "--check",
         metavar="FILE",
+        type=input_file,
         help="compare with this kubelet configuration file, or - for one (or an answer of /configz)"
         " on standard input",
     )
@@ -100,11 +102,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return _check(needs, arguments.check, out)
 
 
-def _check(needs: KubeletNeeds, source: str, out: TextIO) -> int:
-    name = "standard input" if source == _STDIN else source
-    text = _read_stdin() if source == _STDIN else read_file(Path(source))
+def _check(needs: KubeletNeeds, path: Path, out: TextIO) -> int:
+    text = read_file(path)
     try:
-        config = kubelet_config.parse(name, text)
+        config = kubelet_config.parse(str(path), text)
     except ConfigError as error:
         raise UsageError(str(error)) from error
     problems = kubelet_config.check(config, needs)
@@ -112,7 +113,7 @@ def _check(needs: KubeletNeeds, source: str, out: TextIO) -> int:
         print(problem, file=out)
     if errors_in(problems):
         return 1
-    print(f"{name}: ok: {config.describe(needs)}", file=out)
+    print(f"{path}: ok: {config.describe(needs)}", file=out)
     return 0
 
 
@@ -189,12 +190,3 @@ def _cpu(text: str) -> int:
         return kubelet_config.milli_of(text)
     except QuantityError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _read_stdin() -> bytes:
-    if sys.stdin is None:
-        raise UsageError("standard input is closed; name a file")
-    text = sys.stdin.buffer.read(LARGEST_BYTES + 1)
-    if len(text) > LARGEST_BYTES:
-        raise UsageError(f"standard input has more than {LARGEST_BYTES} bytes; give another file")
-    return text

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from cpupool.commands import METRICS_PORT, UsageError
-from cpupool.kube.client import APIServer, NoAPIServer
+from cpupool.kube.client import SERVICE_ACCOUNT, APIServer, NoAPIServer
+from cpupool.kube.config_map import ConfigMapName
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_CONFIG_MAP: Final = re.compile(rf"({DNS_LABEL.pattern}/)?[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?")
 
 
 def add_api_server(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +41,46 @@ def api_server(url: str | None) -> APIServer:
         return APIServer.at(url) if url else APIServer.in_cluster(os.environ)
     except NoAPIServer as error:
         raise UsageError(str(error)) from error
+
+
+def add_config_map(parser: argparse.ArgumentParser) -> None:
+    """Add `--configmap`, for `config_map`."""
+    parser.add_argument(
+        "--configmap",
+        metavar="[NAMESPACE/]NAME",
+        type=_config_map,
+        default="cpu-pooler-configmap",
+        help="the ConfigMap that --config shows, to be told of its edits by the API server and at"
+        " once; '' for the folder alone (default: %(default)s, in the namespace of this pod)",
+    )
+
+
+def config_map(text: str) -> ConfigMapName | None:
+    """Return the ConfigMap to follow; None where the folder alone counts."""
+    namespace, _, name = text.rpartition("/")
+    namespace = namespace or own_namespace(SERVICE_ACCOUNT)
+    return ConfigMapName(namespace, name) if name and namespace else None
+
+
+def _config_map(text: str) -> str:
+    if text and not _CONFIG_MAP.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of a ConfigMap; write NAMESPACE/NAME"
+        )
+    return text
+
+
+def own_namespace(folder: Path) -> str:
+    """Return the namespace of this pod; empty where this is none.
+
+    Args:
+        folder: where a pod's service account is mounted.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        text = (folder / "namespace").read_text("ascii").strip()
+        if DNS_LABEL.fullmatch(text):
+            return text
+    return ""
 
 
 def add_metrics_port(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +114,15 @@ def add_log_format(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_to_end() -> threading.Event:
-    """Give an event that SIGTERM and SIGINT set from now on."""
+    """Return an event that SIGTERM and SIGINT set from now on."""
     stop = threading.Event()
+
+    def end(_number: int, _frame: object) -> None:
+        # The handler may interrupt this thread while that holds the event's lock.
+        threading.Thread(target=stop.set, name="signal").start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
+        signal.signal(number, end)
     return stop
 
 

@@ -8,7 +8,6 @@ import json
 import sys
 from collections import Counter
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.commands import (
@@ -18,9 +17,10 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_topology,
+    input_file,
     open_machine,
     pool_files,
-    read_file,
+    read_text,
     writable,
 )
 from cpupool.commands.outcomes import show, to_json
@@ -33,6 +33,7 @@ from cpupool.local.workload import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from cpupool.commands import Commands
     from cpupool.core.pools import NodePools
@@ -78,7 +79,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--pools",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         required=True,
         help="the pool file or ConfigMap manifest of the machine",
     )
@@ -88,12 +89,13 @@ def add_parser(commands: Commands, summary: str) -> None:
     pods.add_argument(
         "--pods",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         action="append",
-        help="pod manifests, in this order; may be given again",
+        help="manifests of pods, or of workloads with a template for pods, in this order; may be"
+        " given again",
     )
     pods.add_argument(
-        "--trace", metavar="FILE", type=Path, help="pods that come and go, as JSON lines"
+        "--trace", metavar="FILE", type=input_file, help="pods that come and go, as JSON lines"
     )
     pods.add_argument(
         "--random", metavar="N", type=_count, help="make up so many pods that come and go"
@@ -198,7 +200,7 @@ def _events(
         load = _LOAD if arguments.load is None else arguments.load
         return tuple(workload.made_up(topology, pools, arguments.random, seed=seed, load=load))
     if arguments.trace:
-        return workload.read(str(arguments.trace), _text(arguments.trace))
+        return workload.read(str(arguments.trace), read_text(arguments.trace))
     events = [event for path in arguments.pods for event in _pods(path, names)]
     called = Counter(event.pod.uid for event in events)
     if twice := [name for name, times in called.items() if times > 1]:
@@ -209,7 +211,7 @@ def _events(
 def _pods(path: Path, names: Names) -> Iterator[Event]:
     """Read the pods of one file; all come at once."""
     try:
-        bodies = views.pods_from_text(str(path), _text(path))
+        bodies = views.pods_from_text(str(path), read_text(path))
         pods = [views.pod(views.created(body, "not-yet"), names) for body in bodies]
     except ManifestError as error:
         raise UsageError(f"--pods: {error}") from error
@@ -217,13 +219,6 @@ def _pods(path: Path, names: Names) -> Iterator[Event]:
         raise UsageError(f"{path}: there is no pod in it; name a file with one")
     for pod in pods:
         yield Event(0, workload.pod_of(f"{pod.namespace}/{pod.name}", pod.containers))
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_file(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: this is not UTF-8; save it as UTF-8") from error
 
 
 @contextmanager

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cpupool.commands import UsageError, add_command, add_shape, add_topology, open_machine
+from cpupool.commands import (
+    UsageError,
+    add_command,
+    add_shape,
+    add_topology,
+    input_file,
+    open_machine,
+)
 from cpupool.commands.checks import SILENT_S
 from cpupool.host.root import HostRoot
 from cpupool.manager import report
@@ -15,6 +21,7 @@ from cpupool.manager import report
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+    from pathlib import Path
 
     from cpupool.commands import Commands
     from cpupool.manager.report import NodeStatus
@@ -41,7 +48,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--file",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         default=HostRoot().status,
         help="what the agent has written (default: %(default)s)",
     )
@@ -76,11 +83,13 @@ def read(path: Path) -> tuple[Any, float]:
             f"{path} is not there: start `cpupool agent` on this node, or name its"
             " status file with --file"
         ) from error
-    except OSError as error:
+    except PermissionError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); run this as root, or in the agent's"
             " container"
         ) from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; name the agent's status file") from error
     except ValueError as error:
         raise UsageError(f"{path} is no status file; name the agent's with --file") from error
     return document, age_s

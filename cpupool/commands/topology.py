@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cpupool.commands import (
@@ -12,6 +11,7 @@ from cpupool.commands import (
     add_resource_domain,
     add_shape,
     add_topology,
+    input_file,
     open_machine,
     pool_files,
 )
@@ -20,6 +20,7 @@ from cpupool.core.topology import describe
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
     from cpupool.commands import Commands
     from cpupool.core.pools import NodePools
@@ -53,7 +54,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--pools",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         help="paint the CPUs by the pools of this pool file or ConfigMap manifest",
     )
     add_node_labels(parser)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cpupool.commands import (
+    BAD_INPUT,
+    FAILED,
     UsageError,
     add_command,
     add_node_labels,
     add_resource_domain,
     add_topology,
+    input_file,
     open_machine,
     read_file,
 )
 from cpupool.config import poolconfig
-from cpupool.config.poolconfig import Source
-from cpupool.core import pool_rules
-from cpupool.core.errors import ConfigError, Problem, errors_in
+from cpupool.config.poolconfig import Machine, Source
+from cpupool.core.errors import ConfigError, Location, Problem, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import PoolKind
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from cpupool.commands import Commands
     from cpupool.config.poolconfig import PoolFile
@@ -40,7 +42,7 @@ Files given together are taken for the files of one ConfigMap. With --node-label
 the node takes must fit its machine.
 
 Exit code 0: every file can be used; 1: problems were found; 2: the command line is wrong, or a file
-that it names cannot be read.
+that it names cannot be read, or is no YAML.
 """
 
 
@@ -56,9 +58,10 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "files",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         nargs="+",
-        help="a pool file, a ConfigMap manifest, or a folder with poolconfig-<name>.yaml files",
+        help="a pool file, ConfigMaps beside other objects, or a folder with poolconfig-<name>.yaml"
+        " files",
     )
     add_topology(parser, "the machine that must have the CPUs", None)
     add_node_labels(parser)
@@ -70,7 +73,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Check the files and print what is found.
 
     Returns:
-        0 where every file can be used, and one of them on the node if labels are given.
+        0 where every file can be used, and one of them on the node if labels are given; BAD_INPUT
+        where one is no YAML.
 
     Raises:
         UsageError: a file or the machine cannot be read.
@@ -79,15 +83,15 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     labels: Mapping[str, str] | None = arguments.node_labels
     problems: list[Problem] = []
     sources = list(_sources(arguments.files, problems))
-    files = poolconfig.parse_all(sources, Names(arguments.resource_domain), problems)
+    machine = Machine(topology, labels) if topology else None
+    files = poolconfig.parse_all(sources, Names(arguments.resource_domain), problems, machine)
     problems += poolconfig.rivals(files)
     taken = None
-    if labels is not None and not problems:
+    if labels is not None and not errors_in(problems):
         taken = _take(files, labels, problems)
     good = []
     for file in files:
-        machine = topology if labels is None or file is taken else None
-        found = file.located([*file.warnings, *pool_rules.validate(file.pools, machine)])
+        found = file.problems(topology if labels is None or file is taken else None)
         problems += found
         if not errors_in(found):
             good.append(file)
@@ -97,12 +101,14 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         print(f"{file.name}: ok: {_summary(file)}", file=out)
     if taken:
         print(f"this node takes {taken.name}", file=out)
-    return 1 if errors_in(problems) else 0
+    if any(one.unreadable for one in problems):
+        return BAD_INPUT
+    return FAILED if errors_in(problems) else 0
 
 
 def _sources(paths: Iterable[Path], problems: list[Problem]) -> Iterator[Source]:
     for path in paths:
-        inside = _pool_files(path)
+        inside = _pool_files(path, problems)
         if inside is None:
             with _collected(problems):
                 yield from poolconfig.sources(str(path), read_file(path), problems)
@@ -111,14 +117,17 @@ def _sources(paths: Iterable[Path], problems: list[Problem]) -> Iterator[Source]
             yield from (Source.of(str(file), read_file(file)) for file in inside)
 
 
-def _pool_files(folder: Path) -> list[Path] | None:
+def _pool_files(folder: Path, problems: list[Problem]) -> list[Path] | None:
     """List the pool files in a folder; None if it is none."""
     try:
-        inside = sorted(path for path in folder.iterdir() if poolconfig.is_pool_file(path.name))
+        listed = sorted(folder.iterdir())
     except NotADirectoryError:
         return None
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}; name another file or folder") from error
+    for path in listed:
+        problems += poolconfig.misnamed(path.name, Location(str(path)))
+    inside = [path for path in listed if poolconfig.is_pool_file(path.name)]
     if not inside:
         raise UsageError(
             f"{folder}: no poolconfig-<name>.yaml in this folder; name another one, or the file of"

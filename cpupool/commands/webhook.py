@@ -12,10 +12,12 @@ from cpupool.commands import POOL_FOLDER, add_command
 from cpupool.commands.rules import add_rules, rules
 from cpupool.commands.services import (
     add_api_server,
+    add_config_map,
     add_log_format,
     add_metrics_port,
     api_server,
     asked_to_end,
+    config_map,
     missing,
     port,
 )
@@ -85,6 +87,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         help="folder with the cluster's poolconfig-<name>.yaml files; edits are followed, and"
         " without files a pool is unknown only by the form of its name (default: %(default)s)",
     )
+    add_config_map(parser)
     add_rules(parser)
     add_api_server(parser)
     add_metrics_port(parser)
@@ -107,6 +110,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         raise missing(error) from error
     log.set_up(logging.INFO, json=arguments.log_format == "json")
     metrics, health = WebhookMetrics(), Health()
+    followed = config_map(arguments.configmap)
     settings = Settings(
         config=arguments.config,
         certificate=arguments.tls_cert_file,
@@ -114,12 +118,17 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         rules=rules(arguments),
         port=arguments.port,
         api_server=_api_server(arguments.api_server),
+        config_map=followed,
     )
     webhook = Webhook(settings, metrics, health)
     probes = arguments.metrics_port
     telemetry = TelemetryServer("", probes, metrics, health) if probes else None
     log.get(__name__).info(
-        "webhook starts", version=VERSION, port=webhook.server.port, pools=arguments.config
+        "webhook starts",
+        version=VERSION,
+        port=webhook.server.port,
+        pools=arguments.config,
+        configmap=followed or "not followed",
     )
     serve(webhook, telemetry, stop)
     return 0
@@ -146,7 +155,7 @@ def serve(webhook: Webhook, telemetry: TelemetryServer | None, stop: threading.E
             if telemetry:
                 telemetry.wake()
 
-    loops: dict[str, Loop] = {"webhook": webhook.run, "server": answer}
+    loops: dict[str, Loop] = {**webhook.loops(), "server": answer}
     if telemetry:
         loops["telemetry"] = lambda _stop: telemetry.run(answered)
     supervise(loops, stop, webhook.wake)

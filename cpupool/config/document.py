@@ -8,7 +8,7 @@ a file mean something else than it seems to say.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import yaml
 from yaml.reader import ReaderError
@@ -16,13 +16,14 @@ from yaml.reader import ReaderError
 from cpupool.core.errors import ConfigError, Location, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _MAX_DEPTH: Final = 32
 """A ConfigMap with its managed fields has 8 levels; each costs frames of Python's stack."""
 _SEVERAL: Final = "expected a single document in the stream"
 """What PyYAML says to a second document."""
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
+_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,25 @@ class Table(Value):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Value):
-    """A list; nothing that is read here is one, so its items are not kept."""
+    """A list of values."""
+
+    items: tuple[Value, ...]
+
+
+def read_all(source: str | bytes, origin: Origin, problems: list[Problem]) -> tuple[Value, ...]:
+    """Read each YAML document of a text.
+
+    Args:
+        source: the text.
+        origin: where the text comes from.
+        problems: as for `read`.
+
+    Raises:
+        ConfigError: the source cannot be read as YAML without aliases.
+    """
+    text = _decode(source, origin) if isinstance(source, bytes) else source
+    viewer, start = _Viewer(text, origin, problems), origin.at(0, 0)
+    return tuple(viewer.view(root, "", start) for root in _compose(text, origin, _each_node))
 
 
 def read(source: str | bytes, origin: Origin, problems: list[Problem]) -> Value:
@@ -107,7 +126,7 @@ def read(source: str | bytes, origin: Origin, problems: list[Problem]) -> Value:
         ConfigError: the source cannot be read as one YAML document without aliases.
     """
     text = _decode(source, origin) if isinstance(source, bytes) else source
-    root = _compose(text, origin)
+    root = _compose(text, origin, _Loader.get_single_node)
     start = origin.at(0, 0)
     if root is None:
         return _null("", start)
@@ -123,14 +142,21 @@ def _decode(source: bytes, origin: Origin) -> str:
         raise _unreadable(where, what, "save the file as UTF-8") from None
 
 
-def _compose(text: str, origin: Origin) -> yaml.Node | None:
+def _each_node(loader: _Loader) -> list[yaml.Node]:
+    found = []
+    while loader.check_node():
+        found.append(cast("yaml.Node", loader.get_node()))
+    return found
+
+
+def _compose(text: str, origin: Origin, take: Callable[[_Loader], _Taken]) -> _Taken:
     try:
         loader = _Loader(text, origin)
     except ReaderError as error:
         what = f"the character U+{error.character:04X} is not allowed in YAML"
         raise _unreadable(_after(text[: error.position], origin), what, "remove it") from None
     try:
-        return loader.get_single_node()
+        return take(loader)
     except yaml.MarkedYAMLError as error:
         what = ", ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark or loader.get_mark()
@@ -179,7 +205,11 @@ class _Viewer:
         if isinstance(node, yaml.ScalarNode):
             text = "" if node.tag == _NULL_TAG else node.value
             return Text(path, key, where, text, self._origin_of(node, key))
-        return Listing(path, key, where)
+        items = (
+            self.view(item, f"{path}[{place}]", self._locate(item))
+            for place, item in enumerate(node.value)
+        )
+        return Listing(path, key, where, tuple(items))
 
     def _entries(self, table: yaml.MappingNode, path: str) -> Mapping[str, Value]:
         entries: dict[str, Value] = {}
@@ -248,4 +278,4 @@ def _after(text: str, origin: Origin) -> Location:
 
 
 def _unreadable(where: Location, what: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(what, remedy, location=where)])
+    return ConfigError([Problem(what, remedy, location=where, unreadable=True)])

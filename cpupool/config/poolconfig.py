@@ -1,7 +1,8 @@
 """CPU-Pooler's pool files: from text to the pools of a node, or to everything wrong with it.
 
-One file serves the nodes that its `nodeSelector` matches. The files of a cluster are the keys
-`poolconfig-<name>.yaml` of one ConfigMap, which a node sees as a folder of files.
+One file serves the nodes that its `nodeSelector` matches; one without serves the nodes that no
+other does. The files of a cluster are the keys `poolconfig-<name>.yaml` of one ConfigMap, which a
+node sees as a folder of files.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.config import document
-from cpupool.config.document import Origin, Table, Text
+from cpupool.config.document import Listing, Origin, Table, Text
 from cpupool.config.reader import Reader, hint
 from cpupool.core import pool_rules, pools
 from cpupool.core.cpuset import CPUSet
@@ -21,9 +22,10 @@ from cpupool.core.errors import (
     Location,
     Problem,
     Severity,
+    errors_in,
     refuse_errors,
 )
-from cpupool.core.names import POOL_FILE_PREFIX, POOL_FILE_SUFFIX
+from cpupool.core.names import POOL_FILE_PREFIX, POOL_FILE_SUFFIX, meant_prefix
 from cpupool.core.pool_policy import (
     ALIGN_BY_UNCORE_CACHE,
     CPU_BIND_POLICY,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from cpupool.config.document import Value
     from cpupool.core.names import Names
+    from cpupool.core.topology import CPUTopology
 
 _POOLS: Final = "pools"
 _NODE_SELECTOR: Final = "nodeSelector"
@@ -64,20 +67,21 @@ _NUMA_VALUES: Final = {one.value: one for one in NUMAPolicy}
 _EXCLUSIVE_VALUES: Final = {one.value: one for one in ExclusivePolicy}
 _TRUTH_VALUES: Final = {"true": True, "false": False}
 _WHOLE_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_LIKE_A_POOL_FILE: Final = re.compile(r"pools?[-_.]?conf", re.IGNORECASE)
 _Meaning = TypeVar("_Meaning")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFile:
-    """One pool file that can be used.
+    """One pool file.
 
     Attributes:
         name: the file, or the key of the ConfigMap manifest.
         pools: its pools.
         node_selector: the labels that a node must have to take this file.
         locations: path of a value → where it stands; "" → where the file begins.
-        warnings: what is odd in how the file is written. What its pools mean, on a machine or by
-            themselves, is for `core.pool_rules.validate`.
+        warnings: what is odd in how the file is written; errors, too, in a file that is refused.
+            What its pools mean, on a machine or by themselves, is for `core.pool_rules.validate`.
     """
 
     name: str
@@ -101,6 +105,28 @@ class PoolFile:
         found = [replace(one, location=one.location or self.locate(one.path)) for one in problems]
         return tuple(sorted(found, key=lambda one: one.location or Location(self.name)))
 
+    def problems(self, machine: CPUTopology | None) -> tuple[Problem, ...]:
+        """Find everything wrong with the file, on this machine or, without one, by itself."""
+        return self.located([*self.warnings, *pool_rules.validate(self.pools, machine)])
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine of a node, which the pools of the node's file must fit.
+
+    Attributes:
+        topology: its CPUs.
+        labels: the node's labels, which choose its file; None where every file must fit.
+    """
+
+    topology: CPUTopology
+    labels: Mapping[str, str] | None
+
+    def of(self, file: PoolFile, files: Sequence[PoolFile]) -> CPUTopology | None:
+        """Return the topology for a file, of several, that must fit it."""
+        mine = files if self.labels is None else _matching(files, self.labels)
+        return self.topology if file in mine else None
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -123,8 +149,15 @@ class Source:
 
 
 def is_pool_file(name: str) -> bool:
-    """Tell whether a key of the ConfigMap, or a file of its folder, is a pool file."""
-    return name.startswith(POOL_FILE_PREFIX) and name.endswith(POOL_FILE_SUFFIX)
+    """Return whether a key of the ConfigMap, or a file of its folder, is a pool file."""
+    return name.startswith(POOL_FILE_PREFIX)
+
+
+def misnamed(name: str, location: Location) -> Iterator[Problem]:
+    """Warn of a key, or a file, that is no pool file and has nearly the name of one."""
+    if not is_pool_file(name) and _LIKE_A_POOL_FILE.match(name):
+        what = f"{name[:63]!r} is no pool file, as it does not begin with {POOL_FILE_PREFIX}"
+        yield Problem(what, "rename it if it is one", Severity.WARNING, location=location)
 
 
 def parse(
@@ -141,26 +174,38 @@ def parse(
     Raises:
         ConfigError: with everything that is wrong with the file, warnings included.
     """
+    file = _read(Source(name, text, origin or Origin(name)), resource_names)
+    refuse_errors(file.problems(None))
+    return file
+
+
+def _read(source: Source, resource_names: Names) -> PoolFile:
+    """Read what can be read of a pool file, to be refused or not.
+
+    Raises:
+        ConfigError: it is no YAML, or no map.
+    """
     decoder = _Decoder([])
-    root = document.read(text, origin or Origin(name), decoder.problems)
+    root = document.read(source.text, source.origin, decoder.problems)
     top = decoder.table(root, (_POOLS, MIXED_CPUS, _NODE_SELECTOR, _RESOURCE_BASE_NAME))
     if top is None:
         raise ConfigError(decoder.problems)
     decoder.check_domain(top.get(_RESOURCE_BASE_NAME), resource_names.domain)
     listed = decoder.read_pools(top.get(_POOLS))
-    file = PoolFile(
-        name=name,
+    return PoolFile(
+        name=source.name,
         pools=NodePools.of(*listed, mixed=decoder.read_mixed(top.get(MIXED_CPUS))),
         node_selector=dict(decoder.read_labels(top.get(_NODE_SELECTOR))),
         locations=document.locations(root),
         warnings=tuple(decoder.problems),
     )
-    refuse_errors(file.located([*decoder.problems, *pool_rules.validate(file.pools, None)]))
-    return file
 
 
 def parse_all(
-    found: Iterable[Source], resource_names: Names, problems: list[Problem]
+    found: Iterable[Source],
+    resource_names: Names,
+    problems: list[Problem],
+    machine: Machine | None = None,
 ) -> tuple[PoolFile, ...]:
     """Read pool files, without those that are refused.
 
@@ -168,18 +213,31 @@ def parse_all(
         found: their texts.
         resource_names: for the resource domain.
         problems: takes everything that is wrong with those that are refused.
+        machine: the node's, for what is wrong on it with files that are refused anyway. That a file
+            without an error of its own fits is for the caller to check.
     """
-    files = []
+    read: list[PoolFile | ConfigError] = []
     for source in found:
         try:
-            files.append(parse(source.name, source.text, resource_names, source.origin))
+            read.append(_read(source, resource_names))
         except ConfigError as error:
-            problems += error.problems
+            read.append(error)
+    legible = [one for one in read if isinstance(one, PoolFile)]
+    files = []
+    for one in read:
+        if isinstance(one, ConfigError):
+            problems += one.problems
+        elif not errors_in(one.problems(None)):
+            files.append(one)
+        else:
+            problems += one.problems(machine.of(one, legible) if machine else None)
     return tuple(files)
 
 
 def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Source, ...]:
-    """Find the pool files in a text: it is one itself, or a ConfigMap manifest with any number.
+    """Find the pool files in a text: it is one itself, or has ConfigMaps with any number.
+
+    Beside ConfigMaps with pool files, a text of several objects may have any others.
 
     Args:
         name: what to call the file.
@@ -190,10 +248,11 @@ def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Sour
         ConfigError: the text cannot be read as YAML.
     """
     decoder = _Decoder([])
-    root = document.read(text, Origin(name), decoder.problems)
-    if not isinstance(root, Table) or "kind" not in root.entries:
+    roots = document.read_all(text, Origin(name), decoder.problems)
+    manifests = [one for one in roots if isinstance(one, Table) and "kind" in one.entries]
+    if not manifests:
         return (Source.of(name, text),)
-    found = tuple(decoder.read_manifest(root))
+    found = tuple(decoder.read_manifests(manifests))
     problems += decoder.problems
     return found
 
@@ -201,14 +260,21 @@ def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Sour
 def select(files: Sequence[PoolFile], labels: Mapping[str, str]) -> PoolFile | None:
     """Choose the file for a node with these labels; None if no file matches.
 
+    A file whose selector matches wins over those without a selector.
+
     Raises:
         ConfigError: more than one file matches.
     """
-    matching = [file for file in files if file.matches(labels)]
+    matching = _matching(files, labels)
     if len(matching) > 1:
         first, *others = matching
         raise ConfigError(_both(file, first, "this node") for file in others)
     return matching[0] if matching else None
+
+
+def _matching(files: Sequence[PoolFile], labels: Mapping[str, str]) -> Sequence[PoolFile]:
+    everywhere = [file for file in files if file.matches(labels)]
+    return [file for file in everywhere if file.node_selector] or everywhere
 
 
 def rivals(files: Sequence[PoolFile]) -> tuple[Problem, ...]:
@@ -216,7 +282,8 @@ def rivals(files: Sequence[PoolFile]) -> tuple[Problem, ...]:
     return tuple(
         _both(second, first, "every node that one of them is for")
         for first, second in combinations(files, 2)
-        if first.matches(second.node_selector) or second.matches(first.node_selector)
+        if bool(first.node_selector) == bool(second.node_selector)
+        and (first.matches(second.node_selector) or second.matches(first.node_selector))
     )
 
 
@@ -234,6 +301,14 @@ class _Decoder(Reader):
 
     __slots__ = ()
 
+    def read_manifests(self, roots: Sequence[Table]) -> Iterator[Source]:
+        """Read the pool files in Kubernetes objects and lists of them."""
+        objects = [one for root in roots for one in _listed(root)]
+        holding = [one for one in objects if _holds_pool_files(one)]
+        # Where there is no pool file at all, each object says why.
+        for one in holding or objects or roots:
+            yield from self.read_manifest(one)
+
     def read_manifest(self, root: Table) -> Iterator[Source]:
         """Read the pool files in a Kubernetes object."""
         kind = self.text(root.get("kind"))
@@ -245,6 +320,7 @@ class _Decoder(Reader):
             form = f"{POOL_FILE_PREFIX}<name>{POOL_FILE_SUFFIX}"
             self.refuse(data, f"there is no key of the form {form}", "put a pool file under one")
         for key, value in _entries(data):
+            self.problems.extend(misnamed(key, value.key))
             if is_pool_file(key) and (text := self.text(value)):
                 yield Source(key, text.text, text.origin)
 
@@ -270,6 +346,10 @@ class _Decoder(Reader):
         if listed and not listed.entries:
             self.refuse(listed, "there is no pool", "give each pool a name and its cpus")
         for name, entry in _entries(listed):
+            if name == _NODE_SELECTOR:
+                what = "this stands inside pools, where each key is the name of a pool"
+                self.refuse(entry, what, "move it out, to the left of the pools", entry.key)
+                continue
             named = pools.is_name(name)
             if not named:
                 self.refuse(
@@ -282,6 +362,7 @@ class _Decoder(Reader):
             if table is None:
                 continue
             kind = PoolKind.of_name(name)
+            self._doubt_name(entry, name, kind)
             cpus = self.cpus(table.get(_CPUS))
             hyper_threading = self._choice(
                 table.get(_HYPER_THREADING),
@@ -349,18 +430,35 @@ class _Decoder(Reader):
         self._doubt(value, kind)
         return known[text.text]
 
+    def _doubt_name(self, entry: Value, name: str, kind: PoolKind) -> None:
+        """Warn of a default pool whose name is nearly that of another kind."""
+        if kind is PoolKind.DEFAULT and (prefix := meant_prefix(name)):
+            what = f"with this name it is the default pool, as no {prefix} pool begins so"
+            self._warn(entry, what, f"begin it with {prefix} if that is meant")
+
     def _doubt(self, value: Value, kind: PoolKind) -> None:
         """Warn of a key that only exclusive pools have, in a pool of another kind."""
         if kind is not PoolKind.EXCLUSIVE:
-            self.problems.append(
-                Problem(
-                    what=f"this has no meaning for a {kind.value} pool",
-                    remedy="remove it",
-                    severity=Severity.WARNING,
-                    path=value.path,
-                    location=value.location,
-                )
-            )
+            self._warn(value, f"this has no meaning for a {kind.value} pool", "remove it")
+
+    def _warn(self, value: Value, what: str, remedy: str) -> None:
+        self.problems.append(
+            Problem(what, remedy, Severity.WARNING, value.path, location=value.location)
+        )
+
+
+def _listed(root: Table) -> Iterable[Table]:
+    """Give the objects of a list, or the object itself."""
+    items = root.get("items")
+    if not isinstance(items, Listing):
+        return (root,)
+    return (one for one in items.items if isinstance(one, Table))
+
+
+def _holds_pool_files(root: Table) -> bool:
+    kind, data = root.get("kind"), root.get("data")
+    is_config_map = isinstance(kind, Text) and kind.text == "ConfigMap"
+    return is_config_map and isinstance(data, Table) and any(map(is_pool_file, data.entries))
 
 
 def _entries(table: Table | None) -> Iterable[tuple[str, Value]]:

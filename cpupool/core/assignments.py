@@ -32,10 +32,12 @@ class Grant:
         ids: the device ids.
         cpus: the CPUs that the container was told when it got them, siblings included; empty where
             nobody remembers.
+        hint: only the container's annotation names the devices: the kubelet's records correct it.
     """
 
     ids: frozenset[str]
     cpus: CPUSet = field(default_factory=CPUSet)
+    hint: bool = False
 
 
 DeviceAssignments = Mapping[ContainerRef, Mapping[str, Grant]]
@@ -65,10 +67,21 @@ class Cause(Enum):
     """The kubelet has named no devices for its request."""
     CONTESTED = "contested"
     """Another pod owns a CPU that it was given."""
+    NO_CPUS = "no_cpus"
+    """Its devices are no CPU ids."""
     OFFLINE = "offline"
     """Every CPU that it was given is offline."""
     UNKNOWN_POD = "unknown_pod"
     """Its pod is not known."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may end by itself, in a moment.
+
+        The kubelet's records may come after the container. Of two pods with one device the earlier
+        is about to end.
+        """
+        return self in {Cause.NO_DEVICES, Cause.CONTESTED}
 
 
 @dataclass(frozen=True, slots=True)

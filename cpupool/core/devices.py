@@ -248,15 +248,23 @@ def describe_ids(ids: Iterable[str]) -> str:
     return format_ids(sorted(int(identifier) for identifier in ids))
 
 
-def allocated(annotations: Mapping[str, str], names: Names) -> dict[str, frozenset[str]]:
+def allocated(
+    annotations: Mapping[str, str], of_pod: Mapping[str, str], names: Names
+) -> dict[str, frozenset[str]]:
     """Read what Allocate's replies wrote on a container: pool name → device ids.
 
-    An annotation that holds something else counts as none: whoever wrote it was not cpupool.
+    An annotation that holds something else counts as none, and so does one that the pod carries:
+    its author wrote that, and some runtimes copy the pod's annotations onto its containers.
+
+    Args:
+        annotations: the container's, as the runtime has them.
+        of_pod: those of its pod, as the runtime has them for the sandbox.
+        names: of the annotations.
     """
     found = {}
-    for key, text in annotations.items():
+    for key in annotations.keys() - of_pod.keys():
         pool = names.allocated_pool(key)
-        if pool is not None and is_name(pool) and (ids := _described(text)):
+        if pool is not None and is_name(pool) and (ids := _described(annotations[key])):
             found[pool] = ids
     return found
 

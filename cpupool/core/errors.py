@@ -79,6 +79,7 @@ class Problem:
         location: where it stands, if it came from a file.
         pool: the pool concerned, if one is.
         cpus: the CPUs concerned, if some are.
+        unreadable: whether nothing in the file could be read because of it.
     """
 
     what: str
@@ -88,6 +89,7 @@ class Problem:
     location: Location | None = None
     pool: str | None = None
     cpus: CPUSet | None = None
+    unreadable: bool = False
 
     def __str__(self) -> str:
         where = f"{self.location}: " if self.location else ""
@@ -300,6 +302,10 @@ class RuntimeRefused(HostError):
 
 class RuntimeBusy(RuntimeRefused):
     """The container runtime waits for an answer of cpupool itself; it may be asked after that."""
+
+
+class RuntimeSilent(RuntimeRefused):
+    """The container runtime has not answered yet; it may be asked again in a while."""
 
 
 class RuntimeUnreachable(HostError):

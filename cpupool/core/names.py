@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,8 +11,17 @@ DEFAULT_DOMAIN: Final = "nokia.k8s.io"
 EXCLUSIVE_CPUS: Final = "EXCLUSIVE_CPUS"
 SHARED_CPUS: Final = "SHARED_CPUS"
 CPU_POOLS: Final = "CPU_POOLS"
+CONTAINER_NAME: Final = "CONTAINER_NAME"
+"""Set beside the process starter, as by CPU-Pooler, whose applications may read it."""
 START_TIMEOUT: Final = "CPUPOOL_START_TIMEOUT"
 """For pod authors: how many seconds the process starter waits for the container's CPUs."""
+
+EXCLUSIVE_PREFIX: Final = "exclusive"
+SHARED_PREFIX: Final = "shared"
+"""How the names of the pools begin that are resources; any other name is the default pool's."""
+_DEFAULT_POOL: Final = "default"
+_ALIKE: Final = 0.75
+"""The least likeness of a mistyped prefix, from 0 to 1 (`difflib.SequenceMatcher.ratio`)."""
 
 ENABLE_SHARED_CPUS: Final = "enable-shared-cpus"
 """The pool behind OpenShift's resource, and the part of that after the slash: one device lets one
@@ -34,7 +45,9 @@ STARTER: Final = "/opt/cpupool/process-starter"
 """The process starter, as a container sees it."""
 
 POOL_FILE_PREFIX: Final = "poolconfig-"
+"""Of the keys of the ConfigMap, those that begin so are pool files, as for CPU-Pooler."""
 POOL_FILE_SUFFIX: Final = ".yaml"
+"""What pool files end with that cpupool writes; it reads them without as well."""
 
 STATIC_POD_HASH: Final = "kubernetes.io/config.hash"
 STATIC_POD_MIRROR: Final = "kubernetes.io/config.mirror"
@@ -57,9 +70,20 @@ class Names:
         return f"{OPENSHIFT_DOMAIN if pool == ENABLE_SHARED_CPUS else self.domain}/{pool}"
 
     def pool_of(self, resource: str) -> str | None:
-        """Name the pool behind a resource, or None for other people's resources."""
+        """Return the pool behind a resource, or None for a resource of another device plugin.
+
+        Others are in the same domain, as `nokia.k8s.io/sriov_vfio_ens1f0`.
+        """
         _, _, pool = resource.partition("/")
-        return pool if pool and resource == self.resource(pool) else None
+        ours = pool == ENABLE_SHARED_CPUS or pool.startswith((EXCLUSIVE_PREFIX, SHARED_PREFIX))
+        return pool if ours and resource == self.resource(pool) else None
+
+    def is_doubtful(self, resource: str) -> bool:
+        """Return whether a resource is no pool's, and its name suggests that a pool is meant."""
+        domain, _, name = resource.partition("/")
+        if domain != self.domain or self.pool_of(resource) is not None:
+            return False
+        return name == _DEFAULT_POOL or meant_prefix(name) is not None
 
     @property
     def processes(self) -> str:
@@ -79,6 +103,13 @@ class Names:
         """Name the pool behind such an annotation, or None for any other."""
         domain, _, pool = annotation.partition("/allocated.")
         return pool if domain == self.domain and pool else None
+
+
+def meant_prefix(name: str) -> str | None:
+    """Return the prefix that a name has but for a typing error, as `exlusive-pool`; or None."""
+    word = re.split("[-_.]", name.lower(), maxsplit=1)[0]
+    near = difflib.get_close_matches(word, (EXCLUSIVE_PREFIX, SHARED_PREFIX), 1, _ALIKE)
+    return near[0] if near else None
 
 
 def pool_variable(pool: str) -> str:

@@ -8,7 +8,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
+from cpupool.core.names import (
+    ENABLE_SHARED_CPUS,
+    EXCLUSIVE_PREFIX,
+    KUBELET_CPUS,
+    SHARED_PREFIX,
+)
 from cpupool.core.pool_policy import PoolPolicy
 
 if TYPE_CHECKING:
@@ -25,8 +30,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re
 class PoolKind(Enum):
     """Who may own a pool's CPUs."""
 
-    EXCLUSIVE = "exclusive"
-    SHARED = "shared"
+    EXCLUSIVE = EXCLUSIVE_PREFIX
+    SHARED = SHARED_PREFIX
     DEFAULT = "default"
 
     @classmethod

@@ -36,9 +36,15 @@ class ContainerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerRef:
-    """A container of a pod, whichever of its restarts runs."""
+    """A container of a pod; all its restarts are one.
 
-    pod: PodUID
+    Attributes:
+        pod: the kubelet's UID of the pod, `Pod.cgroup_uid`: of a static pod the API server has
+            only a copy, under a UID of its own.
+        name: unique in the pod.
+    """
+
+    pod: str
     name: str
 
 
@@ -77,9 +83,11 @@ class Pod:
         name: its name, unique in the namespace at any time.
         qos: its QoS class; None where only the container runtime has told of the pod.
         containers: every kind, init containers first.
-        cgroup_uid: the id in its cgroup's name: the config hash for a static pod, else `uid`.
+        cgroup_uid: the id in its cgroup's name: `uid`, or the hash of the static pod that it
+            claims to mirror.
         finished: it has succeeded or failed, and owns nothing any more.
         limit_milli: what the kubelet limits the pod's cgroup to; None for no limit.
+        node_critical: its priority class is system-node-critical.
     """
 
     uid: PodUID
@@ -90,10 +98,16 @@ class Pod:
     cgroup_uid: str = ""
     finished: bool = False
     limit_milli: int | None = None
+    node_critical: bool = False
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:
             object.__setattr__(self, "cgroup_uid", self.uid)
+
+    @property
+    def essential(self) -> bool:
+        """Whether the node may need it to work, so that its containers start in any case."""
+        return self.node_critical or self.cgroup_uid != self.uid
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,47 +6,22 @@ import fcntl
 import os
 import stat
 import tempfile
-import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from watchdog.events import (
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirMovedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
-    FileSystemEventHandler,
-)
-from watchdog.observers import Observer
-
 from cpupool.core.errors import HostFileError
+from cpupool.host.inotify import FolderEvents
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from watchdog.events import FileSystemEvent
-    from watchdog.observers.api import BaseObserver
-
 log = logs.get(__name__)
 
 _LOCK_S: Final = 1.0
 """How often a lock that another process has is asked for."""
-
-# What is not asked for, the kernel does not even report: opening and reading above all.
-_EVENTS: Final = [
-    FileCreatedEvent,
-    FileMovedEvent,
-    FileDeletedEvent,
-    DirCreatedEvent,
-    DirMovedEvent,
-    DirDeletedEvent,
-]
 
 
 class DirectoryWatch:
@@ -58,8 +33,9 @@ class DirectoryWatch:
 
     Args:
         directory: what to watch; a directory and not a file, which would be lost when replaced.
-        changed: called with the path concerned, from a thread of its own; must not block.
-        recursive: watch everything below as well.
+        changed: called with the path concerned, or with `directory` where everything in it may have
+            changed; from a thread of its own; must not block.
+        depth: how many levels of directories below it to watch as well.
         writes: call back when a file is written, too.
     """
 
@@ -68,32 +44,40 @@ class DirectoryWatch:
         directory: Path,
         changed: Callable[[Path], None],
         *,
-        recursive: bool = False,
+        depth: int = 0,
         writes: bool = False,
     ) -> None:
         self._directory = directory
-        self._handler = _Handler(changed)
-        self._recursive = recursive
-        self._events = [*_EVENTS, FileModifiedEvent] if writes else _EVENTS
-        self._observer: BaseObserver | None = None
+        self._changed = changed
+        self._depth = depth
+        self._writes = writes
+        self._events: FolderEvents | None = None
         self._watched: tuple[int, int] | None = None
         self._failed = False
 
     def ensure(self) -> None:
-        """Watch the directory if it exists and is not being watched; never raises."""
+        """Watch the directory if it exists and is not being watched.
+
+        Raises:
+            ThreadFailed: the watching thread has failed, or hangs.
+        """
         there = _identity(self._directory)
-        if self._observer is not None:
-            # The emitter of a deleted directory ends by itself; that of one whose place another
-            # has taken would go on watching where nothing happens any more.
-            alive = any(emitter.is_alive() for emitter in self._observer.emitters)
-            if alive and there in (None, self._watched):
+        if self._events is not None:
+            # Before the check: a thread that has ended by then has said whether it failed.
+            runs = self._events.thread.runs
+            self._events.thread.check()
+            # The thread ends when it hears of the deletion; where another directory has taken the
+            # place, it would go on watching where nothing happens any more.
+            if runs and there in (None, self._watched):
                 return
             self.stop()
         if there is None:
             return
         self._watched = there
         try:
-            self._observe()
+            self._events = FolderEvents(
+                self._directory, self._changed, depth=self._depth, writes=self._writes
+            )
         except OSError as error:
             if not self._failed:
                 log.warning(
@@ -107,41 +91,9 @@ class DirectoryWatch:
 
     def stop(self) -> None:
         """Stop watching; no callback runs after this."""
-        if self._observer is not None:
-            self._observer.stop()
-            self._observer.join()
-            self._observer = None
-
-    def _observe(self) -> None:
-        # A directory made while its parent is being added is met twice: watchdog warns, and has it
-        # once all the same.
-        warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning, "watchdog")
-        observer = Observer()
-        try:
-            observer.schedule(
-                self._handler,
-                str(self._directory),
-                recursive=self._recursive,
-                event_filter=self._events,
-            )
-            observer.start()
-        except OSError:
-            observer.stop()
-            raise
-        self._observer = observer
-
-
-class _Handler(FileSystemEventHandler):
-    def __init__(self, changed: Callable[[Path], None]) -> None:
-        self._changed = changed
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        for path in (event.src_path, event.dest_path):
-            if path:
-                try:
-                    self._changed(Path(os.fsdecode(path)))
-                except Exception:  # a thread's edge: the next event must find it alive
-                    log.exception("watch callback failed", path=path)
+        if self._events is not None:
+            self._events.stop()
+            self._events = None
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:

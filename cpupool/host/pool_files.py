@@ -1,20 +1,172 @@
-"""The pool files of a cluster, as a mounted ConfigMap shows them."""
+"""The pool files of a cluster: the entries of a ConfigMap, or the folder where it is mounted."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import poolconfig
-from cpupool.core.errors import HostFileError
+from cpupool.config.poolconfig import misnamed
+from cpupool.core.errors import HostError, HostFileError, Location
+from cpupool.host import files
+from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from cpupool.core.errors import Problem
+    from cpupool.manager.ports import ConfigMapSource
+
+log = logs.get(__name__)
+
+FIRST_ANSWER_S: Final = 2.0
+"""How long the first look waits for the API server, before the folder counts."""
 _SWAPPED: Final = "..data"
 """The link through which the kubelet shows a ConfigMap's files: one rename changes all of them
 (kubernetes pkg/volume/util/atomic_writer.go)."""
 _LONGEST_FILE_BYTES: Final = 64 * 1024
 """Reading takes long where pools come by the thousand; a node's own are a few lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the API server has shown.
+
+    Attributes:
+        texts: the pool files by name.
+        folder: the digest of what the folder showed then; of `texts` once it has shown them.
+    """
+
+    texts: Mapping[str, bytes]
+    folder: str
+
+
+class PoolFiles:
+    """The pool files of a cluster, as new as they can be had; for one thread.
+
+    The kubelet shows an edit of the ConfigMap in the folder a minute or two after the API server
+    does. Once the API server has shown the ConfigMap, the folder counts no more: it would take the
+    edit back. After a restart what the API server showed last counts, for as long as the folder
+    shows what it showed at that time, and has not shown that itself meanwhile.
+
+    Args:
+        folder: where the ConfigMap is mounted.
+        config_map: the ConfigMap itself; None where the folder alone counts.
+        last: the file that keeps what the API server showed; None where nothing is kept.
+        optional: whether a missing folder is one without files.
+
+    Attributes:
+        folder: as given.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config_map: ConfigMapSource | None = None,
+        *,
+        last: Path | None = None,
+        optional: bool = False,
+    ) -> None:
+        self.folder = folder
+        self._config_map = config_map
+        self._file = last
+        self._optional = optional
+        self._last: _Shown | None = None
+        self._begun = self._told = False
+        self._misnamed: list[Problem] = []
+
+    def read(self) -> Mapping[str, bytes]:
+        """Return file name → text; the first call waits a moment for the API server.
+
+        Raises:
+            HostFileError: the folder or a file in it cannot be read, or a file is too long.
+        """
+        if self._config_map is None:
+            return self._seen_in_folder()
+        if not self._begun:
+            self._config_map.wait(FIRST_ANSWER_S)
+            self._last = self._load()
+            self._begun = True
+        entries = self._config_map.entries()
+        if entries is None:
+            return self._newer(self._seen_in_folder())
+        self._tell_misnamed(entries)
+        texts = {
+            name: _checked(name, entries[name])
+            for name in sorted(entries)
+            if poolconfig.is_pool_file(name)
+        }
+        self._keep(texts)
+        return texts
+
+    def _seen_in_folder(self) -> Mapping[str, bytes]:
+        texts = self._mounted()
+        with suppress(OSError):
+            self._tell_misnamed(path.name for path in self.folder.iterdir())
+        return texts
+
+    def _tell_misnamed(self, names: Iterable[str]) -> None:
+        """Log once what is passed over and has nearly the name of a pool file."""
+        found = [one for name in sorted(names) for one in misnamed(name, Location(name))]
+        if found != self._misnamed:
+            for problem in found:
+                log.warning("pool file", problem=problem)
+        self._misnamed = found
+
+    def _mounted(self) -> Mapping[str, bytes]:
+        if self._optional and not self.folder.exists():
+            return {}
+        return read_pool_files(self.folder)
+
+    def _newer(self, mounted: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Return what is newer: this, or what the API server showed before a restart."""
+        last = self._last
+        if last is None or last.texts == mounted or last.folder != _digest(mounted):
+            return mounted
+        if not self._told:
+            log.warning("pool folder lags behind the API server's last word", kept=self._file)
+            self._told = True
+        return last.texts
+
+    def _keep(self, texts: Mapping[str, bytes]) -> None:
+        last, caught_up = self._last, _digest(texts)
+        if self._file is None or last == _Shown(texts, caught_up):
+            return
+        try:
+            folder = _digest(self._mounted())
+        except HostFileError:
+            folder = ""
+        # Where the watch is lost the folder may show a newer edit.
+        if last is not None and last.texts == texts and folder != caught_up:
+            return
+        self._last = _Shown(texts, folder)
+        told = {name: text.decode(errors="surrogateescape") for name, text in texts.items()}
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            kept = json.dumps({"folder": folder, "files": told}, indent=2)
+            files.write_atomically(self._file, kept.encode())
+        except (OSError, HostError) as error:
+            # It is needed only after a restart without the API server.
+            log.warning("pool files not kept", file=self._file, error=error)
+
+    def _load(self) -> _Shown | None:
+        if self._file is None:
+            return None
+        try:
+            kept = json.loads(self._file.read_bytes())
+            texts = {
+                name: text.encode(errors="surrogateescape") for name, text in kept["files"].items()
+            }
+            return _Shown(texts, str(kept["folder"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            log.warning("kept pool files cannot be used", file=self._file, error=error)
+            return None
 
 
 def read_pool_files(folder: Path) -> dict[str, bytes]:
@@ -56,11 +208,18 @@ def _texts(folder: Path) -> dict[str, bytes]:
 
 def _text(path: Path) -> bytes:
     with path.open("rb") as file:
-        text = file.read(_LONGEST_FILE_BYTES + 1)
+        return _checked(str(path), file.read(_LONGEST_FILE_BYTES + 1))
+
+
+def _checked(name: str, text: bytes) -> bytes:
     if len(text) > _LONGEST_FILE_BYTES:
         raise HostFileError(
-            str(path),
+            name,
             f"a pool file has at most {_LONGEST_FILE_BYTES} bytes, this one more",
             "keep in it the pools of one kind of node",
         )
     return text
+
+
+def _digest(texts: Mapping[str, bytes]) -> str:
+    return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()

@@ -147,6 +147,7 @@ def record(
     kept.take(kubelet_config_file, there.kubelet_config, _kubelet_config)
     kept.take(root.status, there.status)
     kept.take(root.last_good_pools, there.last_good_pools)
+    kept.take(root.last_config_map, there.last_config_map)
     for path in sorted(config.glob("*")) if config.is_dir() else [config]:
         if poolconfig.is_pool_file(path.name) or path == config:
             kept.take(path, POOL_FILES / path.name)

@@ -94,6 +94,11 @@ class HostRoot:
         return self.state / "last-good-pools.yaml"
 
     @property
+    def last_config_map(self) -> Path:
+        """The pool files that the API server showed last, and what the folder showed then."""
+        return self.state / "last-config-map.json"
+
+    @property
     def starters(self) -> Path:
         """The process starter, a folder for each version: mounted into containers."""
         return self.state / "starter"

@@ -151,14 +151,22 @@ class HTTPSServer:
     async def _serve(self, stop: threading.Event) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_tell)
-        # One for each request that can come, and one that waits for the end: whoever has to ask
-        # somebody else first keeps nobody waiting.
-        loop.set_default_executor(ThreadPoolExecutor(self._limits.connections + 1))
+        # One for each request that can come, one for the heartbeat, and one that waits for the end:
+        # a request that has to ask the API server first delays no other.
+        loop.set_default_executor(ThreadPoolExecutor(self._limits.connections + 2, "request"))
         # It warns of clients that are gone when their answer is written.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
+        waiting = asyncio.create_task(asyncio.to_thread(stop.wait))
         accepting = asyncio.create_task(self._accept())
-        beating = asyncio.create_task(self._beat_until(accepting))
-        await asyncio.to_thread(stop.wait)
+        beating = asyncio.create_task(self._keep_beating())
+        tasks = (accepting, beating, waiting)
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Where the loop has failed: the thread that waits would hold up its end.
+            stop.set()
+        for task in ended:
+            task.result()
         # Whoever asks meanwhile is told to ask somewhere else the next time.
         self._state.default_headers = [(b"connection", b"close")]
         await asyncio.sleep(self._limits.linger_s)
@@ -172,9 +180,10 @@ class HTTPSServer:
         for conversation in self._conversations:
             conversation.cancel()
 
-    async def _beat_until(self, task: asyncio.Task[None]) -> None:
-        while not task.done():
-            self._beat()
+    async def _keep_beating(self) -> None:
+        while True:
+            # As requests are answered: a pool that answers nothing must not look alive.
+            await asyncio.to_thread(self._beat)
             await asyncio.sleep(_BEAT_S)
 
     async def _accept(self) -> None:

@@ -20,9 +20,11 @@ from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
 from cpupool.core.errors import CPUPoolError, RemoteProtocolError
+from cpupool.kube import tls
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -56,9 +58,12 @@ class APIError(RemoteProtocolError):
     Attributes:
         status: the HTTP status, or 0 where there was no usable answer.
         reason: Kubernetes' word for it, as `Forbidden`; where status is 0, one of `unreachable`,
-            `broken` and `malformed`.
+            `untrusted`, `broken` and `malformed`.
         version_lost: the watch cannot go on from the version that was asked for.
         retry_after_s: how long the server asks to be left alone.
+
+    Args:
+        remedy: what to do; empty where the status says it.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class APIError(RemoteProtocolError):
         status: int = 0,
         version_lost: bool = False,
         retry_after_s: float = 0.0,
+        remedy: str = "",
     ) -> None:
         self.status = status
         self.reason = reason
@@ -79,11 +85,9 @@ class APIError(RemoteProtocolError):
         said = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
         what = f"{status} {reason}" if status else reason
         unanswered = "check that the API server runs and can be reached"
-        remedy = _REMEDIES.get(status, "it is tried again" if status else unanswered)
-        super().__init__(
-            f"API server: {verb} {resource}: {what}: {said}; "
-            + remedy.format(verb=verb, resource=resource)
-        )
+        known = _REMEDIES.get(status, "it is tried again" if status else unanswered)
+        remedy = remedy or known.format(verb=verb, resource=resource)
+        super().__init__(f"API server: {verb} {resource}: {what}: {said}; {remedy}")
 
     @classmethod
     def refused(
@@ -185,6 +189,7 @@ class APIServer:
         answer_s: float = ANSWER_S,
     ) -> None:
         self._url = _address(url)
+        self._host = cast("str", self._url.host).strip("[]")
         self._ca = ca
         self._token = token
         self.connect_s = connect_s
@@ -225,19 +230,28 @@ class APIServer:
         return cls(url)
 
     def connection(self) -> HTTPConnection:
-        """Make a connection, not yet connected; one to https trusts only the CA."""
-        host = cast("str", self._url.host).strip("[]")
+        """Make a connection, not yet connected; one to https trusts only the CA.
+
+        Raises:
+            NoAPIServer: the CA cannot be read.
+        """
         options = [*HTTPConnection.default_socket_options, *_KEEPALIVE]
         if self._url.scheme == "http":
             return HTTPConnection(
-                host, self._url.port, timeout=self.connect_s, socket_options=options
+                self._host, self._url.port, timeout=self.connect_s, socket_options=options
             )
+        try:
+            context = tls.client_context(self._ca)
+        except OSError as error:
+            raise NoAPIServer(
+                f"{self._ca}: cannot be read ({error}); mount the CA of the API server there"
+            ) from error
         return HTTPSConnection(
-            host,
+            self._host,
             self._url.port,
             timeout=self.connect_s,
             socket_options=options,
-            ca_certs=None if self._ca is None else str(self._ca),
+            ssl_context=context,
         )
 
     def target(self, path: str, parameters: Mapping[str, str]) -> str:
@@ -259,6 +273,11 @@ class APIServer:
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token.text()}"
         return headers
+
+    def untrusted(self, error: ssl.SSLCertVerificationError) -> str:
+        """Return what is wrong with the server's certificate in detail, and what to do."""
+        address = (self._host, self._url.port or HTTPSConnection.default_port)
+        return tls.remedy(error, self._ca, address, self.connect_s)
 
     def unauthorized(self) -> None:
         """Hear that the server does not know the token: the next request reads it again."""

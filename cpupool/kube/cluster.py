@@ -1,10 +1,12 @@
-"""What a node's agent knows of its cluster, and tells it: this node's pods, its labels, Events."""
+"""What a node's agent knows of its cluster, and tells it: pods, labels, pool ConfigMap, Events."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cpupool.kube import views
+from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.events import EventRecorder
 from cpupool.kube.reflector import Reflector
 from cpupool.telemetry import log as logs
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.workloads import Pod
     from cpupool.kube.client import APIServer
+    from cpupool.kube.config_map import ConfigMapName
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
@@ -29,10 +32,12 @@ class Cluster:
         node: this node's name.
         names: for the resources that are ours.
         metrics: where the watches and Events are counted.
-        changed: called when a pod or a label has become different; must not block.
+        changed: called when a pod, a label or the ConfigMap has become different; must not block.
+        config_map: the ConfigMap with the pool files; None where its mounted folder has to do.
 
     Attributes:
         events: where to tell users of a pod or of the node.
+        config_map: that ConfigMap; None without a name.
     """
 
     def __init__(
@@ -42,25 +47,32 @@ class Cluster:
         names: Names,
         metrics: Metrics,
         changed: Callable[[], None],
+        *,
+        config_map: ConfigMapName | None = None,
     ) -> None:
         self.events = EventRecorder(server, node, metrics)
+        self.config_map = (
+            ConfigMapWatch(server, config_map, changed=changed, restarted=metrics.watch_restarted)
+            if config_map
+            else None
+        )
         self._node = node
         self._changed = changed
         self._pods = Reflector(
             server,
-            "pods",
+            "/api/v1/pods",
             f"spec.nodeName={node}",
             lambda body: views.pod(body, names),
             changed=changed,
-            metrics=metrics,
+            restarted=metrics.watch_restarted,
         )
         self._nodes = Reflector(
             server,
-            "nodes",
+            "/api/v1/nodes",
             f"metadata.name={node}",
             views.node_labels,
             changed=self._node_changed,
-            metrics=metrics,
+            restarted=metrics.watch_restarted,
         )
 
     def pods(self) -> tuple[Pod, ...] | None:
@@ -72,18 +84,29 @@ class Cluster:
         nodes = self._nodes.items()
         return nodes[0] if nodes else None
 
-    def loops(self) -> Mapping[str, Callable[[threading.Event], None]]:
-        """Give what must run, by name."""
-        return {
+    def loops(
+        self, beat: Callable[[str], None] = lambda _loop: None
+    ) -> Mapping[str, Callable[[threading.Event], None]]:
+        """Return what must run, by name.
+
+        Args:
+            beat: called by each loop with its name, as it turns.
+        """
+        loops = {
             "pod watch": self._pods.run,
             "node watch": self._nodes.run,
             "event recorder": self.events.run,
         }
+        if self.config_map:
+            loops[CONFIG_MAP_WATCH] = self.config_map.run
+        return {name: partial(run, beat=partial(beat, name)) for name, run in loops.items()}
 
     def wake(self) -> None:
         """Let every loop notice that it shall stop."""
         for loop in (self._pods, self._nodes, self.events):
             loop.wake()
+        if self.config_map:
+            self.config_map.wake()
 
     def _node_changed(self) -> None:
         if not self._nodes.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+import ssl
 import threading
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
@@ -79,32 +80,37 @@ class Conversation:
         chosen_s = random.uniform(0, limit_s)  # noqa: S311 - it parts the agents of many nodes
         self._interrupted.wait(min(max(chosen_s, at_least_s), LONGEST_PAUSE_S))
 
-    def page(self, resource: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """List one page of a resource of the core group, over all namespaces.
+    def page(self, collection: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """List one page of a collection.
+
+        Args:
+            collection: its path, as `/api/v1/pods`.
+            parameters: of the query.
 
         Raises:
             APIError: there is no answer, or it is a refusal.
         """
-        with self._answer("list", resource, f"/api/v1/{resource}", parameters) as response:
+        resource = resource_of(collection)
+        with self._answer("list", resource, collection, parameters) as response:
             return _decoded("list", resource, response.read())
 
     @contextmanager
     def watch(
-        self, resource: str, parameters: Mapping[str, str], silence_s: float
+        self, collection: str, parameters: Mapping[str, str], silence_s: float
     ) -> Iterator[Iterator[dict[str, Any]]]:
         """Open a watch; what is entered gives its events until the server ends it.
 
         Args:
-            resource: of the core group, over all namespaces.
-            parameters: `watch` is added.
+            collection: as for `page`.
+            parameters: of the query; `watch` is added.
             silence_s: how long the server may be silent between two events.
 
         Raises:
             APIError: there is no answer, it is a refusal, or the watch broke off.
         """
         asked = {**parameters, "watch": "1"}
-        path = f"/api/v1/{resource}"
-        with self._answer("watch", resource, path, asked, silence_s=silence_s) as response:
+        resource = resource_of(collection)
+        with self._answer("watch", resource, collection, asked, silence_s=silence_s) as response:
             yield (_decoded("watch", resource, line) for line in _lines(resource, response))
 
     def create(
@@ -170,10 +176,13 @@ class Conversation:
         silence_s: float | None = None,
     ) -> Iterator[HTTPResponse]:
         server = self._server
-        connection = server.connection()
+        try:
+            connection, headers = server.connection(), server.headers()
+        except NoAPIServer as error:
+            again = "it is tried again"
+            raise APIError(verb, resource, "unreachable", str(error), remedy=again) from error
         connection.timeout = min(server.connect_s, timeout_s or server.connect_s)
         try:
-            headers = server.headers()
             connection.connect()
             begun = self._begin(connection.sock)
             connection.timeout = timeout_s or server.answer_s
@@ -191,11 +200,12 @@ class Conversation:
                     raise _refusal(verb, resource, response)
                 begun.settimeout(silence_s or connection.timeout)
                 yield response
+        except ssl.SSLCertVerificationError as error:
+            what, remedy = error.verify_message.rstrip("."), server.untrusted(error)
+            raise APIError(verb, resource, "untrusted", what, remedy=remedy) from error
         except (OSError, HTTPException, HTTPError) as error:
             kind = "broken" if self._socket else "unreachable"
             raise APIError(verb, resource, kind, str(error) or type(error).__name__) from error
-        except NoAPIServer as error:
-            raise APIError(verb, resource, "unreachable", str(error)) from error
         finally:
             with self._lock:
                 self._socket = None
@@ -207,6 +217,11 @@ class Conversation:
                 raise ConnectionAbortedError("interrupted")
             self._socket = connected
         return connected
+
+
+def resource_of(collection: str) -> str:
+    """Return the resource of a collection, as `pods` of `/api/v1/pods`."""
+    return collection.rpartition("/")[2]
 
 
 def _refusal(verb: str, resource: str, response: HTTPResponse) -> APIError:

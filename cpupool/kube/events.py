@@ -36,6 +36,7 @@ TRIES: Final = 5
 _COMPONENT: Final = "cpupool"
 _LONGEST_NAME: Final = 253
 _FLUSH_S: Final = 1.0
+_IDLE_S: Final = 60.0
 # The first pause between two tries is around a second.
 _PATIENCE: Final = 4
 _WORTH_A_TRY: Final = (401, 408, 429)
@@ -94,16 +95,22 @@ class EventRecorder:
         with self._news:
             self._news.notify()
 
-    def run(self, stop: threading.Event) -> None:
-        """Send until `stop` is set and `wake` called; then what can be sent within a second."""
+    def run(self, stop: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
+        """Send until `stop` is set and `wake` called; then what can be sent within a second.
+
+        Args:
+            stop: ends it.
+            beat: called before each Event, and at least once a minute.
+        """
         failures = 0
         while True:
+            beat()
             self._talk.resume()
             if stop.is_set():
                 break
             with self._news:
-                self._news.wait_for(lambda: self._waiting or self._talk.interrupted)
-            if self._talk.interrupted:
+                self._news.wait_for(lambda: self._waiting or self._talk.interrupted, _IDLE_S)
+            if self._talk.interrupted or not self._waiting:
                 continue
             event = self._waiting[0]
             try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from cpupool.core.errors import ManifestError
 from cpupool.kube.client import APIError
-from cpupool.kube.conversation import Conversation
+from cpupool.kube.conversation import Conversation, resource_of
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from cpupool.kube.client import APIServer
     from cpupool.kube.views import Body
-    from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
 
-WATCH_S: Final = 290.0
+WATCH_S: Final = 240.0
+"""A silent watch, and a server that hangs at its end, take less time than a heartbeat may."""
 _PAGE: Final = 500
 _LIVED_S: Final = 1.0
 
@@ -33,18 +33,19 @@ T = TypeVar("T")
 
 
 class Reflector(Generic[T]):
-    """Follows the objects that a field selector matches, over all namespaces.
+    """Follows the objects of a collection that a field selector matches.
 
     What is known stays known while the API server is away. Only what `convert` gives is kept.
 
     Args:
         server: whom to ask.
-        resource: of the core group, as `pods`.
+        collection: its path, as `/api/v1/pods`.
         selector: the field selector.
         convert: from a body to what is kept; raises ManifestError for one that it cannot read, and
             then the value of before stays.
         changed: called when something has become different; must not block.
-        metrics: where restarts are counted.
+        restarted: called with the resource and the reason when a watch has ended.
+        newest: whether the first list must not come from the server's cache, which may be old.
         watch_s: for how long to ask for one watch.
 
     Attributes:
@@ -54,21 +55,23 @@ class Reflector(Generic[T]):
     def __init__(
         self,
         server: APIServer,
-        resource: str,
+        collection: str,
         selector: str,
         convert: Callable[[Body], T],
         *,
         changed: Callable[[], None],
-        metrics: Metrics,
+        restarted: Callable[[str, str], None] = lambda _resource, _reason: None,
+        newest: bool = False,
         watch_s: float = WATCH_S,
     ) -> None:
         self.synced = threading.Event()
         self._talk = Conversation(server)
-        self._resource = resource
+        self._collection = collection
+        self._resource = resource_of(collection)
         self._selector = selector
         self._convert = convert
         self._changed = changed
-        self._metrics = metrics
+        self._restarted = restarted
         self._watch_s = watch_s
         # The server must be the one that ends a watch, unless it hangs.
         self._spare_s = server.answer_s
@@ -76,7 +79,7 @@ class Reflector(Generic[T]):
         self._items: dict[str, T] = {}
         self._odd: dict[str, str] = {}
         self._version = ""
-        self._cache_will_do = True
+        self._cache_will_do = not newest
         self._failures = self._losses = 0
         self._told = ""
 
@@ -91,30 +94,38 @@ class Reflector(Generic[T]):
         """End any wait: `run` ends if it shall, or goes on where it was."""
         self._talk.interrupt()
 
-    def run(self, stop: threading.Event) -> None:
-        """Follow until `stop` is set and `wake` called."""
+    def run(self, stop: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
+        """Follow until `stop` is set and `wake` called.
+
+        Args:
+            stop: ends it.
+            beat: called at each event, and before each list, watch and pause.
+        """
         while True:
+            beat()
             self._talk.resume()
             if stop.is_set():
                 return
             try:
                 if not self._version:
-                    self._list()
-                self._watch()
+                    self._list(beat)
+                self._watch(beat)
                 ended_by = None
             except APIError as error:
                 ended_by = error
             if not self._talk.interrupted:
+                beat()
                 self._failed(ended_by)
 
-    def _list(self) -> None:
+    def _list(self, beat: Callable[[], None]) -> None:
         selected = {"fieldSelector": self._selector, "limit": str(_PAGE)}
         # The first list may come from the server's cache; one after a lost version must not.
         asked = {**selected, "resourceVersion": "0"} if self._cache_will_do else selected
         found: dict[str, T] = {}
         listed: set[str] = set()
         while True:
-            page = self._talk.page(self._resource, asked)
+            beat()
+            page = self._talk.page(self._collection, asked)
             metadata, bodies = page.get("metadata"), page.get("items") or []
             if not isinstance(metadata, dict) or not isinstance(bodies, list):
                 raise self._malformed("list", "this is no list of objects")
@@ -135,7 +146,7 @@ class Reflector(Generic[T]):
             self.synced.set()
             self._changed()
 
-    def _watch(self) -> None:
+    def _watch(self, beat: Callable[[], None]) -> None:
         seconds = self._watch_s * random.uniform(1.0, 1.1)  # noqa: S311 - spreads the agents' load
         parameters = {
             "fieldSelector": self._selector,
@@ -144,13 +155,15 @@ class Reflector(Generic[T]):
             "timeoutSeconds": str(round(seconds)),
         }
         silence_s = seconds + self._spare_s
-        with self._talk.watch(self._resource, parameters, silence_s) as events:
+        beat()
+        with self._talk.watch(self._collection, parameters, silence_s) as events:
             opened_s = time.monotonic()
             if self._told:
                 log.info("API server answers again", resource=self._resource)
                 self._told = ""
             try:
                 for event in events:
+                    beat()
                     self._take(event)
             finally:
                 if time.monotonic() - opened_s >= _LIVED_S:
@@ -204,7 +217,7 @@ class Reflector(Generic[T]):
         """Count, tell and wait after a watch that has ended, by itself where there is no error."""
         self._failures += 1
         reason = "ended" if error is None else str(error.status or error.reason)
-        self._metrics.watch_restarted(self._resource, reason)
+        self._restarted(self._resource, reason)
         log.debug("watch ended", resource=self._resource, reason=reason, error=error or "")
         if error is None:
             self._talk.pause(self._failures - 1)

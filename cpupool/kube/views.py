@@ -6,9 +6,11 @@ does not read may hold anything.
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import yaml
@@ -16,7 +18,7 @@ import yaml
 from cpupool.core.errors import Location, ManifestError
 from cpupool.core.names import CRIO_LOAD_BALANCING, DISABLE, STATIC_POD_HASH, STATIC_POD_MIRROR
 from cpupool.core.workloads import Container, ContainerID, Pod, PodUID, QoSClass
-from cpupool.kube import resources
+from cpupool.kube import resources, templates
 from cpupool.kube.fields import Field
 
 if TYPE_CHECKING:
@@ -32,14 +34,16 @@ _STATUS_LISTS: Final = (
     "ephemeralContainerStatuses",
 )
 _FINISHED: Final = ("Succeeded", "Failed")
+_NODE_CRITICAL: Final = "system-node-critical"
 
 
-def pods_from_text(name: str, text: str) -> list[dict[str, Any]]:
+def pods_from_text(name: str, text: str, *, copies: bool = True) -> list[dict[str, Any]]:
     """Read the pod bodies of a JSON text or of all documents of a YAML text.
 
     Args:
         name: the file, for messages.
-        text: Pods, PodLists and Lists of Pods.
+        text: Pods, workloads with a template for pods, and lists of these.
+        copies: whether a workload stands for each of its pods, or for one.
 
     Raises:
         ManifestError: the text is not YAML or JSON, or holds something else than pods.
@@ -47,7 +51,7 @@ def pods_from_text(name: str, text: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for location, document in _documents(name, text):
         if document is not None:
-            found += _pods_in(str(location), "", document)
+            found += _pods_in(Field(str(location), "", document), copies=copies)
     return found
 
 
@@ -91,6 +95,7 @@ def pod(body: Body, names: Names) -> Pod:
         cgroup_uid=static if mirrored else "",
         finished=status["phase"].text("") in _FINISHED,
         limit_milli=resources.pod_limit_milli(top["spec"], qos, containers),
+        node_critical=top["spec"]["priorityClassName"].text("") == _NODE_CRITICAL,
     )
 
 
@@ -102,6 +107,22 @@ def node_labels(body: Body) -> dict[str, str]:
     """
     labels = Field("node", "", body)["metadata"]["labels"]
     return {key: value.text("") for key, value in labels.entries()}
+
+
+def config_map(body: Body) -> dict[str, bytes]:
+    """Read the entries of a ConfigMap, as its mounted folder shows them: file name → content.
+
+    Raises:
+        ManifestError: one is no text, or no base64.
+    """
+    read = Field("ConfigMap", "", body)
+    entries = {key: value.text("").encode() for key, value in read["data"].entries()}
+    for key, value in read["binaryData"].entries():
+        try:
+            entries[key] = base64.b64decode(value.text(""), validate=True)
+        except ValueError as error:
+            raise value.error(f"is no base64: {error}") from error
+    return entries
 
 
 def environment(body: Body, container: str) -> dict[str, str]:
@@ -169,26 +190,26 @@ def _running_ids(status: Field) -> Iterator[tuple[str, ContainerID]]:
                 yield found["name"].text(), ContainerID(bare)
 
 
-def _pods_in(source: str, path: str, document: object) -> Iterator[dict[str, Any]]:
+def _pods_in(found: Field, *, copies: bool) -> Iterator[dict[str, Any]]:
+    document = found.value
     if not isinstance(document, dict):
-        raise ManifestError(
-            source, path.removesuffix("."), "this is not a mapping; a Pod is expected"
-        )
+        raise found.error("this is not a mapping; a Pod is expected")
     kind = document.get("kind")
     if kind == "Pod":
         yield document
     elif kind in _LISTS:
-        items = document.get("items")
-        if not isinstance(items, list):
-            raise ManifestError(source, f"{path}items", "is missing or not a list")
-        for place, item in enumerate(items):
+        items = found["items"]
+        if not isinstance(items.value, list):
+            raise items.error("is missing or not a list")
+        for item in items:
             # The API server leaves out the kind of a PodList's items.
-            whole = {"kind": "Pod", **item} if isinstance(item, dict) else item
-            yield from _pods_in(source, f"{path}items[{place}].", whole)
+            whole = {"kind": "Pod", **item.value} if isinstance(item.value, dict) else item.value
+            yield from _pods_in(replace(item, value=whole), copies=copies)
+    elif kind in templates.COUNTS:
+        yield from templates.pods(found, copies=copies)
     else:
-        raise ManifestError(
-            source, f"{path}kind", f"{str(kind)[:60]!r} is not Pod, PodList or List of Pods"
-        )
+        known = ", ".join(("Pod", *templates.COUNTS))
+        raise found["kind"].error(f"{str(kind)[:60]!r} is not one of {known}, or a list of them")
 
 
 class _Loader(yaml.SafeLoader):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc.aio
 
@@ -55,6 +56,8 @@ UNHEALTHY: Final = "Unhealthy"
 MAX_SOCKET_PATH_BYTES: Final = 107
 """unix(7): sun_path has 108 bytes, the last of which is zero."""
 
+T = TypeVar("T")
+
 _STREAMS: Final = 3
 """An open ListAndWatch holds a thread; the kubelet has one, two for a moment around its restart."""
 _PART: Final = 500
@@ -88,7 +91,8 @@ class DevicePlugin(DevicePluginServicer):
         self._mounts = mounts
         self._options = options(pool)
         self._pool = pool.name
-        self._threads = ThreadPoolExecutor(_STREAMS, thread_name_prefix=endpoint(pool))
+        self._name = endpoint(pool)
+        self._threads: list[threading.Thread] = []
         self._ended: list[threading.Event] = []
 
     @property
@@ -111,9 +115,8 @@ class DevicePlugin(DevicePluginServicer):
         ended = self._admit()
         # types-grpcio declares a class where any callable will do.
         context.add_done_callback(lambda _context: self._end(ended))  # type: ignore[arg-type]
-        loop = asyncio.get_running_loop()
         seen = -1
-        while listed := await loop.run_in_executor(self._threads, self._next, seen, ended):
+        while listed := await self._in_thread(partial(self._next, seen, ended)):
             seen, message = listed
             yield message
 
@@ -178,7 +181,8 @@ class DevicePlugin(DevicePluginServicer):
         """End every ListAndWatch and wait until no thread is left."""
         for ended in self._ended:
             self._end(ended)
-        self._threads.shutdown()
+        for thread in self._threads:
+            thread.join()
 
     def _admit(self) -> threading.Event:
         """Take a stream, and end the oldest where there is no thread for it."""
@@ -191,6 +195,22 @@ class DevicePlugin(DevicePluginServicer):
     def _end(self, ended: threading.Event) -> None:
         ended.set()
         self._manager.notify()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run in a thread of its own: in a pool, work waits for a worker that has died idle."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            future.set_running_or_notify_cancel()
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - whatever ends it must end the stream
+                future.set_exception(error)
+
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+        return await asyncio.wrap_future(future)
 
     def _next(self, seen: int, ended: threading.Event) -> tuple[int, bytes] | None:
         """Wait for a list with another generation; give that, and the list encoded."""
@@ -250,6 +270,7 @@ class DevicePluginServer:
 
         Raises:
             HostFileError: the path is too long, or cannot be bound.
+        ServingFailed: the loop does not run, or does not answer.
         """
         length = len(os.fsencode(self._path))
         if length > MAX_SOCKET_PATH_BYTES:
@@ -262,30 +283,37 @@ class DevicePluginServer:
         try:
             self._path.unlink(missing_ok=True)
             self._path.parent.stat()  # a missing folder is told in better words than grpc's
-            self._server = self._loop.call(self._serve(plugin))
+            self._loop.call(self._serve(plugin))
         except (OSError, RuntimeError) as error:
             raise HostFileError(
                 str(self._path),
                 f"the device plugin's socket cannot be bound ({error})",
                 "check that the kubelet's device-plugins folder is mounted and writable",
             ) from error
-        self._plugin = plugin
 
     def stop(self) -> None:
         """End every stream, remove the socket and wait until no thread is left."""
-        if self._server is None or self._plugin is None:
+        if self._plugin is None:
             return
-        # grpc-core removes the path when its listener goes: a successor may bind it only then.
-        self._loop.call(self._server.stop(grace=None))
-        self._plugin.close()
-        self._server = self._plugin = None
+        plugin, self._plugin = self._plugin, None
+        try:
+            # grpc-core removes the path when its listener goes: a successor may bind it only then.
+            self._loop.call(self._end())
+        finally:
+            plugin.close()
 
-    async def _serve(self, plugin: DevicePlugin) -> grpc.aio.Server:
+    async def _serve(self, plugin: DevicePlugin) -> None:
         server = grpc.aio.server(interceptors=[StatusInterceptor()])
         add_DevicePluginServicer_to_server(plugin, server)
         server.add_insecure_port(f"unix:{self._path}")
-        await server.start()
-        return server
+        await self._loop.begin(server)
+        self._server, self._plugin = server, plugin
+
+    async def _end(self) -> None:
+        """End the server, and let go of it in the loop's thread, the only one that may free it."""
+        server, self._server = self._server, None
+        if server is not None:
+            await self._loop.end(server)
 
 
 def _encoded(offer: Offer) -> bytes:

@@ -6,17 +6,22 @@ callers ask once per round, not once per pod.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import grpc
 
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
 from cpupool.channel import dialled
 from cpupool.core.assignments import NATIVE_CPU, Grant
 from cpupool.core.cpuset import MAX_CPU, CPUSet
+from cpupool.core.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from cpupool.api.podresources_pb2 import (
@@ -27,17 +32,30 @@ if TYPE_CHECKING:
     from cpupool.core.assignments import PodDevices
 
 
+_RETRY_SHARE: Final = 5
+"""A kubelet that hangs is asked again after so many times as long as it was waited for."""
+
+
 class PodResources:
     """A `DeviceSource` over the kubelet's socket; needs no renewal when the kubelet restarts.
 
     Args:
         socket: usually `pod-resources/kubelet.sock`.
         timeout_s: how long to wait for one answer; the sweep waits, too.
+        now_s: a monotonic clock.
     """
 
-    def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        timeout_s: float = 0.8,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._socket = socket
         self._timeout_s = timeout_s
+        self._now_s = now_s
+        self._retry_at_s = now_s()
 
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
         """Give (namespace, pod name) → container name → resource name → what it was given.
@@ -47,8 +65,8 @@ class PodResources:
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
         """
-        with dialled(self._socket, "listing the kubelet's device assignments") as channel:
-            answer: ListPodResourcesResponse = PodResourcesListerStub(channel).List(
+        with self._calling("listing the kubelet's device assignments") as stub:
+            answer: ListPodResourcesResponse = stub.List(
                 ListPodResourcesRequest(), timeout=self._timeout_s
             )
         return {
@@ -67,11 +85,25 @@ class PodResources:
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
         """
-        with dialled(self._socket, "asking for the kubelet's allocatable CPUs") as channel:
-            answer: AllocatableResourcesResponse = PodResourcesListerStub(
-                channel
-            ).GetAllocatableResources(AllocatableResourcesRequest(), timeout=self._timeout_s)
+        with self._calling("asking for the kubelet's allocatable CPUs") as stub:
+            answer: AllocatableResourcesResponse = stub.GetAllocatableResources(
+                AllocatableResourcesRequest(), timeout=self._timeout_s
+            )
         return _cpus(answer.cpu_ids)
+
+    @contextmanager
+    def _calling(self, purpose: str) -> Iterator[PodResourcesListerStub]:
+        if self._now_s() < self._retry_at_s:
+            raise RemoteProtocolError(
+                f"{purpose} is put off: the kubelet has not answered; check whether it hangs"
+            )
+        with dialled(self._socket, purpose) as channel:
+            try:
+                yield PodResourcesListerStub(channel)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._retry_at_s = self._now_s() + _RETRY_SHARE * self._timeout_s
+                raise
 
 
 def _devices_of(container: ContainerResources) -> dict[str, Grant]:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+import grpc.aio
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.threads import OwnedThread
+
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 _CALL_S: Final = 10.0
 
 T = TypeVar("T")
+
+
+class ServingFailed(CPUPoolError):
+    """The thread of the device plugins does not do what it is asked for."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the thread of the device plugins {what}; if this repeats, start the agent again"
+        )
 
 
 class ServingLoop:
@@ -19,35 +32,97 @@ class ServingLoop:
 
     An idle server of grpc.aio sleeps, where a threaded one wakes several times a second
     (docs/dev/decisions/0006-device-plugins-on-one-event-loop.md).
+
+    Args:
+        failed: called in the loop's thread when that ends by an error; `check` raises then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[], None] = lambda: None) -> None:
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._end = asyncio.Event()
+        self._servers: set[grpc.aio.Server] = set()
+        self._thread = OwnedThread("device plugins", self._run, ask=self._ask, failed=failed)
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="device plugins", daemon=True
-        )
+        self._loop = self._runner.get_loop()
         self._thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._loop = self._thread = None
+        self._post(self._end.set)
+        self._thread.join()
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop's thread and give its result; for other threads.
+    @property
+    def runs(self) -> bool:
+        """Whether anything can be asked of it."""
+        return self._loop is not None and self._thread.runs
+
+    def check(self) -> None:
+        """See that the loop runs, and has turned since an earlier check.
 
         Raises:
-            TimeoutError: it takes longer than ten seconds.
-            RuntimeError: the loop does not run.
+            ThreadFailed: it has ended, or hangs.
         """
-        if self._loop is None:
+        self._thread.check()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop's thread and return its result; for other threads.
+
+        Raises:
+            ServingFailed: it takes longer than ten seconds, or the loop does not run.
+        """
+        if self._loop is None or not self.runs:
             work.close()
-            raise RuntimeError("the serving loop does not run; enter it first")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
+            raise ServingFailed("does not run")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(_CALL_S)
+        except TimeoutError as error:
+            if not future.cancel():
+                raise
+            raise ServingFailed(f"has not answered for {_CALL_S:g} s") from error
+
+    async def begin(self, server: grpc.aio.Server) -> None:
+        """Start a server; for coroutines of this loop, as `end` is."""
+        await server.start()
+        self._servers.add(server)
+
+    async def end(self, server: grpc.aio.Server) -> None:
+        """Stop a server, cut off what it serves, and let go of it."""
+        await server.stop(grace=None)
+        self._servers.discard(server)
+
+    def _ask(self) -> None:
+        self._post(self._thread.answer)
+
+    def _post(self, callback: Callable[[], object]) -> None:
+        # It is closed where the thread has ended.
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+    def _run(self) -> None:
+        with self._runner as runner:
+            runner.run(self._hold())
+            try:
+                runner.run(self._until_end())
+            finally:
+                runner.run(self._release())
+
+    async def _hold(self) -> None:
+        """Keep grpc.aio initialised for as long as the loop runs.
+
+        With its last server grpc.aio closes the queue that this loop reads, in the thread in which
+        that server is collected.
+        """
+        grpc.aio.init_grpc_aio()
+
+    async def _until_end(self) -> None:
+        await self._end.wait()
+
+    async def _release(self) -> None:
+        # A server that is never stopped would not let the process end.
+        for server in self._servers:
+            await server.stop(grace=None)
+        self._servers.clear()
+        grpc.aio.shutdown_grpc_aio()

@@ -37,11 +37,13 @@ class EmbeddedCluster:
         source: where the pods come from; it wakes the agent by itself.
         node_labels: the node's labels.
         events: takes what an API server would.
+        config_map: none: the folder of pool files counts.
     """
 
     source: PodSource
     node_labels: Mapping[str, str]
     events: EventSink = field(default_factory=EventLog)
+    config_map: None = None
 
     def pods(self) -> tuple[Pod, ...] | None:
         """Give the source's pods.
@@ -55,8 +57,11 @@ class EmbeddedCluster:
         """Give the labels."""
         return self.node_labels
 
-    def loops(self) -> Mapping[str, Callable[[threading.Event], None]]:
-        """Give none: nothing is heard from anywhere."""
+    def loops(
+        self, beat: Callable[[str], None] = lambda _loop: None
+    ) -> Mapping[str, Callable[[threading.Event], None]]:
+        """Return none: nothing is heard from anywhere."""
+        del beat
         return {}
 
     def wake(self) -> None:

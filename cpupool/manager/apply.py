@@ -42,6 +42,17 @@ def repair(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tu
     return _attempt(tree, path, want)
 
 
+def takes_one_write(tree: CgroupAccess, path: str, want: CPUSet) -> bool:
+    """Return whether a write of the container's own cgroup is all that brings it to `want`.
+
+    Raises:
+        CgroupNotFound: the container has ended.
+        HostFileError: the tree cannot be read.
+        ValueError: `want` is empty.
+    """
+    return plan(*tree.read(path), want) == (Write(path, want),)
+
+
 def _attempt(tree: CgroupAccess, path: str, want: CPUSet) -> tuple[Write, ...]:
     ancestors, node = tree.read(path)
     now = {one.path: one.cpus for one in (*ancestors, *_subtree(node))}

@@ -17,8 +17,9 @@ from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, CPUPoolErro
 from cpupool.core.pools import PoolKind
 from cpupool.core.quota import Bandwidth, settle_pod
 from cpupool.core.workloads import ContainerID
-from cpupool.manager.drift import Backoff, Reason
+from cpupool.manager.drift import Reason
 from cpupool.manager.notices import Notice
+from cpupool.manager.patience import Backoff
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.manager.ways import Way
 from cpupool.telemetry import log as logs

@@ -1,22 +1,15 @@
-"""Who probably moved a container away from its CPUs, and how long to wait before it is moved back.
+"""Who probably moved a container away from its CPUs.
 
-Pure: everything is judged from the cgroup as it was found, and from what it was before.
+Pure: it is judged from the cgroup as it was found, and from what it was before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
-
-_AT_ONCE: Final = 10
-_WITHIN_S: Final = 10.0
-_FIRST_DELAY_S: Final = 0.2
-_LAST_DELAY_S: Final = 10.0
-_QUIET_S: Final = 60.0
 
 
 class Reason(Enum):
@@ -81,31 +74,3 @@ def foreign_writer(
     if str(found) == created or found == online:
         return Reason.RUNTIME
     return Reason.UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How patient to be with one container that is moved away, or refused, again and again.
-
-    Attributes:
-        tries_s: when it was last tried to put it right.
-        delay_s: how long to wait from one try to the next; 0 while it is tried at once.
-    """
-
-    tries_s: tuple[float, ...] = ()
-    delay_s: float = 0.0
-
-    @property
-    def due_s(self) -> float:
-        """When it may be tried again."""
-        return self.tries_s[-1] + self.delay_s if self.tries_s else 0.0
-
-    def after(self, now_s: float) -> Backoff:
-        """Count a try now; one after a minute of quiet is the first again."""
-        if self.tries_s and now_s - self.tries_s[-1] >= _QUIET_S:
-            return Backoff((now_s,))
-        recent = (*(one for one in self.tries_s if now_s - one < _WITHIN_S), now_s)
-        recent = recent[-_AT_ONCE - 1 :]
-        if not self.delay_s and len(recent) <= _AT_ONCE:
-            return Backoff(recent)
-        return Backoff(recent, min(max(2 * self.delay_s, _FIRST_DELAY_S), _LAST_DELAY_S))

@@ -1,9 +1,9 @@
 """Brings the pods, and what the kubelet and the runtime say of them, to the manager.
 
 Nothing is asked without need: the runtime only about containers that nobody has told of, the
-kubelet only about containers whose devices are not known yet, both at once when one is new and then
-ever more seldom. Only what the kubelet's static CPU manager gives out is asked for again and again:
-another kubelet may give out other CPUs.
+kubelet only about containers whose devices it has not named yet, both at once when one is new and
+then ever more seldom. Only what the kubelet's static CPU manager gives out is asked for again and
+again: another kubelet may give out other CPUs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from cpupool.core.assignments import Cause
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import resolve
+from cpupool.manager import resolve, static_pods
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
@@ -127,7 +128,7 @@ class Learner:
         self._new_kubelet = threading.Event()
         self._answered = self._answered_once = False
         self._cpu_manager = _Retry()
-        self._missing: tuple[ContainerRef, ...] = ()
+        self._unconfirmed: tuple[ContainerRef, ...] = ()
         self._assignments = _Retry()
         self._found: frozenset[ContainerID] = frozenset()
         self._unrecognised: frozenset[ContainerID] = frozenset()
@@ -162,6 +163,7 @@ class Learner:
             self._recall(alive)
             self._recognise(found, now_s)
             self._ask_devices(now_s, alive)
+            self._find_idle(alive)
             self._forget_promises(now_s)
 
     @property
@@ -237,9 +239,8 @@ class Learner:
         """
         facts, _ = self._manager.state()
         uids = {pod.uid for pod in listed}
-        ending = (
-            pod for pod in facts.pods or () if pod.uid not in uids and pod.cgroup_uid in alive
-        )
+        known = static_pods.true(facts.pods or (), facts.static)
+        ending = (pod for pod in known if pod.uid not in uids and pod.cgroup_uid in alive)
         pods = (*listed, *ending)
         if pods != facts.pods:
             self._manager.set_pods(pods)
@@ -299,10 +300,10 @@ class Learner:
 
     def _ask_devices(self, now_s: float, alive: Collection[str]) -> None:
         facts, resolution = self._manager.state()
-        if not (resolution.missing or facts.kubelet_owns):
+        if not self._lacks_records():
             return
-        if resolution.missing != self._missing:
-            self._missing, self._assignments = resolution.missing, _Retry()
+        if resolution.unconfirmed != self._unconfirmed:
+            self._unconfirmed, self._assignments = resolution.unconfirmed, _Retry()
         if self._assignments.is_due(now_s):
             self._assignments = self._assignments.after(now_s)
             # A runtime remembers sandboxes of pods that have ended: without a cgroup theirs are not
@@ -313,14 +314,34 @@ class Learner:
             saved = self._sources.ask("checkpoint", self._checkpoint.by_pod_uid)
             self._manager.record_devices(resolve.join_devices(pods, names, {}, saved or {}))
             live = None
-            if self._manager.state()[1].missing or facts.kubelet_owns:
+            if self._lacks_records():
                 live = self._sources.ask("podresources", self._devices.by_pod_name)
+                unnamed = static_pods.uncertain(facts.pods or (), facts.static)
+                self._manager.name_static_pods(
+                    static_pods.recorded(unnamed, saved or {}, live or {})
+                )
+                present = self._manager.state()[0].present()
+                pods = [pod for pod in present if pod.cgroup_uid in here]
                 found = resolve.join_devices(pods, names, live or {}, saved or {})
                 self._manager.record_devices(found)
             # A kubelet that has just started names nobody for a moment.
             self._informed |= bool(live) or saved is not None
-        if self._manager.state()[1].missing or facts.kubelet_owns:
+        if self._lacks_records():
             self.due_s = min(self.due_s, self._assignments.due_s)
+
+    def _lacks_records(self) -> bool:
+        """Return whether the kubelet's records may say what is not known."""
+        facts, resolution = self._manager.state()
+        unnamed = static_pods.uncertain(facts.pods or (), facts.static)
+        return bool(resolution.unconfirmed or unnamed) or facts.kubelet_owns
+
+    def _find_idle(self, alive: Collection[str]) -> None:
+        """Find the pods that have no container's cgroup, where two pods claim a CPU."""
+        facts, resolution = self._manager.state()
+        placed = resolution.containers.values()
+        contested = any(one.assignment.cause is Cause.CONTESTED for one in placed)
+        pods = facts.present() if contested else ()
+        self._manager.set_idle(frozenset(pod.cgroup_uid for pod in pods).difference(alive))
 
     def _forget_promises(self, now_s: float) -> None:
         until = self._manager.promised_until()

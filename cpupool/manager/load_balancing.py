@@ -18,8 +18,8 @@ from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, HostError
 from cpupool.core.workloads import ContainerID
-from cpupool.manager.drift import Backoff
 from cpupool.manager.notices import Notice
+from cpupool.manager.patience import Backoff
 from cpupool.manager.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
 

@@ -30,6 +30,7 @@ from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import owners, resolve, sightings
 from cpupool.manager.answers import Allocation, DeviceList, PoolChange
 from cpupool.manager.resolve import NodeFacts, Promise
+from cpupool.manager.static_pods import Identity
 from cpupool.policies import pooled
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
     from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Grant
     from cpupool.core.errors import Problem
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Pod, PodUID, RuntimeContainer
+    from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
+    from cpupool.manager.static_pods import PodName
     from cpupool.policies.pooled import Choice
 
 _WAIT_S = 5.0
@@ -122,10 +124,24 @@ class Manager:
             if cpus != self._facts.static_cpus:
                 self._take(replace(self._facts, static_cpus=cpus))
 
+    def set_idle(self, pods: frozenset[str]) -> None:
+        """Take the pods that have no container's cgroup, where two pods claim a CPU."""
+        with self._changed:
+            if pods != self._facts.idle:
+                self._take(replace(self._facts, idle=pods))
+
     def set_pods(self, pods: Iterable[Pod]) -> None:
         """Take the complete list of this node's pods."""
         with self._changed:
             self._take(sightings.joined(replace(self._facts, pods=tuple(pods))))
+
+    def name_static_pods(self, names: Mapping[str, PodName]) -> None:
+        """Take the kubelet's word on the static pods for which hashes stand."""
+        with self._changed:
+            certain = {one: Identity(name, certain=True) for one, name in names.items()}
+            if not certain.items() <= self._facts.static.items():
+                static = {**self._facts.static, **certain}
+                self._take(sightings.joined(replace(self._facts, static=static)))
 
     def sight(self, found: Iterable[RuntimeContainer], *, every: bool = False) -> None:
         """Take what the container runtime tells of containers and sandboxes.
@@ -151,11 +167,11 @@ class Manager:
     def record_devices(self, found: DeviceAssignments) -> None:
         """Take what the kubelet says of its device assignments.
 
-        What is known of a living pod is never forgotten: a kubelet that restarts or does not
-        answer takes no CPU from anybody.
+        What is known of a living pod is never forgotten, but for hints that are contradicted: a
+        kubelet that restarts or does not answer takes no CPU from anybody.
         """
         with self._changed:
-            merged = dict(self._facts.devices)
+            merged = dict(sightings.corrected(self._facts.devices, found))
             for ref, by_pool in found.items():
                 known = merged.get(ref, {})
                 merged[ref] = {
@@ -348,7 +364,7 @@ class Manager:
         in_force = {pool.name for pool in self._facts.pools}
         owned = self._resolution.owned
 
-        def written(pod: PodUID, pool: str, grant: Grant) -> Grant:
+        def written(pod: str, pool: str, grant: Grant) -> Grant:
             mine = owned.get(pod, {}).get(pool, CPUSet()) if pool in in_force else CPUSet()
             return replace(grant, cpus=self._facts.granted(pool, grant) & mine or grant.cpus)
 
@@ -368,7 +384,9 @@ class Manager:
         }
 
     def _shared_as_told(self, placed: PlacedContainer) -> CPUSet:
-        grants = self._facts.devices.get(ContainerRef(placed.pod.uid, placed.container.name), {})
+        grants = self._facts.devices.get(
+            ContainerRef(placed.pod.cgroup_uid, placed.container.name), {}
+        )
         return CPUSet.union(
             grant.cpus
             for pool, grant in grants.items()
@@ -446,7 +464,7 @@ class Manager:
 def _joined(known: Grant | None, grant: Grant) -> Grant:
     if known is None or known.ids != grant.ids:
         return grant
-    return replace(known, cpus=known.cpus | grant.cpus)
+    return replace(grant, cpus=known.cpus | grant.cpus)
 
 
 def _pinned(assignment: CPUAssignment) -> bool:

@@ -7,23 +7,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Cause, Placement
+from cpupool.core.names import STATIC_POD_MIRROR
+from cpupool.core.workloads import ContainerID
+from cpupool.manager import static_pods
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import Pod
     from cpupool.manager.drift import Reason
     from cpupool.manager.ports import EventSink
-    from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
+    from cpupool.manager.resolve import ContainerKey, NodeFacts, PlacedContainer, Resolution
 
 log = logs.get(__name__)
 
-_KUBELET_TELLS_S: Final = 2.0
-"""The kubelet's records may come a moment after the container."""
-
-_MAY_PASS: Final = frozenset({Cause.NO_DEVICES, Cause.CONTESTED})
-"""The second: of two pods with one device the earlier has ended, and is still in the list."""
+_PASSES_S: Final = 2.0
+"""What may pass is worth no Event before."""
 
 _CONFINED: Final = {
     Cause.NO_POOL: (
@@ -36,7 +37,11 @@ _CONFINED: Final = {
     ),
     Cause.CONTESTED: (
         "CPUContested",
-        "create the pod again, so that the kubelet chooses other CPUs",
+        "look why that pod does not end, or create this one again: the kubelet chooses other CPUs",
+    ),
+    Cause.NO_CPUS: (
+        "CPUDevicesUnknown",
+        "remove the other device plugin from the node, then create the pod again",
     ),
     Cause.OFFLINE: ("CPUOffline", "bring the pool's CPUs online, or create the pod again"),
 }
@@ -69,11 +74,33 @@ NoticeKey = tuple["ContainerKey", str]
 """A container instance and the Event's reason."""
 
 
+def remedy(cause: Cause) -> str:
+    """Return what to do about a container that is confined for this cause."""
+    return _CONFINED[cause][1]
+
+
 def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]]:
     """Find the containers that do not have what they asked for."""
     for key, placed in resolution.containers.items():
         for notice in _of(placed):
             yield (key, notice.event), notice
+
+
+def about_mirrors(facts: NodeFacts) -> Iterator[tuple[NoticeKey, Notice]]:
+    """Find the pods that claim to mirror a static pod and are not believed."""
+    for pod in static_pods.forged(facts.pods or (), facts.static):
+        known = facts.static.get(pod.cgroup_uid)
+        whose = f"pod {'/'.join(known.name)}" if known else "no pod that the kubelet has named"
+        notice = Notice(
+            "StaticPodForged",
+            "pod is not the mirror of a static pod",
+            pod,
+            "",
+            f"it says that it mirrors static pod {pod.cgroup_uid}, which is {whose}",
+            f"delete the pod if the kubelet has not made it, or its annotation {STATIC_POD_MIRROR}",
+            _PASSES_S,
+        )
+        yield ((pod.cgroup_uid, ContainerID(pod.uid)), notice.event), notice
 
 
 def about_fight(
@@ -90,6 +117,25 @@ def about_fight(
             placed.container.name if placed else "",
             f"its CPUs are overwritten again and again, probably by {writer.culprit}",
             writer.remedy,
+        )
+        yield (key, notice.event), notice
+
+
+def about_occupied(
+    resolution: Resolution, key: ContainerKey, cpus: CPUSet
+) -> Iterator[tuple[NoticeKey, Notice]]:
+    """Describe a container that waits for CPUs of its own: other pods have not left them."""
+    placed = resolution.containers.get(key)
+    if placed is not None:
+        notice = Notice(
+            "CPUOccupied",
+            "container waits for its CPUs",
+            placed.pod,
+            placed.container.name,
+            f"other pods still run on its CPUs {cpus}",
+            "look at the agent's log for the containers that stay on wrong CPUs, and at the"
+            " container runtime",
+            _PASSES_S,
         )
         yield (key, notice.event), notice
 
@@ -113,11 +159,11 @@ def about_moved(resolution: Resolution, key: ContainerKey) -> Iterator[tuple[Not
 def _of(placed: PlacedContainer) -> Iterator[Notice]:
     pod, name, assignment = placed.pod, placed.container.name, placed.assignment
     if assignment.cause in _CONFINED:
-        event, remedy = _CONFINED[assignment.cause]
-        lasts_s = _KUBELET_TELLS_S if assignment.cause in _MAY_PASS else 0.0
+        event, what_to_do = _CONFINED[assignment.cause]
+        lasts_s = _PASSES_S if assignment.cause.may_pass else 0.0
         confined = assignment.placement is Placement.CONFINED
         phrase = f"container {'confined to the default pool' if confined else 'waits for CPUs'}"
-        yield Notice(event, phrase, pod, name, assignment.reason, remedy, lasts_s)
+        yield Notice(event, phrase, pod, name, assignment.reason, what_to_do, lasts_s)
     if assignment.offline:
         yield Notice(
             "CPUOffline",

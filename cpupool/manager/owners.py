@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import KUBELET_CPUS
-from cpupool.core.workloads import ContainerRef, PodUID
+from cpupool.core.workloads import ContainerRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from cpupool.core.workloads import Pod
     from cpupool.manager.resolve import NodeFacts
 
-Owned = Mapping[PodUID, Mapping[str, CPUSet]]
-"""Pod → pool → exclusive CPUs that it owns."""
+Owned = Mapping[str, Mapping[str, CPUSet]]
+"""The kubelet's UID of a pod → pool → exclusive CPUs that it owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,21 @@ class _Claim:
     """What a container holds of an exclusive pool, by the kubelet's word.
 
     Attributes:
-        pod: its pod.
+        pod: the kubelet's UID of its pod.
         pool: the pool's name.
         cpus: the CPUs that come with its devices.
         told: they are what Allocate has answered.
         beside: they may lie on cores of other pods of the pool: it lists siblings or, as they were
             told, once did.
+        idle: the pod has no container, and none that is being created.
     """
 
-    pod: PodUID
+    pod: str
     pool: str
     cpus: CPUSet
     told: bool
     beside: bool
+    idle: bool
 
 
 def owners(facts: NodeFacts, pods: Iterable[Pod], before: Owned) -> Owned:
@@ -53,9 +55,9 @@ def owners(facts: NodeFacts, pods: Iterable[Pod], before: Owned) -> Owned:
         pods: all that are there.
         before: who owned which CPUs until now; where facts contradict each other, the owner stays.
     """
-    owned: defaultdict[PodUID, dict[str, CPUSet]] = defaultdict(dict)
-    owner: dict[int, PodUID] = {}
-    first: dict[int, tuple[PodUID, str]] = {}
+    owned: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
+    owner: dict[int, str] = {}
+    first: dict[int, tuple[str, str]] = {}
     none = CPUSet()
 
     def give(claim: _Claim, cpus: CPUSet) -> None:
@@ -74,12 +76,16 @@ def owners(facts: NodeFacts, pods: Iterable[Pod], before: Owned) -> Owned:
             if owner.get(cpu, claim.pod) == claim.pod and (pod == claim.pod or beside):
                 yield cpu
 
-    claims = [claim for pod in pods if not pod.finished for claim in _claims(facts, pod)]
+    idle = facts.idle - {one.pod for one in facts.sighted.values() if one.name}
+    claims = [claim for pod in pods if not pod.finished for claim in _claims(facts, pod, idle)]
+    needed = CPUSet.union(claim.cpus for claim in claims if not claim.idle)
     # Earlier owners first: a contradiction between facts never takes a CPU from a running pod. Then
-    # those whom Allocate has given theirs: it gives nothing twice.
+    # those whom Allocate has given theirs: it gives nothing twice. An idle pod has ended, where one
+    # with containers claims the same CPU: the kubelet gives devices away before the pod is gone.
     for claim in claims:
-        give(claim, claim.cpus & before.get(claim.pod, {}).get(claim.pool, none))
-    for claim in sorted(claims, key=lambda claim: not claim.told):
+        had = claim.cpus & before.get(claim.pod, {}).get(claim.pool, none)
+        give(claim, had - needed if claim.idle else had)
+    for claim in sorted(claims, key=lambda claim: (claim.idle, not claim.told)):
         give(claim, CPUSet(mine(claim)))
     return owned
 
@@ -89,9 +95,9 @@ def owned_cpus(owned: Owned) -> CPUSet:
     return CPUSet.union(cpus for by_pool in owned.values() for cpus in by_pool.values())
 
 
-def _claims(facts: NodeFacts, pod: Pod) -> Iterator[_Claim]:
+def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Claim]:
     for container in pod.containers:
-        by_pool = facts.devices.get(ContainerRef(pod.uid, container.name), {})
+        by_pool = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
         for pool, grant in by_pool.items():
             if pool == KUBELET_CPUS and pool not in facts.requests(pod, container):
                 # They were the kubelet's to give, and it gives none any more.
@@ -100,4 +106,11 @@ def _claims(facts: NodeFacts, pod: Pod) -> Iterator[_Claim]:
                 configured = facts.pools.by_name(pool)
                 lists_siblings = configured is not None and configured.policy.bind is not None
                 told = bool(grant.cpus)
-                yield _Claim(pod.uid, pool, cpus, told, beside=lists_siblings or told)
+                yield _Claim(
+                    pod.cgroup_uid,
+                    pool,
+                    cpus,
+                    told,
+                    beside=lists_siblings or told,
+                    idle=pod.cgroup_uid in idle,
+                )

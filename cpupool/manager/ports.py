@@ -43,6 +43,18 @@ class NodeLabels(Protocol):
         ...
 
 
+class ConfigMapSource(Protocol):
+    """Where the ConfigMap with the pool files comes from."""
+
+    def entries(self) -> Mapping[str, bytes] | None:
+        """Return key → content as the API server showed it last, or None until it has."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the API server's first answer, no longer than this."""
+        ...
+
+
 class EventSink(Protocol):
     """Where a pod's author or a node's admin is told something; never blocks, never raises."""
 
@@ -98,7 +110,7 @@ class TopologySource(Protocol):
     """Where the machine's CPUs are read from."""
 
     def online(self) -> CPUSet:
-        """Give the CPUs that are online now; cheap enough to ask every second."""
+        """Give the CPUs that are online now; cheap enough to ask 20 times a second."""
         ...
 
     def topology(self) -> CPUTopology:
@@ -153,7 +165,8 @@ class ContainerRuntime(Protocol):
         Raises:
             ContainerNotFound: it has ended.
             RuntimeBusy: it may be asked again in a moment.
-            RuntimeRefused: it did not, or the runtime does not answer.
+            RuntimeSilent: it does not answer.
+            RuntimeRefused: it did not.
         """
         ...
 
@@ -163,7 +176,22 @@ class ContainerRuntime(Protocol):
         Raises:
             ContainerNotFound: it has ended.
             RuntimeBusy: it may be asked again in a moment.
-            RuntimeRefused: it did not, or the runtime does not answer.
+            RuntimeSilent: it does not answer.
+            RuntimeRefused: it did not.
+        """
+        ...
+
+
+class BatchingRuntime(ContainerRuntime, Protocol):
+    """A way by which the container runtime sets the CPUs of several containers in one call."""
+
+    def update_all(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
+        """Let the runtime set containers' CPUs; what it refuses of one changes no other.
+
+        Raises:
+            RuntimeBusy: it may be asked again in a moment.
+            RuntimeSilent: it does not answer.
+            RuntimeRefused: it has done nothing.
         """
         ...
 

@@ -183,7 +183,7 @@ def _share(
     pod, container = placed.pod, placed.container
 
     def grant_of(name: str) -> Grant:
-        return facts.devices.get(ContainerRef(pod.uid, name), {}).get(pool, _NO_GRANT)
+        return facts.devices.get(ContainerRef(pod.cgroup_uid, name), {}).get(pool, _NO_GRANT)
 
     grant = grant_of(container.name)
     exclusive = PoolKind.of_name(pool) is PoolKind.EXCLUSIVE

@@ -26,7 +26,7 @@ from cpupool.core.pools import MILLI_PER_CPU, NodePools, Pool, PoolKind
 from cpupool.core.quota import Limit
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID, ContainerKind, ContainerRef
-from cpupool.manager import owners, sightings
+from cpupool.manager import owners, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod, RuntimeContainer
     from cpupool.manager.owners import Owned
+    from cpupool.manager.static_pods import Identity
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
@@ -66,24 +67,28 @@ class NodeFacts:
         configured: whether somebody has said so; a node may well have no pools.
         topology: as last read.
         pods: this node's pods; None until a first complete list is known.
+        static: hash → which pod it stands for, of the static pods that listed pods claim to mirror.
         sighted: the containers and sandboxes that the container runtime has told of, by id.
         devices: what the kubelet gave to these pods.
         promises: what it gave to pods that are not known yet.
         kept_shared: the shared CPUs of containers that must not follow a change of their pools.
         blocked: CPUs that nobody may have because a topology change brought two pools together.
         static_cpus: those that the kubelet's static CPU manager gives out; none under policy none.
+        idle: pods that have no container's cgroup, where two pods claim a CPU: the one has ended.
     """
 
     pools: NodePools = field(default_factory=NodePools)
     configured: bool = False
     topology: CPUTopology = NO_CPUS
     pods: tuple[Pod, ...] | None = None
+    static: Mapping[str, Identity] = field(default_factory=dict)
     sighted: Mapping[ContainerID, RuntimeContainer] = field(default_factory=dict)
     devices: DeviceAssignments = field(default_factory=dict)
     promises: tuple[Promise, ...] = ()
     kept_shared: Mapping[ContainerKey, CPUSet] = field(default_factory=dict)
     blocked: CPUSet = field(default_factory=CPUSet)
     static_cpus: CPUSet = field(default_factory=CPUSet)
+    idle: frozenset[str] = frozenset()
 
     @property
     def kubelet_owns(self) -> bool:
@@ -108,7 +113,8 @@ class NodeFacts:
             return asked
         enabled = ENABLE_SHARED_CPUS in asked and (
             self.pools.mixed is not None
-            or ENABLE_SHARED_CPUS in self.devices.get(ContainerRef(pod.uid, container.name), {})
+            or ENABLE_SHARED_CPUS
+            in self.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
         )
         exclusive = any(PoolKind.of_name(pool) is PoolKind.EXCLUSIVE for pool in asked)
         if not exclusive and container.kind is not ContainerKind.INIT:
@@ -136,7 +142,8 @@ class NodeFacts:
 
     def present(self) -> tuple[Pod, ...]:
         """Give every pod: those listed, and those that only the container runtime has told of."""
-        return sightings.present(self.pods or (), self.sighted, self.devices)
+        listed = tuple(static_pods.true(self.pods or (), self.static))
+        return sightings.present(listed, self.sighted, self.devices)
 
     def held_ids(self) -> Mapping[str, frozenset[str]]:
         """Give pool → the device ids that pods hold, known pods or not."""
@@ -185,6 +192,7 @@ class Resolution:
         unreported: for other directories of a known pod: its sandbox, or what is not reported yet.
         unknown: for the directories of a pod that is not known.
         missing: containers that request devices which no source has named yet.
+        unconfirmed: these, and containers whose devices only a hint names.
     """
 
     owned: Owned
@@ -197,6 +205,7 @@ class Resolution:
     unreported: CPUAssignment
     unknown: CPUAssignment
     missing: tuple[ContainerRef, ...]
+    unconfirmed: tuple[ContainerRef, ...]
 
     def held_elsewhere(self, pool: str) -> CPUSet:
         """Give the CPUs that containers hold through other pools than this one."""
@@ -205,6 +214,11 @@ class Resolution:
             cpus for by_pool in holders for holder, cpus in by_pool.items() if holder != pool
         )
         return exclusive | self.kept_shared
+
+    def owned_by_others(self, pod: str) -> CPUSet:
+        """Return the exclusive CPUs of all pods but one, named by the id in its cgroup's name."""
+        others = {uid: by_pool for uid, by_pool in self.owned.items() if uid != pod}
+        return owners.owned_cpus(others)
 
     def assignment(self, key: ContainerKey) -> CPUAssignment:
         """Give the CPUs for a directory below a pod's cgroup, or for the pod's own."""
@@ -227,7 +241,7 @@ class Resolution:
         room = CPUSet.union(
             (
                 self.unreported.default,
-                *self.owned.get(pod.uid, {}).values(),
+                *self.owned.get(pod.cgroup_uid, {}).values(),
                 *(cpus for pool, cpus in self.shared.items() if pool in requested),
                 *(
                     placed.assignment.cpus
@@ -258,7 +272,7 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
     kubelets = CPUSet.union(by_pool.get(KUBELET_CPUS, CPUSet()) for by_pool in owned.values())
     taken = (owners.owned_cpus(owned) - kubelets) | CPUSet.union(promised.values())
     barred = facts.topology.with_siblings(taken) | kubelets | facts.blocked
-    placing = _Placing.by(facts, owned, barred)
+    placing = _Placing.by(facts, pods, owned, barred)
     containers: dict[ContainerKey, PlacedContainer] = {}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         key = (pod.cgroup_uid, identifier)
@@ -277,6 +291,7 @@ def resolve(facts: NodeFacts, before: Owned) -> Resolution:
         unreported=placing.default,
         unknown=placing.confined(Cause.UNKNOWN_POD, "its pod is not known"),
         missing=tuple(_missing(facts, pods)),
+        unconfirmed=tuple(_missing(facts, pods, hints=False)),
     )
 
 
@@ -306,7 +321,7 @@ def join_devices(
             if (own := resources.get(NATIVE_CPU)) and container.requests:
                 by_pool[KUBELET_CPUS] = own
             if by_pool:
-                joined[ContainerRef(pod.uid, container.name)] = by_pool
+                joined[ContainerRef(pod.cgroup_uid, container.name)] = by_pool
     return joined
 
 
@@ -326,16 +341,25 @@ def _promised(facts: NodeFacts) -> Iterator[tuple[str, CPUSet]]:
         yield pool, facts.granted(pool, Grant(ids))
 
 
-def _missing(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[ContainerRef]:
+def _missing(
+    facts: NodeFacts, pods: Iterable[Pod], *, hints: bool = True
+) -> Iterator[ContainerRef]:
     never = set() if facts.kubelet_owns else {KUBELET_CPUS}
     for pod in pods:
         for container in () if pod.finished else pod.containers:
             requests = facts.requests(pod, container)
             if not requests:
                 continue
-            ref = ContainerRef(pod.uid, container.name)
-            if requests.keys() - facts.devices.get(ref, {}).keys() - never:
+            ref = ContainerRef(pod.cgroup_uid, container.name)
+            by_pool = facts.devices.get(ref, {})
+            named = {pool for pool, grant in by_pool.items() if hints or not grant.hint}
+            if requests.keys() - named - never:
                 yield ref
+
+
+def _names_no_cpu(pool: str, grant: Grant) -> bool:
+    """Return whether the devices of an exclusive pool are another plugin's, without CPU ids."""
+    return PoolKind.of_name(pool) is PoolKind.EXCLUSIVE and not devices.exclusive_cpus(grant.ids)
 
 
 def _default_cpus(facts: NodeFacts, owned: Owned, common: CPUSet) -> CPUSet:
@@ -356,17 +380,18 @@ class _Placing:
     """
 
     facts: NodeFacts
+    pods: tuple[Pod, ...]
     owned: Owned
     common: CPUSet
     default: CPUAssignment
 
     @classmethod
-    def by(cls, facts: NodeFacts, owned: Owned, barred: CPUSet) -> _Placing:
+    def by(cls, facts: NodeFacts, pods: tuple[Pod, ...], owned: Owned, barred: CPUSet) -> _Placing:
         common = facts.topology.online - barred
         if facts.kubelet_owns:
-            return cls(facts, owned, common, CPUAssignment(Placement.KUBELET))
+            return cls(facts, pods, owned, common, CPUAssignment(Placement.KUBELET))
         default = _default_cpus(facts, owned, common)
-        return cls(facts, owned, common, CPUAssignment(Placement.DEFAULT, default=default))
+        return cls(facts, pods, owned, common, CPUAssignment(Placement.DEFAULT, default=default))
 
     def confined(self, cause: Cause, reason: str) -> CPUAssignment:
         if self.facts.kubelet_owns:
@@ -377,11 +402,11 @@ class _Placing:
         requests = self.facts.requests(pod, container)
         if not requests:
             return self.default
-        known = self.facts.devices.get(ContainerRef(pod.uid, container.name), {})
+        known = self.facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
         unnamed = next((name for name in requests if name not in known), None)
         if unnamed is not None:
             return self._without_devices(unnamed)
-        mine = self.owned.get(pod.uid, {})
+        mine = self.owned.get(pod.cgroup_uid, {})
         exclusive = shared = CPUSet()
         pools: dict[str, CPUSet] = {}
         for name in requests:
@@ -390,8 +415,7 @@ class _Placing:
                 granted = self.facts.granted(name, known[name])
                 owned = mine.get(name, CPUSet())
                 if others := devices.exclusive_cpus(known[name].ids) & granted - owned:
-                    why = f"CPUs {others} of {name} are not this pod's"
-                    return self.confined(Cause.CONTESTED, why)
+                    return self._contested(pod, name, others)
                 exclusive |= granted & owned
                 pools[name] = granted & owned
             elif configured is not None:
@@ -400,10 +424,7 @@ class _Placing:
         online = self.facts.topology.online
         common = (shared if kept_shared is None else kept_shared) & self.common
         if not exclusive & online | common:
-            gone = [name for name in requests if not self.facts.pools.by_name(name)]
-            if gone and not exclusive:
-                return self._without_devices(gone[0])
-            return self.confined(Cause.OFFLINE, "every CPU of its pools is offline")
+            return self._without_cpus(requests, known, exclusive)
         there = exclusive & online | common
         return CPUAssignment(
             Placement.POOLS,
@@ -434,6 +455,30 @@ class _Placing:
             return Limit(None)
         limits = (sum(requests.values()), own_milli, pod.limit_milli)
         return Limit(min(one for one in limits if one is not None), own_milli=own_milli)
+
+    def _contested(self, pod: Pod, pool: str, cpus: CPUSet) -> CPUAssignment:
+        cores = self.facts.topology.with_siblings(cpus)
+        holders = [
+            f"{other.namespace}/{other.name}"
+            for other in self.pods
+            if other is not pod
+            and any(
+                not cores.isdisjoint(has) for has in self.owned.get(other.cgroup_uid, {}).values()
+            )
+        ]
+        still = f": pod {', '.join(holders)} still has them or their cores" if holders else ""
+        return self.confined(Cause.CONTESTED, f"CPUs {cpus} of {pool} are not this pod's{still}")
+
+    def _without_cpus(
+        self, requests: Iterable[str], known: Mapping[str, Grant], exclusive: CPUSet
+    ) -> CPUAssignment:
+        gone = [name for name in requests if not self.facts.pools.by_name(name)]
+        if gone and not exclusive:
+            return self._without_devices(gone[0])
+        if strange := [name for name in requests if _names_no_cpu(name, known[name])]:
+            why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
+            return self.confined(Cause.NO_CPUS, why)
+        return self.confined(Cause.OFFLINE, "every CPU of its pools is offline")
 
     def _without_devices(self, pool: str) -> CPUAssignment:
         if pool == KUBELET_CPUS:

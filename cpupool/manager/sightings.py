@@ -2,6 +2,9 @@
 
 The runtime knows a container before its pod reports it, and pods that the API server has not listed
 yet. What it says is never more than a beginning: what is known already counts first.
+
+The devices that a container's annotation names are a hint (ADR 0018): a pod's author may have
+written it, and the kubelet's records take it back.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import Container, ContainerID, ContainerRef, Pod, PodUID
+from cpupool.manager import static_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,24 +64,51 @@ def instances(
 
 
 def joined(facts: NodeFacts) -> NodeFacts:
-    """Bring the devices of pods that are there up to date, and what is promised to others."""
+    """Bring the devices of pods that are there up to date; a hint must be what the spec asks."""
+    listed = facts.pods or ()
+    static = static_pods.identities(listed, facts.sighted.values(), facts.static)
+    facts = replace(facts, static=static)
     pods = {pod.cgroup_uid: pod for pod in facts.present() if not pod.finished}
-    alive = {pod.uid for pod in pods.values()}
-    known: dict[ContainerRef, Mapping[str, Grant]] = {}
-    for ref, by_pool in facts.devices.items():
-        # The runtime names a static pod by its config hash until the API server lists it.
-        uid = pods[ref.pod].uid if ref.pod in pods else ref.pod
-        if uid in alive:
-            known[ContainerRef(uid, ref.name)] = by_pool
-    told = {
-        ref: {**by_pool, **known.get(ref, {})} for ref, by_pool in _annotated(facts, pods).items()
+    known = {
+        ref: {
+            pool: grant
+            for pool, grant in by_pool.items()
+            if not grant.hint or _asks(pods[ref.pod], ref.name, pool, grant.ids)
+        }
+        for ref, by_pool in facts.devices.items()
+        if ref.pod in pods
     }
-    promises = unfulfilled(facts.promises, told)
-    return replace(facts, devices={**known, **told}, promises=promises)
+    return replace(facts, devices=_with_hints(facts, pods, known))
+
+
+def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssignments:
+    """Drop the hints that the kubelet's records contradict.
+
+    Args:
+        known: what is known of containers' devices.
+        found: the kubelet's records.
+    """
+
+    def refuted(ref: ContainerRef, pool: str, grant: Grant) -> bool:
+        if ref in found and pool not in found[ref]:
+            return True
+        return any(
+            other.pod != ref.pod and pool in by_pool and not by_pool[pool].ids.isdisjoint(grant.ids)
+            for other, by_pool in found.items()
+        )
+
+    return {
+        ref: {
+            pool: grant
+            for pool, grant in by_pool.items()
+            if not (grant.hint and refuted(ref, pool, grant))
+        }
+        for ref, by_pool in known.items()
+    }
 
 
 def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
-    """Leave out the devices that a known pod holds: the kubelet gives none of them twice."""
+    """Leave out the devices that the kubelet's records name: it gives none of them twice."""
     if not (promises and found):
         return promises
     fulfilled: defaultdict[str, set[str]] = defaultdict(set)
@@ -88,22 +119,48 @@ def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tupl
     return tuple(one for one in left if one.ids)
 
 
-def _annotated(facts: NodeFacts, pods: Mapping[str, Pod]) -> dict[ContainerRef, dict[str, Grant]]:
-    """Read the devices that the kubelet has written on containers, where nobody else writes.
+def _with_hints(
+    facts: NodeFacts, pods: Mapping[str, Pod], known: DeviceAssignments
+) -> DeviceAssignments:
+    """Add the devices that annotations name, where nothing is known and Allocate has given them.
 
-    Of a listed pod they count only as far as its spec asks for as many.
+    A listed pod comes before one that only the runtime has told of.
     """
-    found: dict[ContainerRef, dict[str, Grant]] = {}
-    for one in facts.sighted.values():
-        pod = pods.get(one.pod)
-        if pod is None:
-            continue
-        container = _named(pod, one.name)
+    found = dict(known)
+    annotated = (one for one in facts.sighted.values() if one.devices and one.pod in pods)
+    for one in sorted(annotated, key=lambda one: pods[one.pod].qos is None):
+        ref = ContainerRef(one.pod, one.name)
         for pool, ids in one.devices.items():
-            if container.requests.get(pool) == len(ids):
-                by_pool = found.setdefault(ContainerRef(pod.uid, one.name), {})
-                by_pool[pool] = Grant(ids, told(facts.promises, pool, ids))
+            by_pool = found.get(ref, {})
+            if pool in by_pool or not _asks(pods[one.pod], one.name, pool, ids):
+                continue
+            if _given(facts.promises, found, one.pod, pool, ids):
+                grant = Grant(ids, told(facts.promises, pool, ids), hint=True)
+                found[ref] = {**by_pool, pool: grant}
     return found
+
+
+def _asks(pod: Pod, container: str, pool: str, ids: frozenset[str]) -> bool:
+    return _named(pod, container).requests.get(pool) == len(ids)
+
+
+def _given(
+    promises: Iterable[Promise], known: DeviceAssignments, pod: str, pool: str, ids: frozenset[str]
+) -> bool:
+    """Return whether Allocate has given exactly these devices, and no other pod has one of them.
+
+    Besides, the kubelet lets containers of a pod have the devices of its init containers.
+    """
+    of_pod: set[str] = set()
+    for ref, by_pool in known.items():
+        if (grant := by_pool.get(pool)) is None:
+            continue
+        if ref.pod == pod:
+            of_pod |= grant.ids
+        elif not grant.ids.isdisjoint(ids):
+            return False
+    answers = (one.ids for one in promises if one.pool == pool)
+    return ids <= of_pod or any(answer <= ids <= answer | of_pod for answer in answers)
 
 
 def told(promises: Iterable[Promise], pool: str, ids: frozenset[str]) -> CPUSet:

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING
 from cpupool.core.errors import CgroupNotFound, ContainerNotFound, RuntimeUnreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID
     from cpupool.manager.enforce import CgroupNode
-    from cpupool.manager.ports import BandwidthTree, CgroupAccess, ContainerRuntime
+    from cpupool.manager.ports import (
+        BandwidthTree,
+        BatchingRuntime,
+        CgroupAccess,
+        ContainerRuntime,
+    )
 
 
 class Way(Enum):
@@ -41,7 +48,7 @@ class Ways:
     """
 
     def __init__(
-        self, asked: Way | None, nri: ContainerRuntime | None, cri: ContainerRuntime
+        self, asked: Way | None, nri: BatchingRuntime | None, cri: ContainerRuntime
     ) -> None:
         self._asked = asked
         self._nri = nri
@@ -62,6 +69,16 @@ class Ways:
         """Tell whether the runtime is about to bring a container onto its CPUs."""
         return self._nri is not None and self._nri.starting(container)
 
+    def unasked(self, container: ContainerID, before: Way | None, *, new: bool) -> Way | None:
+        """Return the way of a container as `of`, or None where that takes a call of the runtime."""
+        held = bool(self._nri and self._nri.held(container))
+        if held and self.asks():
+            return Way.NRI
+        # The runtime has heard of no CPUs yet, and the question would cost time in which the
+        # container runs where it should not.
+        unasked = new and before is None and self._asked is not Way.CRI
+        return Way.CGROUP if unasked and not held else None
+
     def of(self, container: ContainerID, before: Way | None, *, new: bool) -> Way:
         """Choose the way of a container that is to be written.
 
@@ -74,17 +91,15 @@ class Ways:
             RuntimeUnreachable: the runtime has a CPU list for it, and cannot be reached.
             CPUPoolError: the runtime does not answer.
         """
+        way = self.unasked(container, before, new=new)
+        if way is not None:
+            return way
         held = bool(self._nri and self._nri.held(container))
-        if held and self._nri and self._nri.connected():
-            return Way.NRI
         if held or before in {Way.NRI, Way.CRI}:
             if self._cri.connected():
                 return Way.CRI
             raise RuntimeUnreachable(container)
-        # Nobody has told the runtime of CPUs yet, and the question would cost the time in which the
-        # container runs where it should not.
-        unasked = new and before is None and self._asked is not Way.CRI
-        if unasked or not self._cri.connected():
+        if not self._cri.connected():
             return Way.CGROUP
         listed = self._cri.held(container)
         asked = self._asked is Way.CRI and new and listed is not None
@@ -100,6 +115,15 @@ class Ways:
         """
         runtime = self._runtime(way)
         return tree if runtime is None else _ThroughRuntime(tree, path, container, runtime)
+
+    def ask_ahead(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
+        """Let the runtime set the CPUs of containers that go by NRI, in one call.
+
+        Raises:
+            CPUPoolError: it has set none, or has not answered yet.
+        """
+        if self._nri is not None:
+            self._nri.update_all(wanted)
 
     def limit(
         self, tree: BandwidthTree, path: str, container: ContainerID, bandwidth: Bandwidth

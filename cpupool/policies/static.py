@@ -211,7 +211,8 @@ class StaticPolicy:
     def remove(self, state: NodeState, owner: Owner) -> NodeState:
         """Take a container's CPUs back, but for those that others of its pod have taken over."""
         assigned = {one: cpus for one, cpus in state.assigned.items() if one != owner}
-        freed = state.assigned.get(owner, CPUSet()) - CPUSet.union(assigned.values())
+        kept = CPUSet.union(cpus for one, cpus in assigned.items() if one.pod == owner.pod)
+        freed = state.assigned.get(owner, CPUSet()) - kept
         return replace(state, shared=state.shared | freed, assigned=assigned)
 
     def _refuse_parts_of_cores(self, state: NodeState, count: int) -> None:

@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import CPUPoolError
 from cpupool.https import certificates
 from cpupool.kube.client import APIError
-from cpupool.kube.conversation import Conversation
+from cpupool.kube.conversation import Conversation, resource_of
+from cpupool.kube.reflector import Reflector
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
     from cpupool.https.certificates import Term
@@ -36,9 +38,13 @@ log = logs.get(__name__)
 
 NAME: Final = "certificates"
 LOOK_S: Final = 60.0
-"""Two small requests. Whose bundle was taken away is trusted by nobody until the next look."""
+"""Two small requests: what is due, and what the watch of the configuration has not shown."""
+REST_S: Final = 0.25
+"""Between two looks, however often the configuration changes."""
 LONGEST_PAUSE_S: Final = 300.0
 TRIES: Final = 10
+
+_CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
 class NotInstalled(CPUPoolError):
@@ -114,8 +120,9 @@ class CertificateKeeper:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        talk = Conversation(server)
+        self._talk = talk = Conversation(server)
         self._now = now
+        self._news = threading.Event()
         self._names = certificates.service_names(installed.service, installed.namespace)
         self._secret = _Object(
             talk,
@@ -125,30 +132,73 @@ class CertificateKeeper:
         )
         self._configuration = _Object(
             talk,
-            "mutatingwebhookconfigurations",
-            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/"
-            + installed.configuration,
+            resource_of(_CONFIGURATIONS),
+            f"{_CONFIGURATIONS}/{installed.configuration}",
             f"MutatingWebhookConfiguration {installed.configuration}",
         )
+        self._watch = Reflector(
+            server,
+            _CONFIGURATIONS,
+            f"metadata.name={installed.configuration}",
+            _webhooks,
+            changed=self._news.set,
+        )
 
-    def run(self, stop: threading.Event) -> None:
-        """Look every minute until `stop` is set, and sooner after trouble."""
+    def loops(
+        self, beat: Callable[[str], None] = lambda _loop: None
+    ) -> Mapping[str, Callable[[threading.Event], None]]:
+        """Return what must run, by name.
+
+        Args:
+            beat: called by each loop with its name, as it turns.
+        """
+        loops = {NAME: self.run, "webhook configuration watch": self._watch.run}
+        return {name: partial(run, beat=partial(beat, name)) for name, run in loops.items()}
+
+    def wake(self) -> None:
+        """Let every loop notice that it shall stop."""
+        self._talk.interrupt()
+        self._news.set()
+        self._watch.wake()
+
+    def run(self, stop: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
+        """Look until `stop` is set and `wake` called.
+
+        The next look is due when the watch shows another configuration, after a minute, and sooner
+        after trouble. Without the right to watch, a deleted and applied configuration waits for
+        that minute, and the watch logs what to do.
+
+        Args:
+            stop: ends it.
+            beat: called before each look.
+        """
         failures = 0
+        rest_s = REST_S
         told: Mapping[str, Term] = {}
-        while not stop.is_set():
+        while True:
+            beat()
+            self._talk.resume()
+            self._news.clear()
+            if stop.is_set():
+                return
             pause_s = LOOK_S
             try:
-                terms = self.look().terms
+                outcome = self.look()
                 failures = 0
-                if terms != told:
-                    log.info("certificates are good", **_ends(terms))
-                told = terms
+                if outcome.terms != told:
+                    log.info("certificates are good", **_ends(outcome.terms))
+                told = outcome.terms
+                # Another controller may undo each write, and answers a write as fast as this one.
+                rest_s = min(2 * rest_s, LOOK_S) if outcome.changes else REST_S
             except CPUPoolError as error:
+                if stop.is_set():
+                    return
                 told = {}
                 pause_s = min(2.0 ** min(failures, 20), LONGEST_PAUSE_S)
                 failures += 1
                 log.warning("certificates not looked at", reason=error, again_in_s=pause_s)
-            stop.wait(pause_s)
+            stop.wait(rest_s)
+            self._news.wait(pause_s)
 
     def look(self) -> Outcome:
         """Make and write what is due.

@@ -1,8 +1,8 @@
 """Puts the node's pool file in force, and each edit of it while pods run.
 
-Level-triggered: what the folder and the node's labels say now is compared with what was looked at
-last; events only say *look now*. An edit that is refused changes nothing: the last good pools stay,
-also over a restart of the agent, for which their text is kept.
+Level-triggered: what the pool files and the node's labels say now is compared with what was looked
+at last; events only say *look now*. An edit that is refused changes nothing: the last good pools
+stay, also over a restart of the agent, for which their text is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import poolconfig
-from cpupool.config.poolconfig import PoolFile, Source
+from cpupool.config.poolconfig import Machine, PoolFile, Source
 from cpupool.core.errors import (
     ConfigError,
     CPUPoolError,
@@ -26,7 +26,6 @@ from cpupool.core.errors import (
 from cpupool.core.pools import NodePools
 from cpupool.host import files
 from cpupool.host.files import DirectoryWatch
-from cpupool.host.pool_files import read_pool_files
 from cpupool.manager.usage import usage
 from cpupool.telemetry import log as logs
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.cpuset import CPUSet
+    from cpupool.host.pool_files import PoolFiles
     from cpupool.manager.answers import PoolChange
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink, NodeLabels, TopologySource
@@ -47,7 +47,7 @@ log = logs.get(__name__)
 NAME: Final = "configurator"
 CONDITION: Final = "labels"
 _CHECK_S: Final = 60.0
-"""How often the folder is read without an event."""
+"""How often the pool files are read without an event."""
 
 _NO_FILE: Final = PoolFile(
     name="no pool file matches this node",
@@ -79,7 +79,7 @@ class Configurator:
 
     Args:
         manager: takes the pools.
-        folder: where the pool files are.
+        pool_files: the pool files of the cluster.
         last_good: the file that keeps the text of the pools in force.
         labels: the node's labels, which choose the pool file.
         topology: the machine that the pools must fit.
@@ -92,7 +92,7 @@ class Configurator:
     def __init__(
         self,
         manager: Manager,
-        folder: Path,
+        pool_files: PoolFiles,
         *,
         last_good: Path,
         labels: NodeLabels,
@@ -103,7 +103,7 @@ class Configurator:
         changed: Callable[[], None],
     ) -> None:
         self._manager = manager
-        self._folder = folder
+        self._pool_files = pool_files
         self._last_good = last_good
         self._labels = labels
         self._topology = topology
@@ -118,7 +118,7 @@ class Configurator:
 
     def run(self, stop: threading.Event) -> None:
         """Follow the files and the labels until `stop` is set."""
-        watch = DirectoryWatch(self._folder, lambda _path: self.wake())
+        watch = DirectoryWatch(self._pool_files.folder, lambda _path: self.wake())
         try:
             while not stop.is_set():
                 self._health.beat(NAME)
@@ -160,7 +160,7 @@ class Configurator:
         if labels is None:
             return
         view = _View(
-            texts=read_pool_files(self._folder),
+            texts=self._pool_files.read(),
             labels=dict(labels),
             online=self._topology.online() if self._refused else None,
         )
@@ -170,7 +170,8 @@ class Configurator:
         self._seen = view
         problems: list[Problem] = []
         sources = itertools.starmap(Source.of, view.texts.items())
-        parsed = poolconfig.parse_all(sources, self._manager.names, problems)
+        machine = Machine(topology, view.labels)
+        parsed = poolconfig.parse_all(sources, self._manager.names, problems, machine)
         refuse_errors(problems)
         file = poolconfig.select(parsed, view.labels) or _NO_FILE
         try:

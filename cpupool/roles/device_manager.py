@@ -1,10 +1,10 @@
 """Advertises the pools to the kubelet and keeps them advertised.
 
 Nothing here is remembered for longer than it is true. Each look compares what should be (a plugin
-per pool, its socket in place, registered with the kubelet that runs now, CPUs as they are online
-now) with what is, and mends the difference; events only make it look sooner. So a kubelet that
-restarts (it wipes every socket first), a socket that somebody deletes, a stream that breaks and a
-kubelet that is not ready are all the same case.
+per pool, its socket in place, registered with the kubelet that runs now) with what is, and mends
+the difference; events only make it look sooner. So a kubelet that restarts (it wipes every socket
+first), a socket that somebody deletes, a stream that breaks and a kubelet that is not ready are all
+the same case.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from cpupool.host.mounts import Mounts
     from cpupool.host.root import HostRoot
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import Mount, TopologySource
+    from cpupool.manager.ports import Mount
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
 
@@ -83,11 +84,9 @@ class DeviceManager:
     Args:
         manager: the node's state; its advertised pools are served.
         root: where the kubelet's folder is.
-        topology: where online CPUs are read from.
         mounts: what containers get mounted; kept as it should be from here.
         metrics: counts the registrations.
         health: hears that the loop turns, and whether the kubelet knows every pool.
-        topology_changed: called when CPUs went offline or returned.
         kubelet_changed: called when another kubelet listens than before, or none.
         ready: whether it is known who owns which CPU, and nobody else gives CPUs out; while not,
             nothing is offered.
@@ -98,12 +97,10 @@ class DeviceManager:
         self,
         manager: Manager,
         root: HostRoot,
-        topology: TopologySource,
         mounts: Mounts,
         *,
         metrics: Metrics,
         health: Health,
-        topology_changed: Callable[[], None] = lambda: None,
         kubelet_changed: Callable[[], None] = lambda: None,
         ready: Callable[[], bool] = lambda: True,
         look_s: float = 2.0,
@@ -111,28 +108,26 @@ class DeviceManager:
         self._manager = manager
         self._folder = root.device_plugins
         self._kubelet_socket = root.kubelet_socket
-        self._topology = topology
         self._mounts = mounts
         self._metrics = metrics
         self._health = health
-        self._topology_changed = topology_changed
         self._kubelet_changed = kubelet_changed
         self._ready = ready
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
         self._announced: deque[str] = deque()
-        self._loop = ServingLoop()
+        self._loop = ServingLoop(self.wake)
         self._kubelet: _KubeletIdentity | None = None
-        self._complaint = ""
         self._wake = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set, then end every stream and remove every socket."""
         watch = DirectoryWatch(self._folder, self._changed)
-        with self._loop:
+        with self._loop, ExitStack() as ending:
             try:
                 while not stop.is_set():
                     watch.ensure()
+                    self._loop.check()
                     self._look(stop)
                     why = self._missing()
                     self._health.set(CONDITION, ok=not why, message=why)
@@ -140,8 +135,9 @@ class DeviceManager:
                     self._wake.clear()
             finally:
                 watch.stop()
+                # Each, also where the loop that serves them has ended.
                 for plugin in self._plugins.values():
-                    plugin.server.stop()
+                    ending.callback(plugin.server.stop)
 
     def wake(self) -> None:
         """Look now: the pools have changed, or `run` is to notice that it shall stop."""
@@ -158,19 +154,16 @@ class DeviceManager:
     def _changed(self, path: Path) -> None:
         # Other plugins' sockets and the checkpoint, which is replaced at every admission, are not
         # ours to look at.
-        if path == self._kubelet_socket or path.name.startswith("cpupool-"):
+        if path in {self._folder, self._kubelet_socket} or path.name.startswith("cpupool-"):
             self.wake()
 
     def _look(self, stop: threading.Event) -> None:
         self._health.beat(NAME)
-        self._follow_topology()
         self._follow_pools()
         self._follow_kubelet()
         for plugin in self._plugins.values():
-            # A kubelet that hangs costs a timeout for each; neither a stop nor CPUs that come and
-            # go wait for them all.
+            # A kubelet that hangs costs a timeout for each; a stop does not wait for them all.
             if not stop.is_set() and self._attend(plugin):
-                self._follow_topology()
                 self._health.beat(NAME)
 
     def _pause_s(self) -> float:
@@ -178,24 +171,6 @@ class DeviceManager:
         # What has come due since it was attended to is not to wait for the next look.
         waits = (max(plugin.due_s - now, 0.0) for plugin in self._plugins.values() if plugin.due_s)
         return min((self._look_s, *waits))
-
-    def _follow_topology(self) -> None:
-        try:
-            online = self._topology.online()
-            before = self._manager.state()[0].topology.online
-            if online == before:
-                return
-            problems = self._manager.update_topology(self._topology.topology())
-        except CPUPoolError as error:
-            if str(error) != self._complaint:
-                log.warning("topology not read", reason=error)
-            self._complaint = str(error)
-            return
-        self._complaint = ""
-        log.info("online CPUs", cpus=online, before=before or "not known")
-        self._topology_changed()
-        for problem in problems:
-            log.warning("pools on this machine", problem=problem)
 
     def _follow_pools(self) -> None:
         # In this order: pools that come may end the readiness.

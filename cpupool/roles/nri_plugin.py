@@ -2,7 +2,8 @@
 
 Every answer comes from what is known: the container's own annotations, then memory. Where the
 kubelet's word is missing, the cpusetter is asked to get it, and the answer waits, for a part of the
-time after which a runtime drops a plugin. The API server is never asked.
+time after which a runtime drops a plugin. So it does where another pod still has the container's
+CPUs. The API server is never asked.
 
 One long class, since all of it is about one conversation and what that has told of containers,
 under one lock.
@@ -13,11 +14,11 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.assignments import Cause, Placement
+from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ContainerNotFound,
@@ -25,8 +26,11 @@ from cpupool.core.errors import (
     RemoteProtocolError,
     RuntimeBusy,
     RuntimeRefused,
+    RuntimeSilent,
 )
 from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
+from cpupool.manager import notices
+from cpupool.roles.wait_budget import WaitBudget
 from cpupool.runtime.nri_connection import Connection
 from cpupool.runtime.nri_messages import (
     Adjustment,
@@ -46,12 +50,13 @@ from cpupool.runtime.nri_session import Session
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.core.assignments import CPUAssignment
-    from cpupool.core.workloads import ContainerID, RuntimeContainer
+    from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
     from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import EventSink
     from cpupool.manager.resolve import ContainerKey
     from cpupool.runtime.nri_connection import Launch
     from cpupool.runtime.nri_messages import Message, NRIContainer
@@ -65,21 +70,25 @@ _PLUGIN: Final = "cpupool"
 _INDEX: Final = "50"
 """Its place among the runtime's plugins. Any will do: no two of them may set a container's CPUs."""
 _DEADLINE_S: Final = 2.0
-"""As long as a runtime usually waits for an answer. Half of it may pass for the kubelet's word."""
+"""As long as a runtime usually waits for an answer. Half of it may pass until one container
+can have its CPUs."""
 _REACHED_S: Final = 2.0
-_UPDATED_S: Final = 5.0
-_FIRST_PAUSE_S: Final = 0.1
-_LAST_PAUSE_S: Final = 5.0
+_UPDATED_S: Final = 0.4
+"""The cpusetter has other containers, too; what the runtime answers later counts."""
+_GIVEN_UP_S: Final = 5.0
+"""How long after an update that is not answered the runtime is asked for another."""
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""How long to wait after each attempt to reach the runtime; the last counts for all that follow."""
 _LOOK_S: Final = 30.0
 
 
 class MissingFacts(Enum):
-    """What becomes of a container whose devices nobody can name."""
+    """What becomes of a container whose devices are unknown, or whose CPUs another pod has."""
 
     HOLD = "hold"
     """It is not created; the kubelet tries again."""
     RELEASE = "release"
-    """It starts in the default pool, and is moved once its devices are known."""
+    """It starts in the default pool, and is moved once it can have its CPUs."""
 
 
 @dataclass(slots=True)
@@ -99,28 +108,65 @@ class _Container:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A container that is to be created, since when, and when it is answered at the latest."""
+    """A container that is to be created.
+
+    Attributes:
+        message: what the runtime says of it.
+        came_s: when that came.
+        until_s: when it is answered at the latest; None before it is known that it must wait.
+    """
 
     message: CreateContainer
     came_s: float
-    until_s: float
+    until_s: float | None = None
 
-    @classmethod
-    def since(cls, message: CreateContainer, now_s: float) -> _Waiting:
-        deadline_s = message.deadline_s or _DEADLINE_S
-        return cls(message, now_s, now_s + min(deadline_s, _DEADLINE_S) / 2)
+    def begun(self, budget: WaitBudget, now_s: float) -> _Waiting:
+        """Return it with its time to wait."""
+        if self.until_s is not None:
+            return self
+        deadline_s = min(self.message.deadline_s or _DEADLINE_S, _DEADLINE_S)
+        known = self.message.container.known
+        # The kubelet's next try has another id.
+        container = known and (known.pod, known.name)
+        return replace(self, until_s=budget.until_s(container, self.came_s + deadline_s / 2, now_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """Why a container cannot have its CPUs.
+
+    Attributes:
+        pod: its pod, where that is known.
+        why: the fact.
+        remedy: what to do if that lasts.
+    """
+
+    pod: Pod | None
+    why: str
+    remedy: str
+
+    @property
+    def essential(self) -> bool:
+        """Whether the node may need the container to work."""
+        return self.pod is not None and self.pod.essential
 
 
 @dataclass(slots=True)
 class _Move:
-    """What the runtime has been asked for, and its answer once that has come."""
+    """What the runtime has been asked for, when, and its answer once that has come.
 
-    update: Update
+    Attributes:
+        given_up: the caller does not wait for the answer.
+    """
+
+    updates: Sequence[Update]
+    asked_s: float
     answer: Updated | None = None
+    given_up: bool = False
 
 
 class NRIPlugin:
-    """Answers the container runtime, and reaches it; satisfies `manager.ports.ContainerRuntime`.
+    """Answers the container runtime, and reaches it; satisfies `manager.ports.BatchingRuntime`.
 
     One thread runs it; any thread may call the methods of the port and `wake`.
 
@@ -129,11 +175,14 @@ class NRIPlugin:
         socket: where the runtime takes plugins.
         launch: how the runtime has started this process as its plugin; None where it has not.
         required: containers must be created this way, so that the node is not ready without.
-        missing_facts: what becomes of a container whose devices nobody can name.
+        missing_facts: what becomes of a container whose devices are unknown, or whose CPUs another
+            pod has.
         ready: whether it is known who owns which CPU.
         look: asks for a sweep, which also gets the kubelet's word.
+        events: where pods' owners learn that a container is held, or released.
         metrics: where requests are counted.
         health: hears that the loop turns.
+        update_s: how long a caller waits for the runtime's answer to an update.
         now_s: a monotonic clock.
     """
 
@@ -147,8 +196,10 @@ class NRIPlugin:
         missing_facts: MissingFacts,
         ready: Callable[[], bool],
         look: Callable[[], None],
+        events: EventSink,
         metrics: Metrics,
         health: Health,
+        update_s: float = _UPDATED_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
@@ -158,8 +209,10 @@ class NRIPlugin:
         self._missing_facts = missing_facts
         self._ready = ready
         self._look = look
+        self._events = events
         self._metrics = metrics
         self._health = health
+        self._update_s = update_s
         self._now_s = now_s
         self._changed = threading.Condition()
         self._session: Session | None = None
@@ -167,8 +220,9 @@ class NRIPlugin:
         self._synchronized = False
         self._containers: dict[ContainerID, _Container] = {}
         self._waiting: list[_Waiting] = []
+        self._budget = WaitBudget()
         self._moves: dict[int, _Move] = {}
-        self._pause_s = _FIRST_PAUSE_S
+        self._attempts = 0
         self._lost_why = ""
         self._woken = threading.Event()
 
@@ -191,8 +245,11 @@ class NRIPlugin:
                 self._tell_lost(str(error))
                 if self._launch:
                     raise
-            self._rest(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+            if self._rest(_PAUSES_S[min(self._attempts, len(_PAUSES_S) - 1)]):
+                # A runtime makes its socket before it listens, and may refuse the next attempt.
+                self._attempts = 0
+            else:
+                self._attempts += 1
 
     def wake(self) -> None:
         """Let the loop notice that it shall stop, or that it may connect now."""
@@ -226,9 +283,27 @@ class NRIPlugin:
         Raises:
             ContainerNotFound: the runtime has never named it, or it has ended.
             RuntimeBusy: a request of the runtime waits for its answer.
-            RuntimeRefused: it did not, or does not answer.
+            RuntimeSilent: it does not answer, or has not answered yet what it was asked before.
+            RuntimeRefused: it did not.
         """
-        self._move(Update(container, cpus, ignore_failure=False), f"CPUs {cpus}")
+        self._change(Update(container, cpus, ignore_failure=False), f"CPUs {cpus}")
+
+    def update_all(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
+        """Let the runtime set containers' CPUs in one call.
+
+        Raises:
+            RuntimeBusy: a request of the runtime waits for its answer.
+            RuntimeSilent: it does not answer, or has not answered yet what it was asked before.
+            RuntimeRefused: it has done nothing.
+        """
+        with self._changed:
+            updates = [
+                Update(container, cpus, ignore_failure=False)
+                for container, cpus in wanted.items()
+                if container in self._containers
+            ]
+            if updates:
+                self._move(updates, f"CPUs {updates[0].cpus}")
 
     def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
         """Let the runtime set how long a container may run in each period.
@@ -236,49 +311,62 @@ class NRIPlugin:
         Raises:
             ContainerNotFound: the runtime has never named it, or it has ended.
             RuntimeBusy: a request of the runtime waits for its answer.
-            RuntimeRefused: it did not, or does not answer.
+            RuntimeSilent: it does not answer, or has not answered yet what it was asked before.
+            RuntimeRefused: it did not.
         """
         update = Update(container, CPUSet(), bandwidth, ignore_failure=False)
-        self._move(update, f"the CPU quota {bandwidth}")
+        self._change(update, f"the CPU quota {bandwidth}")
 
-    def _move(self, update: Update, what: str) -> None:
-        """Ask the runtime for a change, and wait for its answer.
+    def _change(self, update: Update, what: str) -> None:
+        with self._changed:
+            if update.container not in self._containers:
+                raise ContainerNotFound(update.container)
+            if self._move([update], what).failed:
+                raise RuntimeRefused(update.container, what, "look at its log")
+
+    def _move(self, updates: Sequence[Update], what: str) -> Updated:
+        """Ask the runtime for changes, and wait for its answer.
 
         Never while a request of the runtime waits for its answer: older runtimes would wait for
         each other then (containerd/nri, before 0.12.1).
         """
-        container = update.container
-        with self._changed:
-            if container not in self._containers:
-                raise ContainerNotFound(container)
-            if self._waiting:
-                raise RuntimeBusy(container, what, "it waits for an answer itself")
-            session = self._session
-            if session is None or not self._synchronized:
-                raise RuntimeRefused(
-                    container, what, "NRI is not connected; look at the log for why"
-                )
-            move = _Move(update)
-            self._moves[session.update([update])] = move
-            try:
-                self._flush()
-            except RemoteProtocolError as error:
-                raise RuntimeRefused(container, what, str(error)) from error
-            # A container that waits for facts waits for the caller, too.
-            self._changed.wait_for(
-                lambda: move.answer or self._waiting or self._session is not session, _UPDATED_S
-            )
-            if move.answer is None and self._waiting:
-                raise RuntimeBusy(container, what, "it waits for an answer itself")
-            if move.answer is None:
-                raise RuntimeRefused(container, what, "it does not answer; look at its log")
-            if move.answer.error or move.answer.failed:
-                raise RuntimeRefused(container, what, move.answer.error or "look at its log")
+        container = updates[0].container
+        if self._waiting:
+            raise RuntimeBusy(container, what, "it waits for an answer itself")
+        session = self._session
+        if session is None or not self._synchronized:
+            raise RuntimeRefused(container, what, "NRI is not connected; look at the log for why")
+        asked_s = self._now_s()
+        silent = RuntimeSilent(container, what, "it does not answer; look at its log")
+        if any(asked_s < move.asked_s + _GIVEN_UP_S for move in self._moves.values()):
+            raise silent
+        move = _Move(updates, asked_s)
+        # At most one is not answered: of the one before nothing is expected any more.
+        self._moves = {session.update(updates): move}
+        try:
+            self._flush()
+        except RemoteProtocolError as error:
+            raise RuntimeRefused(container, what, str(error)) from error
+        # A container that waits for facts waits for the caller, too.
+        self._changed.wait_for(
+            lambda: move.answer or self._waiting or self._session is not session,
+            self._update_s,
+        )
+        if move.answer is not None:
+            if move.answer.error:
+                raise RuntimeRefused(container, what, move.answer.error)
+            return move.answer
+        move.given_up = True
+        if self._waiting:
+            raise RuntimeBusy(container, what, "it waits for an answer itself")
+        raise silent
 
-    def _rest(self, pause_s: float) -> None:
-        self._woken.wait(pause_s)
+    def _rest(self, pause_s: float) -> bool:
+        """Wait for as long; return whether `wake` has ended that."""
+        woken = self._woken.wait(pause_s)
         # Before the next look at what there is to notice.
         self._woken.clear()
+        return woken
 
     def _reach(self) -> Connection:
         if self._launch:
@@ -300,6 +388,7 @@ class NRIPlugin:
                 lost, self._synchronized = self._synchronized, False
                 self._session = self._connection = None
                 self._waiting.clear()
+                self._budget.count(self._now_s(), waits=False)
                 self._moves.clear()
                 self._start_all()
                 self._changed.notify_all()
@@ -346,7 +435,8 @@ class NRIPlugin:
     def _patience_s(self) -> float:
         if not self._waiting:
             return _LOOK_S
-        return max(0.0, min(one.until_s for one in self._waiting) - self._now_s())
+        until_s = min(one.until_s or one.came_s for one in self._waiting)
+        return max(0.0, until_s - self._now_s())
 
     def _tell(self, messages: list[Message]) -> None:
         """Tell the manager of all that has come and gone at once, so that it decides once."""
@@ -366,7 +456,7 @@ class NRIPlugin:
             case Synchronize():
                 self._synchronize(session, message)
             case CreateContainer():
-                self._waiting.append(_Waiting.since(message, came_s))
+                self._waiting.append(_Waiting(message, came_s))
             case UpdateContainer():
                 self._answer_update(session, message, came_s)
             case Started():
@@ -390,7 +480,7 @@ class NRIPlugin:
         session.answer_synchronize(message.call, self._corrections())
         # CRI-O and older versions of containerd may have told of a start before this.
         self._start_all()
-        self._synchronized, self._lost_why, self._pause_s = True, "", _FIRST_PAUSE_S
+        self._synchronized, self._lost_why, self._attempts = True, "", 0
         self._tell_connected()
         log.info("NRI connected", containers=len(self._containers))
         self._look()
@@ -398,9 +488,10 @@ class NRIPlugin:
     def _answer_waiting(self, session: Session) -> None:
         now_s = self._now_s()
         waiting = []
-        for one in self._waiting:
-            lacking = self._lacking(one.message.container)
-            if lacking and now_s < one.until_s:
+        for came in self._waiting:
+            lacking = self._lacking(came.message.container)
+            one = came.begun(self._budget, now_s) if lacking else came
+            if one.until_s is not None and lacking and now_s < one.until_s:
                 waiting.append(one)
             else:
                 outcome = self._answer_create(session, one.message, lacking)
@@ -408,24 +499,37 @@ class NRIPlugin:
                 self._flush()
         # Replaced at once: whoever brings facts looks here from another thread.
         self._waiting = waiting
+        self._budget.count(now_s, waits=bool(waiting))
 
-    def _lacking(self, container: NRIContainer) -> str:
-        """Say what must be known before a container that requests pools can be created."""
+    def _lacking(self, container: NRIContainer) -> _Lack | None:
+        """Return what keeps a container that requests pools from its CPUs."""
         key = _key(container)
         if key is None or container.known is None:
-            return ""
+            return None
+        pod = self._manager.state()[1].pods.get(key[0])
         if container.known.devices and not (self._ready() or self._manager.state()[0].configured):
-            return "this node's pools are not known yet"
+            return _Lack(pod, "this node's pools are not known yet", "look at the agent's log")
         assignment = self._assignment(key)
-        return assignment.reason if assignment.cause is Cause.NO_DEVICES else ""
+        if assignment.cause is None or not assignment.cause.may_pass:
+            return None
+        return _Lack(pod, assignment.reason, notices.remedy(assignment.cause))
 
-    def _answer_create(self, session: Session, message: CreateContainer, lacking: str) -> str:
-        """Answer, and give the outcome in one word."""
+    def _answer_create(
+        self, session: Session, message: CreateContainer, lacking: _Lack | None
+    ) -> str:
+        """Answer, and return the outcome in one word."""
         container = message.container
-        if lacking and self._missing_facts is MissingFacts.HOLD:
-            session.refuse(message.call, _refusal(container, lacking))
-            self._manager.lose_sight([container.id])
-            return "held"
+        if lacking:
+            # What the node may need to work is never held.
+            held = self._missing_facts is MissingFacts.HOLD and not lacking.essential
+            told = _refusal(container, lacking) if held else _release(container, lacking)
+            if lacking.pod:
+                event = "CPUContainerHeld" if held else "CPUContainerReleased"
+                self._events.pod(lacking.pod, event, told)
+            if held:
+                session.refuse(message.call, told)
+                self._manager.lose_sight([container.id])
+                return "held"
         key = _key(container)
         wanted = None if key is None else self._wanted(key)
         if key is None or wanted is None:
@@ -490,10 +594,12 @@ class NRIPlugin:
         if move is None:
             return
         move.answer = answer
-        container = self._containers.get(move.update.container)
-        moved = move.update.cpus and not (answer.error or answer.failed)
-        if container is not None and moved:
-            container.cpus = move.update.cpus
+        for update in () if answer.error else move.updates:
+            container = self._containers.get(update.container)
+            if container is not None and update.cpus and update.container not in answer.failed:
+                container.cpus = update.cpus
+        if move.given_up:
+            self._look()
 
     def _corrections(self, near: CPUSet | None = None) -> Iterator[Update]:
         """Move the containers that the runtime has on other CPUs than they belong on.
@@ -566,10 +672,20 @@ def _cpus(text: str) -> CPUSet:
     return CPUSet()
 
 
-def _refusal(container: NRIContainer, reason: str) -> str:
-    known = container.known
-    who = f"{known.namespace}/{known.pod_name}/{known.name}" if known else container.id
+def _refusal(container: NRIContainer, lacking: _Lack) -> str:
     return (
-        f"container {who} is held: {reason}; the kubelet tries again. Check that the agent sees the"
-        " kubelet's folders, or let it start in the default pool (--nri-missing-facts=release)"
+        f"container {_name(container)} is held: {lacking.why}; the kubelet tries again. If it stays"
+        f" so, {lacking.remedy}; --nri-missing-facts=release would start it in the default pool"
     )
+
+
+def _release(container: NRIContainer, lacking: _Lack) -> str:
+    return (
+        f"container {_name(container)} starts in the default pool: {lacking.why}; it is moved when"
+        f" that has changed. If it stays so, {lacking.remedy}"
+    )
+
+
+def _name(container: NRIContainer) -> str:
+    known = container.known
+    return f"{known.namespace}/{known.pod_name}/{known.name}" if known else container.id

@@ -4,8 +4,8 @@ Both are mounted folders that others write: the files of now are compared with t
 looked at last, and events only say *look now*. What cannot be used changes nothing: the last good
 pools and the last good certificate stay.
 
-The API server is asked about nothing but the namespaces of pods with OpenShift's resource for
-shared CPUs.
+The API server is asked about nothing but the ConfigMap that the folder of pool files shows late,
+and the namespaces of pods with OpenShift's resource for shared CPUs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
 from cpupool.core.errors import HostFileError, Problem, RemoteProtocolError, errors_in
 from cpupool.host.files import DirectoryWatch
-from cpupool.host.pool_files import read_pool_files
+from cpupool.host.pool_files import PoolFiles
 from cpupool.https.certificates import expires
 from cpupool.https.server import CertificateError, HTTPSServer
 from cpupool.kube.client import APIError
+from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.conversation import Conversation
 from cpupool.telemetry import log as logs
 from cpupool.wire import admission
 from cpupool.wire.mixed_cpus import NamespaceUnknown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from cpupool.https.desk import Limits
     from cpupool.kube.client import APIServer
+    from cpupool.kube.config_map import ConfigMapName
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import WebhookMetrics
     from cpupool.wire.rules import Rules
@@ -50,6 +53,8 @@ CERTIFICATE: Final = "certificate"
 _CHECK_S: Final = 10.0
 """How often the folders are looked at without an event."""
 _SILENT_S: Final = 60.0
+_WATCH_SILENT_S: Final = 300.0
+"""Longer than a watch without an edit, and a server that hangs at its end."""
 _OPERATIONS: Final = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 _SHOWN_CHARACTERS: Final = 1000
 _ASK_S: Final = 2.0
@@ -74,6 +79,7 @@ class Settings:
         port: as for `HTTPSServer`.
         limits: how much it takes upon itself.
         api_server: whom to ask about namespaces; None where nobody can be asked.
+        config_map: the ConfigMap that `config` shows; None where the folder alone counts.
     """
 
     config: Path
@@ -84,6 +90,7 @@ class Settings:
     port: int = 8443
     limits: Limits | None = None
     api_server: APIServer | None = None
+    config_map: ConfigMapName | None = None
 
 
 class Webhook:
@@ -95,7 +102,7 @@ class Webhook:
         health: hears that the loops turn, and whether there is a certificate.
 
     Attributes:
-        server: what `run` lets answer; its own `run` is a loop beside that one.
+        server: what `run` lets answer; its own `run` is a loop beside those of `loops`.
 
     Raises:
         CannotListen: the port cannot be had.
@@ -109,9 +116,20 @@ class Webhook:
         if settings.api_server is not None:
             ask = partial(_namespace_annotations, settings.api_server)
             self._rules = replace(settings.rules, namespaces=ask)
+        self._wake = threading.Event()
+        self._config_map = (
+            ConfigMapWatch(
+                settings.api_server,
+                settings.config_map,
+                changed=self._wake.set,
+                restarted=metrics.watch_restarted,
+            )
+            if settings.api_server and settings.config_map
+            else None
+        )
+        self._pool_files = PoolFiles(settings.config, self._config_map, optional=True)
         self._texts: Mapping[str, bytes] | str | None = None
         self._pair: tuple[bytes, bytes] | str | None = None
-        self._wake = threading.Event()
         self.server = HTTPSServer(
             settings.address,
             settings.port,
@@ -125,7 +143,17 @@ class Webhook:
         )
         for loop in (NAME, SERVER):
             health.expect(loop, _SILENT_S)
+        if self._config_map:
+            health.expect(CONFIG_MAP_WATCH, _WATCH_SILENT_S)
         health.set(CERTIFICATE, ok=False, message="it is starting; wait")
+
+    def loops(self) -> Mapping[str, Callable[[threading.Event], None]]:
+        """Return what must run, by name, beside the server."""
+        loops = {NAME: self.run}
+        if self._config_map:
+            beat = partial(self._health.beat, CONFIG_MAP_WATCH)
+            loops[CONFIG_MAP_WATCH] = partial(self._config_map.run, beat=beat)
+        return loops
 
     def run(self, stop: threading.Event) -> None:
         """Follow the pool files and the certificate until `stop` is set and `wake` called."""
@@ -149,6 +177,8 @@ class Webhook:
         """Look now; once `run` is to end, be ready for no more requests."""
         self._health.set(NAME, ok=False, message="it is ending; ask another one")
         self._wake.set()
+        if self._config_map:
+            self._config_map.wake()
 
     def look(self) -> None:
         """Go by the pool files and the certificate of now, or tell why not."""
@@ -177,10 +207,9 @@ class Webhook:
         return answer
 
     def _look_at_pools(self) -> None:
-        folder = self._settings.config
         texts: Mapping[str, bytes] | str
         try:
-            texts = read_pool_files(folder) if folder.exists() else {}
+            texts = self._pool_files.read()
         except (HostFileError, OSError) as error:
             texts = str(error)
         if texts == self._texts:
@@ -199,7 +228,10 @@ class Webhook:
         self._metrics.config_valid(valid=True)
         pools = self._rules.pools
         if pools is None:
-            log.warning("pools not known, requests are checked by their form", folder=folder)
+            log.warning(
+                "pools not known, requests are checked by their form",
+                folder=self._settings.config,
+            )
         else:
             log.info("pools known", files=len(files), pools=", ".join(sorted(pools)))
 

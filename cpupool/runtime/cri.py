@@ -26,19 +26,23 @@ from cpupool.api.cri_pb2 import (
 from cpupool.api.cri_pb2_grpc import RuntimeServiceStub
 from cpupool.channel import dialled
 from cpupool.core.devices import allocated
-from cpupool.core.errors import ContainerNotFound, RemoteProtocolError, RuntimeRefused
+from cpupool.core.errors import (
+    ContainerNotFound,
+    RemoteProtocolError,
+    RuntimeRefused,
+    RuntimeSilent,
+)
 from cpupool.core.workloads import RuntimeContainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from cpupool.api.cri_pb2 import (
         Container,
         ContainerStatusResponse,
-        ListContainersResponse,
-        ListPodSandboxResponse,
+        PodSandbox,
         VersionResponse,
     )
     from cpupool.core.cpuset import CPUSet
@@ -52,7 +56,7 @@ _FEW: Final = 4
 """So many containers are asked for one by one; of more, one list of all is the shorter answer."""
 _RETRY_S: Final = 2.0
 _RETRY_SHARE: Final = 10
-"""A runtime that hangs is asked for again after so many times as long as it was waited for."""
+"""A runtime that hangs is asked again after so many times as long as it was waited for."""
 
 
 class CRI:
@@ -69,7 +73,7 @@ class CRI:
     Args:
         sockets: where a runtime may listen; the first on which one answers is used.
         names: of the annotations that Allocate's replies leave on containers.
-        timeout_s: how long to wait for one answer.
+        timeout_s: how long to wait for one answer; the sweep waits, too.
         now_s: a monotonic clock.
     """
 
@@ -78,7 +82,7 @@ class CRI:
         sockets: Sequence[Path],
         names: Names,
         *,
-        timeout_s: float = 2.0,
+        timeout_s: float = 0.5,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sockets = sockets
@@ -116,10 +120,20 @@ class CRI:
         if not ids:
             return ()
         wanted = frozenset(ids)
-        questions = [(one, {one}) for one in wanted] if len(wanted) <= _FEW else [("", wanted)]
         with self._calling("recognising containers") as stub:
-            found = [one for question in questions for one in self._listed(stub, *question)]
-        return tuple(filter(None, found))
+            containers = self._containers(stub, wanted)
+            annotated = {one.pod_sandbox_id for one in containers if self._devices(one, {})}
+            others = wanted - {one.id for one in containers}
+            sandboxes = {one.id: one for one in self._sandboxes(stub, others | annotated)}
+        found = (
+            *(self._container(one, sandboxes.get(one.pod_sandbox_id)) for one in containers),
+            *(
+                RuntimeContainer.sandbox(one.id, dict(one.labels))
+                for one in sandboxes.values()
+                if one.id in wanted
+            ),
+        )
+        return tuple(one for one in found if one is not None)
 
     def held(self, container: ContainerID) -> str | None:
         """Give the CPU list that the runtime has for a container.
@@ -153,7 +167,8 @@ class CRI:
 
         Raises:
             ContainerNotFound: it has ended.
-            RuntimeRefused: it did not, or the runtime does not answer.
+            RuntimeSilent: the runtime does not answer.
+            RuntimeRefused: it did not.
             ValueError: there are no CPUs; a runtime would read that as no change.
         """
         if not cpus:
@@ -165,7 +180,8 @@ class CRI:
 
         Raises:
             ContainerNotFound: it has ended.
-            RuntimeRefused: it did not, or the runtime does not answer.
+            RuntimeSilent: the runtime does not answer.
+            RuntimeRefused: it did not.
         """
         quota = LinuxContainerResources(
             cpu_quota=bandwidth.quota_us, cpu_period=bandwidth.period_us
@@ -190,7 +206,8 @@ class CRI:
                         raise ContainerNotFound(container) from error
                     raise
         except RemoteProtocolError as error:
-            raise RuntimeRefused(container, what, str(error)) from error
+            kind = RuntimeRefused if self._socket else RuntimeSilent
+            raise kind(container, what, str(error)) from error
 
     def _find_runtime(self) -> tuple[Path, VersionResponse]:
         """Find the socket on which a runtime answers, and give its answer."""
@@ -208,8 +225,7 @@ class CRI:
                 self._socket = socket
                 return socket, answer
         self._socket = None
-        now_s = self._now_s()
-        self._retry_at_s = now_s + max(_RETRY_S, _RETRY_SHARE * (now_s - started_s))
+        self._leave_alone(max(_RETRY_S, _RETRY_SHARE * (self._now_s() - started_s)))
         if failures:
             raise failures[0]
         raise RemoteProtocolError(
@@ -226,32 +242,34 @@ class CRI:
             except grpc.RpcError as error:
                 if error.code() in _UNREACHABLE:
                     self._socket = None
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._leave_alone(_RETRY_SHARE * self._timeout_s)
                 raise
 
-    def _listed(
-        self, stub: RuntimeServiceStub, asked: str, wanted: AbstractSet[str]
-    ) -> Iterator[RuntimeContainer | None]:
-        """Ask for a container or sandbox by its id, or for all of them by an empty one."""
-        containers: ListContainersResponse = stub.ListContainers(
-            ListContainersRequest(filter=ContainerFilter(id=asked)), timeout=self._timeout_s
-        )
-        # A runtime takes the beginning of an id for the whole.
-        found = [one for one in containers.containers if one.id in wanted]
-        yield from map(self._container, found)
-        if len(found) == len(wanted):
-            return
-        sandboxes: ListPodSandboxResponse = stub.ListPodSandbox(
-            ListPodSandboxRequest(filter=PodSandboxFilter(id=asked)), timeout=self._timeout_s
-        )
-        yield from (
-            RuntimeContainer.sandbox(one.id, dict(one.labels))
-            for one in sandboxes.items
-            if one.id in wanted
-        )
+    def _leave_alone(self, pause_s: float) -> None:
+        """Ask a runtime that is not there, or hangs, no more for a while."""
+        self._retry_at_s = self._now_s() + pause_s
 
-    def _container(self, one: Container) -> RuntimeContainer | None:
-        devices = allocated(one.annotations, self._names)
+    def _containers(self, stub: RuntimeServiceStub, ids: AbstractSet[str]) -> list[Container]:
+        found: list[Container] = []
+        for identifier in _questions(ids):
+            request = ListContainersRequest(filter=ContainerFilter(id=identifier))
+            found += stub.ListContainers(request, timeout=self._timeout_s).containers
+        return [one for one in found if one.id in ids]
+
+    def _sandboxes(self, stub: RuntimeServiceStub, ids: AbstractSet[str]) -> list[PodSandbox]:
+        found: list[PodSandbox] = []
+        for identifier in _questions(ids):
+            request = ListPodSandboxRequest(filter=PodSandboxFilter(id=identifier))
+            found += stub.ListPodSandbox(request, timeout=self._timeout_s).items
+        return [one for one in found if one.id in ids]
+
+    def _container(self, one: Container, sandbox: PodSandbox | None) -> RuntimeContainer | None:
+        devices = {} if sandbox is None else self._devices(one, sandbox.annotations)
         return RuntimeContainer.labelled(one.id, dict(one.labels), devices)
+
+    def _devices(self, one: Container, of_pod: Mapping[str, str]) -> dict[str, frozenset[str]]:
+        return allocated(one.annotations, of_pod, self._names)
 
     def _status(
         self, stub: RuntimeServiceStub, container: ContainerID, *, verbose: bool = False
@@ -265,6 +283,14 @@ class CRI:
                 return None
             raise
         return answer
+
+
+def _questions(ids: AbstractSet[str]) -> Iterable[str]:
+    """Return the ids to list by, or the empty one, which lists all.
+
+    A runtime takes the beginning of an id for the whole, so an answer may hold others.
+    """
+    return ids if len(ids) <= _FEW else ("",)
 
 
 def _is_there(socket: Path) -> bool:

@@ -347,7 +347,8 @@ class Session:
     def _known(
         self, pod: nri_pb2.PodSandbox, container: nri_pb2.Container
     ) -> RuntimeContainer | None:
-        devices = allocated(container.annotations, self._names)
+        # Of a pod that the runtime has not named it is not known what its author wrote.
+        devices = allocated(container.annotations, pod.annotations, self._names) if pod.id else {}
         known = RuntimeContainer.labelled(container.id, dict(container.labels), devices)
         if known is None or not known.name:
             # A container's own labels may lack its pod's.

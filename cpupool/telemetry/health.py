@@ -65,22 +65,35 @@ class Health:
     def live(self) -> Report:
         """Tell whether every loop that is expected turns."""
         with self._lock:
-            now_s = self._clock_s()
-            silent_s = {loop: now_s - self._beats_s[loop] for loop in self._limits_s}
+            silent_s = self._silent_s()
             return _report(
                 {
                     loop: ""
-                    if silent_s[loop] <= limit_s
+                    if loop not in silent_s
                     else f"silent for {silent_s[loop]:.0f} s, {limit_s:g} s are allowed;"
                     " the kubelet restarts this container"
                     for loop, limit_s in self._limits_s.items()
                 }
             )
 
+    def hung(self) -> str:
+        """Return the name of a loop that is silent for too long, or nothing."""
+        with self._lock:
+            return next(iter(self._silent_s()), "")
+
     def ready(self) -> Report:
         """Tell whether every condition holds."""
         with self._lock:
             return _report(self._failures or {"agent": "it is starting; wait"})
+
+    def _silent_s(self) -> dict[str, float]:
+        """Return for how long each loop is silent that is so for too long."""
+        now_s = self._clock_s()
+        return {
+            loop: now_s - self._beats_s[loop]
+            for loop, limit_s in self._limits_s.items()
+            if now_s - self._beats_s[loop] > limit_s
+        }
 
 
 def _report(failures: dict[str, str]) -> Report:

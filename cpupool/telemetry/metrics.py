@@ -44,10 +44,20 @@ class ProcessMetrics:
             "1 while the newest pool files are in force, 0 while older ones are kept",
             registry=registry,
         )
+        self._watch_restarts = Counter(
+            "cpupool_watch_restarts",
+            "Watches of the API server that were begun again, by what ended them",
+            ("resource", "reason"),
+            registry=registry,
+        )
 
     def config_valid(self, *, valid: bool) -> None:
         """Say whether the newest pool files are those in force."""
         self._config_valid.set(valid)
+
+    def watch_restarted(self, resource: str, reason: str) -> None:
+        """Count a watch that was begun again; the reason is one word of a few."""
+        self._watch_restarts.labels(resource, reason).inc()
 
     def render(self) -> tuple[str, bytes]:
         """Give the content type and the body of /metrics, in Prometheus' text format 0.0.4."""
@@ -166,12 +176,6 @@ class Metrics(ProcessMetrics):
             ("resource",),
             registry=registry,
         )
-        self._watch_restarts = Counter(
-            "cpupool_watch_restarts",
-            "Watches of the API server that were begun again, by what ended them",
-            ("resource", "reason"),
-            registry=registry,
-        )
         self._events_dropped = Counter(
             "cpupool_events_dropped",
             "Kubernetes Events that were not sent",
@@ -262,10 +266,6 @@ class Metrics(ProcessMetrics):
     def registered(self, resource: str) -> None:
         """Count a registration with the kubelet."""
         self._registrations.labels(resource).inc()
-
-    def watch_restarted(self, resource: str, reason: str) -> None:
-        """Count a watch that was begun again; the reason is one word of a few."""
-        self._watch_restarts.labels(resource, reason).inc()
 
     def event_dropped(self) -> None:
         """Count an Event that was not sent."""

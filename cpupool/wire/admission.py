@@ -1,9 +1,9 @@
 """Admission: pods that ask for pools are checked, and completed before anybody runs them.
 
 What is written into a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with
-the request `0m`, the process starter before the command, and CRI-O's annotation for a container
-with OpenShift's resource for shared CPUs, whose native CPUs stay. A body is never changed in place:
-what stays as it is is the same object before and after.
+the request `0m`, the process starter before the command and `CONTAINER_NAME` with it, and CRI-O's
+annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay. A body
+is never changed in place: what stays as it is is the same object before and after.
 
 The envelope is AdmissionReview of admission.k8s.io/v1 (k8s.io/api/admission/v1/types.go).
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import ManifestError, Problem, RemoteProtocolError, errors_in
-from cpupool.core.names import CPU_POOLS, STARTER
+from cpupool.core.names import CONTAINER_NAME, CPU_POOLS, STARTER
 from cpupool.core.pools import PoolKind
 from cpupool.wire import mixed_cpus, pod_rules, starter_argv
 from cpupool.wire.pod_requests import REQUESTING, PodRequests, mapping
@@ -227,7 +227,8 @@ def _read(body: object, rules: Rules) -> PodRequests:
 
 
 def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
-    return [*pod.problems, *pod_rules.check(pod, rules)] if pod.asks else []
+    found = [*pod.problems, *pod_rules.check(pod, rules)] if pod.asks else []
+    return [*found, *pod_rules.check_names(pod)]
 
 
 def _cut(warning: Problem) -> str:
@@ -259,9 +260,7 @@ def _complete(container: ContainerRequests, entry: ContainerProcesses | None, ru
     body = dict(container.body)
     if container.has_pools:
         body["resources"] = _resources(container, rules)
-    if CPU_POOLS not in dict(container.env):
-        variable = {"name": CPU_POOLS, "value": container.cpu_pools}
-        body["env"] = [*(container.body.get("env") or ()), variable]
+    _set_variable(body, container, CPU_POOLS, container.cpu_pools)
     if entry:
         args = starter_argv.for_processes(rules.awaited(container), entry)
     elif container.command and container.of_kind(PoolKind.EXCLUSIVE):
@@ -269,7 +268,16 @@ def _complete(container: ContainerRequests, entry: ContainerProcesses | None, ru
         args = starter_argv.for_command(rules.awaited(container), words)
     else:
         return body
+    _set_variable(body, container, CONTAINER_NAME, container.name)
     return {**body, "command": [STARTER], "args": args}
+
+
+def _set_variable(
+    body: dict[str, Any], container: ContainerRequests, name: str, value: str
+) -> None:
+    """Add a variable to the env of a container's copy, unless its author has set it."""
+    if name not in dict(container.env):
+        body["env"] = [*(body.get("env") or ()), {"name": name, "value": value}]
 
 
 def _resources(container: ContainerRequests, rules: Rules) -> dict[str, Any]:

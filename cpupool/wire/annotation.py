@@ -1,7 +1,8 @@
 """The annotation `<domain>/cpus`: which processes a container starts, and on which CPUs each.
 
 CPU-Pooler's format: a JSON list of `{container, processes: [{process, args, pool, cpus}]}`.
-`supervise` beside `processes` is cpupool's; CPU-Pooler passes over keys that it does not know.
+`supervise` beside `processes` is cpupool's; CPU-Pooler passes over keys that it does not know, and
+takes them in any case, as Go's encoding/json does.
 """
 
 from __future__ import annotations
@@ -166,12 +167,16 @@ class _Reader:
         if not isinstance(value, dict):
             self.refuse(path, "this is not an object", f"write one with {', '.join(known)}")
             return None
+        fields = {key: value[key] for key in known if key in value}
         for key in sorted(value.keys() - known):
-            near = difflib.get_close_matches(key.lower(), known, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "remove it"
-            what = f"the key {shown(key)} has no meaning here"
+            what, remedy = f"the key {shown(key)} has no meaning here", "remove it"
+            if key.lower() in known and key.lower() not in fields:
+                fields[key.lower()] = value[key]
+                what, remedy = f"the key {shown(key)} is taken for {key.lower()}", "write that"
+            elif near := difflib.get_close_matches(key.lower(), known, n=1):
+                remedy = f"did you mean {near[0]}?"
             self.problems.append(Problem(what, remedy, Severity.WARNING, path))
-        return value
+        return fields
 
     def _list(self, value: object, path: str) -> list[object] | None:
         """Take a value for a list, null for an empty one; None for anything else."""

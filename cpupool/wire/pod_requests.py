@@ -45,6 +45,7 @@ class ContainerRequests:
         requests: pool name → amount, cores or milli-CPUs.
         enables_shared: how often it requests OpenShift's resource for shared CPUs beside its own;
             0 where that is not switched on.
+        doubtful: resources of the domain that are no pool's, and look as if they should be.
         readable: whether that is all it asks for; if not, a problem says why.
     """
 
@@ -56,6 +57,7 @@ class ContainerRequests:
     env: Sequence[tuple[str, str | None]]
     requests: Mapping[str, int]
     enables_shared: int
+    doubtful: Sequence[str]
     readable: bool
 
     def of_kind(self, kind: PoolKind) -> dict[str, int]:
@@ -67,7 +69,7 @@ class ContainerRequests:
     @property
     def has_pools(self) -> bool:
         """Whether its CPUs are those of pools that it requests, and not native ones."""
-        return bool(self.of_kind(PoolKind.EXCLUSIVE) or self.of_kind(PoolKind.SHARED))
+        return bool(self.requests)
 
     @property
     def cpu_pools(self) -> str:
@@ -206,13 +208,16 @@ class _Reader:
                 env=tuple(_variables(body, f"{path}.env")),
                 requests=requests,
                 enables_shared=enables_shared,
+                doubtful=self._doubtful(body, path),
                 readable=len(self.problems) == before,
             )
 
+    def _doubtful(self, body: Body, path: str) -> tuple[str, ...]:
+        named = {resource for part in _amounts(body, path) for resource in part}
+        return tuple(sorted(filter(self.names.is_doubtful, named)))
+
     def _requests(self, body: Body, path: str) -> dict[str, int]:
-        resources = mapping(body.get("resources"), f"{path}.resources")
-        limits = mapping(resources.get("limits"), f"{path}.resources.limits")
-        requests = mapping(resources.get("requests"), f"{path}.resources.requests")
+        limits, requests = _amounts(body, path)
         found = {}
         for resource in sorted({*requests, *limits}):
             where = f"{path}.resources.limits[{shown(resource)}]"
@@ -242,6 +247,16 @@ class _Reader:
             what = "no node has such a resource: it is OpenShift's, whatever the pools' domain is"
             self.problems.append(Problem(what, f"write {openshifts}", path=path))
         return pool if self.mixed or resource != openshifts else None
+
+
+def _amounts(body: Body, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Take the limits and the requests of a container."""
+    path = f"{path}.resources"
+    resources = mapping(body.get("resources"), path)
+    limits, requests = (
+        mapping(resources.get(part), f"{path}.{part}") for part in ("limits", "requests")
+    )
+    return limits, requests
 
 
 def _count(amount: object) -> int | None:

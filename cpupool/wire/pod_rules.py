@@ -70,6 +70,19 @@ def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
         yield from _entry(entry, by_name.get(entry.container), rules)
 
 
+def check_names(pod: PodRequests) -> Iterator[Problem]:
+    """Find resources that a pod takes for pools' and that are none; it need not ask for others."""
+    for container in pod.containers:
+        for resource in container.doubtful:
+            yield Problem(
+                "this is taken for another plugin's device, as its name does not begin with"
+                f" {PoolKind.EXCLUSIVE.value} or {PoolKind.SHARED.value}",
+                "correct it if a pool is meant",
+                Severity.WARNING,
+                f"{container.path}.resources.limits[{shown(resource)}]",
+            )
+
+
 def check_commands(pod: PodRequests) -> Iterator[Problem]:
     """Find what keeps the process starter from being put before a command; a new pod only has one.
 
@@ -118,13 +131,6 @@ def _pools(container: ContainerRequests, rules: Rules) -> Iterator[Problem]:
                 )
         elif not pools.is_name(pool):
             yield Problem("no pool can have this name", "use the name of a pool", path=path)
-        elif PoolKind.of_name(pool) is PoolKind.DEFAULT:
-            yield Problem(
-                "a default pool is no resource, so no node can run this pod",
-                "remove the request, or name an exclusive or shared pool",
-                Severity.WARNING,
-                path,
-            )
 
 
 def _native_cpu(container: ContainerRequests, pod: PodRequests, rules: Rules) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,9 +17,11 @@ import pytest
 import yaml
 
 from cpupool import cli
+from cpupool.core.names import Names
 from cpupool.host.root import HostRoot
 from cpupool.version import VERSION
 from tests.machines import MACHINES, Machine
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     import argparse
@@ -100,29 +103,48 @@ def test_a_kustomization_lists_what_lies_beside_it(path: Path) -> None:
     assert all((path.parent / one / path.name).is_file() for one in other_folders)
 
 
-@pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
-def test_kustomize_builds_what_the_api_takes(path: Path) -> None:
+def kustomized(folder: Path) -> list[dict[str, Any]]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("there is no kubectl to build kustomizations with")
-    command = [kubectl, "kustomize", str(path.parent)]
+    command = [kubectl, "kustomize", str(folder)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    return documents(built.stdout)
 
-    built = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
-    found = documents(built.stdout)
-    for document in found:
-        if document["apiVersion"] != CERT_MANAGER:
-            kubernetes_validate.validate(document, NEWEST, strict=True)
+def resource_domains(found: list[dict[str, Any]]) -> set[str]:
+    """Collect what the agent, the webhook, and the API server are told."""
     pods = [one["spec"]["template"]["spec"] for one in found if one["kind"] in WORKLOADS]
     containers = [container for pod in pods for container in pod["containers"]]
-    domains = {vars(parsed(one["args"])).get("resource_domain") for one in containers} - {None}
-    # The API server is told of the same resource domain as the agent and the webhook.
-    domains |= {
+    arguments = [vars(parsed(container["args"])) for container in containers]
+    return {one["resource_domain"] for one in arguments if "resource_domain" in one} | {
         re.findall("'([^']*)'", one["matchConditions"][0]["expression"])[0]
         for document in found
         for one in document.get("webhooks", ())
     }
-    assert len(domains) == 1
+
+
+@pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
+def test_kustomize_builds_what_the_api_takes(path: Path) -> None:
+    found = kustomized(path.parent)
+
+    for document in found:
+        if document["apiVersion"] != CERT_MANAGER:
+            kubernetes_validate.validate(document, NEWEST, strict=True)
+    # What is applied again with each upgrade replaces no pools, and is for the documented domain.
+    assert not [one for one in found if one["kind"] == "ConfigMap"]
+    assert resource_domains(found) == {Names().domain}
+
+
+def test_the_documented_overlay_changes_the_resource_domain_everywhere(tmp_path: Path) -> None:
+    text = (ROOT / "docs/user/webhook.md").read_text()
+    (overlay,) = re.findall(r"^```yaml\n(patches:\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+    example = os.path.relpath(ROOT / "daemonsets/example", tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{example}]\n{overlay}")
+
+    found = kustomized(tmp_path)
+
+    assert resource_domains(found) == {"example.com"}
 
 
 def test_the_agent_takes_its_arguments_and_serves_its_probes(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from cpupool import cli
 from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster import Cluster
+from cpupool.kube.config_map import ConfigMapName
 from cpupool.roles.certificates import CertificateKeeper, Installed
 from cpupool.roles.webhook import Settings, Webhook
 from cpupool.telemetry.health import Health
@@ -69,18 +72,44 @@ def groups(part: str) -> dict[str, str]:
     return found
 
 
+def followed(part: str) -> ConfigMapName:
+    """Return the one ConfigMap that a part may list and watch: that of its flag and its folder."""
+    role = documents(part)["Role"]
+    (name,) = (
+        rule["resourceNames"] for rule in role["rules"] if rule["resources"] == ["configmaps"]
+    )
+    found = ConfigMapName(role["metadata"]["namespace"], *name)
+    for workload, command in (("agent", "agent"), ("webhook", "webhook")):
+        pod = documents(workload)[PARTS[workload]]["spec"]["template"]
+        mounted = [one["configMap"] for one in pod["spec"]["volumes"] if "configMap" in one]
+        assert [one["name"] for one in mounted] == [found.name]
+        assert documents(workload)[PARTS[workload]]["metadata"]["namespace"] == found.namespace
+        assert cli._parser([command]).parse_args([command]).configmap == found.name
+    return found
+
+
 def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
     with FakeAPIServer(NODE) as server:
-        cluster = Cluster(APIServer.at(server.url), NODE, Names(), Metrics(), lambda: None)
+        cluster = Cluster(
+            APIServer.at(server.url),
+            NODE,
+            Names(),
+            Metrics(),
+            lambda: None,
+            config_map=followed("agent"),
+        )
         with running(cluster):
-            eventually(lambda: server.watching("pods") and server.watching("nodes"), "two watches")
+            for resource in ("pods", "nodes", "configmaps"):
+                eventually(partial(server.watching, resource), f"a watch of {resource}")
             cluster.events.pod(builders.pod("upf"), "CPUOffline", "CPU 3 is offline; switch it on")
             cluster.events.node("CPUPoolConfigInvalid", "no such CPU; run cpupool validate")
             eventually(lambda: len(server.events) == 2, "two Events")
         asked = server.verbs()
 
     assert granted("agent") == sorted(asked)
-    assert groups("agent") == {"pods": "", "nodes": "", "events": ""}
+    assert groups("agent") == {"pods": "", "nodes": "", "events": "", "configmaps": ""}
+    (role,) = documents("agent")["Role"]["rules"]
+    assert role["resources"] == ["configmaps"]
 
 
 def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
@@ -105,7 +134,10 @@ def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
     with FakeAPIServer(NODE) as server:
         server.keep(paths["secrets"], secret)
         server.keep(paths["mutatingwebhookconfigurations"], configuration)
-        CertificateKeeper(APIServer.at(server.url), installed).look()
+        keeper = CertificateKeeper(APIServer.at(server.url), installed)
+        with running(keeper):
+            watched = "mutatingwebhookconfigurations"
+            eventually(lambda: len(server.updates) == 3 and server.watching(watched), "all is made")
         asked, kept = server.verbs(), server.kept(paths["mutatingwebhookconfigurations"])
 
     assert granted("webhook") == sorted(asked)
@@ -118,19 +150,29 @@ def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
     assert kept["webhooks"] == configuration["webhooks"]
 
 
-def test_the_webhook_itself_may_look_at_namespaces_and_at_nothing_else(tmp_path: Path) -> None:
+def test_the_webhook_itself_may_look_at_namespaces_and_its_pools_only(tmp_path: Path) -> None:
     files = (tmp_path, tmp_path / "tls.crt", tmp_path / "tls.key")
     rules = Rules(mixed={"shared-a": 1})
     resources = {"limits": {"workload.openshift.io/enable-shared-cpus": "1"}}
     with FakeAPIServer(NODE) as server:
-        settings = Settings(*files, rules, LOCALHOST, 0, api_server=APIServer.at(server.url))
+        settings = Settings(
+            *files,
+            rules,
+            LOCALHOST,
+            0,
+            api_server=APIServer.at(server.url),
+            config_map=followed(NAMESPACES),
+        )
         webhook = Webhook(settings, WebhookMetrics(), Health())
         webhook.review(review(pod(container(resources=resources)), namespace="apps"), mutate=True)
+        with running(webhook):
+            eventually(lambda: server.watching("configmaps"), "a watch of the ConfigMap")
         webhook.server.close()
         asked = server.verbs()
 
-    assert granted(NAMESPACES) == sorted(asked) == [("get", "namespaces")]
-    assert groups(NAMESPACES) == {"namespaces": ""}
+    configmaps = [("list", "configmaps"), ("watch", "configmaps")]
+    assert granted(NAMESPACES) == sorted(asked) == [("get", "namespaces"), *configmaps]
+    assert groups(NAMESPACES) == {"namespaces": "", "configmaps": ""}
     own = documents(NAMESPACES)["ServiceAccount"]["metadata"]
     others = documents("webhook")["ServiceAccount"]["metadata"]
     assert own["name"] != others["name"]

@@ -40,7 +40,10 @@ def asked(document: Body) -> bool:
 
 
 ENABLE_SHARED = "workload.openshift.io/enable-shared-cpus"
-OTHERS = {"limits": {"cpu": "1", "example.com/gpu": "1", "nokia.k8s.io.example.com/a": "1"}}
+OTHERS = {
+    "limits": {"cpu": "1", "example.com/gpu": "1", "nokia.k8s.io.example.com/shared": "1"},
+    "requests": {"nokia.k8s.io/sriov_vfio_ens1f0": "1"},
+}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,12 @@ OTHERS = {"limits": {"cpu": "1", "example.com/gpu": "1", "nokia.k8s.io.example.c
     [
         pytest.param(pod(container(pools={"shared-a": 1})), True, id="request and limit"),
         pytest.param(
-            pod(container(resources={"limits": {"nokia.k8s.io/a": "1"}})), True, id="limit alone"
+            pod(container(resources={"limits": {"nokia.k8s.io/shared": "1"}})),
+            True,
+            id="limit alone",
         ),
         pytest.param(
-            pod(container(resources={"requests": {"nokia.k8s.io/a": "1"}})),
+            pod(container(resources={"requests": {"nokia.k8s.io/exclusive": "1"}})),
             True,
             id="request alone",
         ),
@@ -121,6 +126,7 @@ AMOUNTS = st.dictionaries(
     st.sampled_from(
         [
             *("nokia.k8s.io/exclusive-a", "nokia.k8s.io/", "nokia.k8s.io", "cpu", "a/b"),
+            *("nokia.k8s.io/sriov", "nokia.k8s.io/share", "nokia.k8s.io/enable-shared-cpus"),
             *(ENABLE_SHARED, "workload.openshift.io/cores"),
         ]
     ),

@@ -14,6 +14,7 @@ from cpupool import cli
 from cpupool.https.certificates import service_names
 from cpupool.kube.client import SERVICE_ACCOUNT
 from tests.pod_security import beyond_baseline, beyond_restricted
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     import argparse
@@ -173,7 +174,7 @@ def built() -> dict[tuple[str, str], Body]:
     if kubectl is None:
         pytest.skip("there is no kubectl to build kustomizations with")
     command = [kubectl, "kustomize", str(WITH_CERT_MANAGER)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
 
 

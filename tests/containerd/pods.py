@@ -149,7 +149,10 @@ class Hosted:
             metadata=pb.PodSandboxMetadata(name=pod.name, uid=pod.uid, namespace=pod.namespace),
             log_directory=str(logs),
             labels=self._labels,
-            annotations={"kubernetes.io/config.source": "api"},
+            annotations={
+                **self.hosted.body["metadata"]["annotations"],
+                "kubernetes.io/config.source": "api",
+            },
             linux=pb.LinuxPodSandboxConfig(
                 cgroup_parent=f"{cgroup_root}/{pod_cgroup(pod)}",
                 security_context=pb.SecurityContext(namespace_options=_NAMESPACES),

@@ -96,6 +96,7 @@ class ContainerdHost:
         folder: of this host alone; its path must leave room for a socket's name.
         suite: the Debian release whose containerd it is.
         nri_timeout_s: how long a plugin may take to register and to answer.
+        passing: containers get all annotations of their pods.
 
     Attributes:
         folder: plays `/`.
@@ -103,12 +104,20 @@ class ContainerdHost:
         cgroup_root: what plays the kubelet's `--cgroup-root`.
     """
 
-    def __init__(self, folder: Path, *, suite: str = SUITE, nri_timeout_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        suite: str = SUITE,
+        nri_timeout_s: float = 2.0,
+        passing: bool = False,
+    ) -> None:
         self.folder = folder
         self.root = HostRoot.under(folder)
         self.cgroup_root = f"/cpupool-test-{os.getpid()}-{secrets.token_hex(4)}"
         self._suite = suite
         self._nri_timeout_s = nri_timeout_s
+        self._passing = passing
         self._state = folder / "var/lib/containerd"
         self._undo = ExitStack()
 
@@ -140,6 +149,11 @@ class ContainerdHost:
     def socket(self) -> Path:
         """Where it listens for CRI calls."""
         return self.root.cri_sockets[0]
+
+    @property
+    def pid(self) -> int:
+        """The process of this one's that runs containerd."""
+        return self._process.pid
 
     @property
     def log(self) -> str:
@@ -213,7 +227,11 @@ class ContainerdHost:
 
     def _config(self, major: int) -> str:
         run = self.root.runtime
-        version, cri = (2, _CRI_1) if major == 1 else (3, _CRI_2)
+        version, cri, plugin = (2, _CRI_1, "grpc.v1.cri")
+        if major > 1:
+            version, cri, plugin = (3, _CRI_2, "cri.v1.runtime")
+        if self._passing:
+            cri += _PASSING.format(plugin=plugin)
         return f"""
 version = {version}
 root = "{self._state}"
@@ -255,6 +273,11 @@ _CRI_2: Final = f"""
     sandbox = "{images.PROBE}"
 [plugins."io.containerd.cri.v1.runtime"]
 {_SETTINGS}
+"""
+_PASSING: Final = """
+[plugins."io.containerd.{plugin}".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  pod_annotations = ["*/*"]
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from tests.containerd.node import Node
     from tests.containerd.pods import Hosted
+
+log = logging.getLogger(__name__)
 
 # The first may have to get containerd from a slow mirror.
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
@@ -52,6 +55,19 @@ def test_nor_does_one_that_is_started_again(node: Node) -> None:
             at_once(node.restart, pods)
             node.await_right(pods)
             assert node.astray(pods) == []
+
+
+def test_a_container_takes_the_cpu_of_a_pod_that_has_ended_and_is_still_listed(node: Node) -> None:
+    with node.agent("nri"):
+        earlier = at_once(node.run, [Kind.EXCLUSIVE] * len(node.layout.exclusive))
+        node.await_right(earlier)
+        node.end(earlier[0])
+        later = node.run(Kind.EXCLUSIVE)
+        node.await_right([later])
+        assert node.expected(later) == node.expected(earlier[0])
+        assert node.astray([later]) == []
+        starts_ns = node.record(later).sightings[0].at_ns
+        log.info("it starts %.3f s after the call", (starts_ns - later.called_ns) / 1e9)
 
 
 def test_nobody_needs_the_api_server_for_that(node: Node) -> None:
@@ -100,6 +116,7 @@ def test_a_runtime_that_restarts_is_found_again(node: Node, number: signal.Signa
         connections = node.connections()
         node.host.restart(number)
         eventually(lambda: node.connections() > connections, node.log)
+        log.info("NRI is back %.2f s after the runtime's start", node.connected_after_s())
         after = at_once(node.run, [Kind.SHARED, Kind.DEFAULT] * 2)
         node.await_right([*before, *after])
         assert node.astray([*before, *after]) == []

@@ -22,6 +22,7 @@ from tests.mounts import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
 POOL_FILE: Final = "poolconfig-e2e.yaml"
@@ -70,6 +71,10 @@ class HostAgent:
             self._process = subprocess.Popen(self._command)
         assert self._process.poll() is None, "the agent ended by itself"
 
+    def started(self) -> AbstractSet[int]:
+        """Return the agent's process, which is a child of this one."""
+        return {self._process.pid} if self._process else frozenset()
+
     def kill(self) -> None:
         """End the agent without a warning."""
         self._end(signal.SIGKILL)
@@ -110,6 +115,10 @@ class DeployedAgent:
 
     def start(self) -> None:
         """Leave it to the DaemonSet."""
+
+    def started(self) -> AbstractSet[int]:
+        """Return no process: none is a child of this one."""
+        return frozenset()
 
     def kill(self) -> None:
         """End the agent without a warning."""

@@ -19,6 +19,9 @@ NAMES: Final = Names()
 PATIENCE_S: Final = 180.0
 """A kubelet tells its capacity every ten seconds and looks at a ConfigMap once a minute."""
 
+UNCHECKED: Final = {"app.kubernetes.io/name": "cpupool"}
+"""The API server does not ask the webhook about pods with these labels."""
+
 _LOOK_S: Final = 0.2
 _UNTIL_TERMINATED: Final = ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]
 
@@ -68,9 +71,13 @@ def told(kind: str, name: str, reason: str) -> list[str]:
 
 
 def manifest(
-    name: str, node: str, image: str, containers: Mapping[str, Mapping[str, int]]
+    name: str,
+    node: str,
+    image: str,
+    containers: Mapping[str, Mapping[str, int]],
+    labels: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Make a pod: container name → pool → amount.
+    """Make a pod with these labels: container name → pool → amount.
 
     Containers run until they are told to end. Names that begin with `init` or `sidecar` make that
     kind. The node is named, so the scheduler and its taints have no say.
@@ -93,7 +100,7 @@ def manifest(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": labels},
         "spec": {
             "nodeName": node,
             "automountServiceAccountToken": False,

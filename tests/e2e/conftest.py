@@ -28,7 +28,8 @@ from tests.e2e.cluster import kubectl, read
 from tests.e2e.node import Layout, RealNode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -72,6 +73,12 @@ def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]
             topology=topology,
             agent=agent,
         )
+
+
+@pytest.fixture
+def lasting(cluster_node: RealNode) -> Callable[[], AbstractSet[int]]:
+    """Return what finds the agent, which goes on from test to test."""
+    return cluster_node.agent.started
 
 
 @pytest.fixture

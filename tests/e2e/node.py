@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest
@@ -102,9 +103,13 @@ class RealNode:
             lambda: f"{healthy}: {self._allocatable(healthy)}, {self._listed(healthy)}",
         )
 
-    def create(self, *pods: tuple[str, Mapping[str, Mapping[str, int]]]) -> None:
-        """Create pods: name, and container name → pool → amount."""
-        bodies = [manifest(name, self.name, self.image, containers) for name, containers in pods]
+    def create(
+        self,
+        *pods: tuple[str, Mapping[str, Mapping[str, int]]],
+        labels: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Create pods with these labels: name, and container name → pool → amount."""
+        bodies = [manifest(name, self.name, self.image, made, dict(labels)) for name, made in pods]
         kubectl(
             *("-n", self.namespace, "create", "-f", "-"),
             given={"kind": "List", "apiVersion": "v1", "items": bodies},

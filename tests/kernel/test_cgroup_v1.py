@@ -17,6 +17,7 @@ from cpupool.manager.apply import repair
 from tests.cgroups import CgroupTreeContract, Ground, V1RulesContract
 from tests.kernel.v1 import CPUSETS as BASE
 from tests.kernel.v1 import needed
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,7 @@ class RealCgroups:
     def clear(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait(timeout=10)
+            process.wait(DEADLINE_S)
         for folder, _, _ in os.walk(BASE / self.root, topdown=False):
             Path(folder).rmdir()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonpatch
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cpupool.core.errors import ManifestError, RemoteProtocolError
@@ -17,6 +17,7 @@ from cpupool.wire import admission
 from cpupool.wire.admission import Admitted, Denied
 from cpupool.wire.rules import CFSQuotas, LargestPool, Rules
 from tests.pods import container, expanded, pod, process, review, stored
+from tests.searching import examples
 
 POOLS = {"exclusive-a": LargestPool(64, multi_threaded=True), "shared-a": LargestPool(8)}
 ENABLE_SHARED = "workload.openshift.io/enable-shared-cpus"
@@ -205,7 +206,7 @@ def reviews(draw: st.DrawFn) -> Any:
     return document
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(PODS, RULES)
 def test_a_pod_is_admitted_denied_or_called_none(body: Any, rules: Rules) -> None:
     before = json.dumps(body)
@@ -273,7 +274,7 @@ def test_a_review_with_anything_anywhere_is_answered_or_refused(
         inside[key] = right
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(reviews(), RULES, st.booleans())
 def test_every_review_is_answered_or_refused(document: Any, rules: Rules, mutate: bool) -> None:
     try:

@@ -56,6 +56,7 @@ def test_cpus_that_go_offline_leave_every_group_and_are_remembered(
 
     after = machine.having_lost(gone)
 
+    assert before.cut_to(after.online).remembering(before) == after
     assert after.online == before.online - gone
     for kind in ("cores", "sockets", "l3"):
         cut = [group - gone for group in getattr(before, kind)]

@@ -8,8 +8,6 @@ from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -31,6 +29,7 @@ from tests import builders
 from tests.cgroups import KernelModel
 from tests.machines import MACHINES
 from tests.runtimes import ModelRuntime, without_runtime
+from tests.searching import examples
 
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
@@ -98,7 +97,7 @@ class Annotated(Enum):
 
     TRULY = "what Allocate wrote"
     NOT = "nothing"
-    FALSELY = "what other pods own"
+    FALSELY = "what another pod was given, whether or not that is known yet"
 
 
 @dataclass
@@ -114,15 +113,27 @@ class Life:
 
 @dataclass
 class Kubelet:
-    """The kubelet's own books; satisfies the cpusetter's ports."""
+    """The kubelet's own books; satisfies the cpusetter's ports.
+
+    Attributes:
+        lives: the pods with devices.
+        plain: those without that are listed.
+        late: those without that are not listed yet.
+        ended: those that have ended, and are listed still.
+        answers: whether podresources does.
+        checkpoint: whether there is one.
+    """
 
     lives: list[Life] = field(default_factory=list)
     plain: list[Pod] = field(default_factory=list)
+    late: list[Pod] = field(default_factory=list)
+    ended: list[Pod] = field(default_factory=list)
     answers: bool = True
     checkpoint: bool = False
 
     def pods(self) -> tuple[Pod, ...]:
-        return tuple(life.pod for life in self.lives if life.seen) + tuple(self.plain)
+        seen = tuple(life.pod for life in self.lives if life.seen)
+        return (*self.ended, *seen, *self.plain)
 
     def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, Grant]]]:
         return {
@@ -130,7 +141,7 @@ class Kubelet:
                 "main": {NAMES.resource(life.pool.name): Grant(frozenset(life.ids))}
             }
             for life in self.lives
-            if self.answers and life.seen
+            if self.answers
         }
 
     def by_pod_uid(self) -> dict[str, dict[str, dict[str, Grant]]]:
@@ -165,8 +176,6 @@ class Node(RuleBasedStateMachine):
         self.kernel = KernelModel(CgroupVersion.V2, {"kubepods": EVERYTHING}, EVERYTHING)
         self.kubelet = Kubelet()
         self.count = 0
-        self.disputed = CPUSet()
-        self.deceived: set[str] = set()
         self.start_agent(LAWFUL[0])
 
     def start_agent(self, pools: NodePools) -> None:
@@ -238,12 +247,22 @@ class Node(RuleBasedStateMachine):
     def all_are_seen(self) -> None:
         for life in self.kubelet.lives:
             life.seen = True
+        self.kubelet.plain += self.kubelet.late
+        self.kubelet.late.clear()
         self.kubelet.answers = True
         self.sweep()
 
-    @rule()
-    def start_plain_pod(self) -> None:
-        self.kubelet.plain.append(self.start())
+    @rule(data=st.data())
+    def next_is_seen(self, data: st.DataObject) -> None:
+        """One of the pods that are not listed yet is, whichever came first."""
+        if unseen := self.unseen():
+            data.draw(st.sampled_from(unseen)).seen = True
+            self.kubelet.answers = True
+            self.sweep()
+
+    @rule(seen=st.booleans())
+    def start_plain_pod(self, seen: bool) -> None:
+        (self.kubelet.plain if seen else self.kubelet.late).append(self.start())
 
     def start(self, **requests: int) -> Pod:
         self.count += 1
@@ -259,12 +278,12 @@ class Node(RuleBasedStateMachine):
     def sight(self, data: st.DataObject, annotated: Annotated) -> None:
         """The container runtime tells of a pod, before or after everybody else."""
         if pods := self.pods():
-            self.manager.sight(self.told(data.draw(st.sampled_from(pods)), annotated))
+            self.manager.sight(self.told(data, data.draw(st.sampled_from(pods)), annotated))
 
-    @rule(annotated=st.sampled_from(Annotated))
-    def sight_everything(self, annotated: Annotated) -> None:
+    @rule(data=st.data(), annotated=st.sampled_from(Annotated))
+    def sight_everything(self, data: st.DataObject, annotated: Annotated) -> None:
         """The agent connects to the container runtime, which names all that it has."""
-        told = (self.told(pod, annotated) for pod in self.pods())
+        told = (self.told(data, pod, annotated) for pod in self.pods())
         self.manager.sight([one for of_pod in told for one in of_pod], every=True)
 
     @rule(data=st.data())
@@ -275,21 +294,43 @@ class Node(RuleBasedStateMachine):
             self.manager.lose_sight([ContainerID(f"{pod.name}-main")])
 
     def pods(self) -> list[Pod]:
-        return [life.pod for life in self.kubelet.lives] + self.kubelet.plain
+        given = [life.pod for life in self.kubelet.lives]
+        return given + self.kubelet.plain + self.kubelet.late
 
-    def told(self, pod: Pod, annotated: Annotated) -> tuple[RuntimeContainer, ...]:
+    def unseen(self) -> list[Life]:
+        return [life for life in self.kubelet.lives if not life.seen]
+
+    @rule(data=st.data())
+    def forge(self, data: st.DataObject) -> None:
+        """A pod claims what was given to another, and neither is listed yet."""
+        if not (unseen := self.unseen()):
+            return
+        victim = data.draw(st.sampled_from(unseen))
+        rivals = [
+            life.pod
+            for life in unseen
+            if (life.pool.name, len(life.ids)) == (victim.pool.name, len(victim.ids))
+        ]
+        forgers = [pod for pod in rivals + self.kubelet.late if pod is not victim.pod]
+        if not forgers or data.draw(st.booleans()):
+            forgers = [self.start()]
+            self.kubelet.late += forgers
+        self.manager.sight(self.annotated(data.draw(st.sampled_from(forgers)), [victim]))
+
+    def told(
+        self, data: st.DataObject, pod: Pod, annotated: Annotated
+    ) -> tuple[RuntimeContainer, ...]:
         """Give what the runtime tells of a pod: its sandbox and its container."""
-        allocated: dict[str, frozenset[str]] = {}
-        if annotated is Annotated.TRULY:
-            lives = (life for life in self.kubelet.lives if life.pod is pod)
-            allocated = {life.pool.name: frozenset(life.ids) for life in lives}
+        lives = [life for life in self.kubelet.lives if life.pod is pod]
         if annotated is Annotated.FALSELY:
-            self.deceived.add(pod.uid)
-            for uid, by_pool in self.manager.state()[1].owned.items():
-                if uid != pod.uid:
-                    allocated |= {pool: frozenset(map(str, by_pool[pool])) for pool in by_pool}
-                    claimed = CPUSet.union(by_pool.values())
-                    self.disputed |= MACHINE.topology().with_siblings(claimed)
+            others = [life for life in self.kubelet.lives if life.pod is not pod]
+            lives = [data.draw(st.sampled_from(others))] if others else []
+        if annotated is Annotated.NOT:
+            lives = []
+        return self.annotated(pod, lives)
+
+    def annotated(self, pod: Pod, lives: list[Life]) -> tuple[RuntimeContainer, ...]:
+        allocated = {life.pool.name: frozenset(life.ids) for life in lives}
         names = (pod.cgroup_uid, pod.namespace, pod.name)
         return (
             RuntimeContainer(ContainerID(f"{pod.name}-sandbox"), *names),
@@ -303,6 +344,24 @@ class Node(RuleBasedStateMachine):
         life = data.draw(st.sampled_from(self.kubelet.lives))
         self.kubelet.lives.remove(life)
         self.kernel.remove(f"kubepods/pod{life.pod.uid}")
+        self.sweep()
+
+    @precondition(lambda self: self.kubelet.lives)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """A pod's containers end: the kubelet gives its devices away while it is still listed."""
+        self.all_are_seen()
+        life = data.draw(st.sampled_from(self.kubelet.lives))
+        self.kubelet.lives.remove(life)
+        self.kubelet.ended.append(life.pod)
+        self.kernel.remove(f"kubepods/pod{life.pod.uid}")
+        self.manager.lose_sight([ContainerID(f"{life.pod.name}-main")])
+        self.sweep()
+
+    @precondition(lambda self: self.kubelet.ended)
+    @rule()
+    def forget_ended(self) -> None:
+        self.kubelet.ended.clear()
         self.sweep()
 
     @rule(pools=st.sampled_from(LAWFUL))
@@ -379,20 +438,20 @@ class Node(RuleBasedStateMachine):
         owned = self.manager.state()[1].owned
         holders = [cpus for by_pool in owned.values() for cpus in by_pool.values()]
         assert all(one.isdisjoint(other) for one, other in combinations(holders, 2))
-        for uid in {life.pod.uid for life in self.kubelet.lives} & self.owned.keys():
-            for pool, cpus in self.owned[uid].items():
-                assert cpus <= owned.get(uid, {}).get(pool, CPUSet()), (uid, pool)
+        for life in self.kubelet.lives:
+            uid, pool = life.pod.uid, life.pool.name
+            had = self.owned.get(uid, {}).get(pool, CPUSet()) & life.told
+            assert had <= owned.get(uid, {}).get(pool, CPUSet()), (uid, pool)
         self.owned = owned
 
     @invariant()
     def who_was_given_a_cpu_owns_it(self) -> None:
-        """Unless an annotation has claimed its core for another pod, or another core for it."""
+        """Whatever annotations claim."""
         owned = self.manager.state()[1].owned
         for life in self.kubelet.lives:
-            deceived = life.pod.uid in self.deceived
-            if life.seen and life.pool.kind is PoolKind.EXCLUSIVE and not deceived:
+            if life.seen and life.pool.kind is PoolKind.EXCLUSIVE:
                 mine = CPUSet.union(owned.get(life.pod.uid, {}).values())
-                assert devices.exclusive_cpus(life.ids) <= mine | self.disputed, life
+                assert devices.exclusive_cpus(life.ids) <= mine, life
 
     @invariant()
     def a_core_has_one_owner_unless_its_pool_lists_siblings(self) -> None:
@@ -440,5 +499,5 @@ class Node(RuleBasedStateMachine):
                 assert placed.assignment.shared == shown & facts.topology.online
 
 
-TestOwnership = pytest.mark.timeout(300)(Node.TestCase)
-TestOwnership.settings = settings(max_examples=300, stateful_step_count=40)
+TestOwnership = Node.TestCase
+TestOwnership.settings = examples(60, stateful_step_count=40)

@@ -195,6 +195,7 @@ def test_a_node_takes_a_file_only_if_all_labels_of_no_other_match(
         for file, selector in zip(files, selectors, strict=True)
         if all(node.get(key) == value for key, value in selector.items())
     ]
+    matching = [file for file in matching if file.node_selector] or matching
     try:
         taken = poolconfig.select(files, node)
     except ConfigError as error:

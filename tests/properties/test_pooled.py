@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
@@ -16,6 +16,7 @@ from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy,
 from cpupool.core.pools import Pool
 from cpupool.policies.pooled import prefer
 from tests.machines import MACHINES, Machine
+from tests.searching import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -127,7 +128,7 @@ def requests(
 
 
 @given(requests(exclusive=True))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_as_many_free_cpus_are_chosen_as_are_wanted_with_the_required_ones(
     request: Request,
 ) -> None:
@@ -145,7 +146,7 @@ def test_as_many_free_cpus_are_chosen_as_are_wanted_with_the_required_ones(
 
 
 @given(requests(exclusive=True))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_the_order_in_which_the_machine_is_told_is_nothing(request: Request) -> None:
     def backwards(mapping: Mapping[int, T]) -> dict[int, T]:
         return {key: mapping[key] for key in reversed(list(mapping))}
@@ -169,7 +170,7 @@ def test_the_order_in_which_the_machine_is_told_is_nothing(request: Request) -> 
 
 
 @given(requests(st.just(FULL), required=False))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_promised_cores_are_whole(request: Request) -> None:
     cores = {request.topology.core_of(cpu) for cpu in request.pool.cpus}
     per_core = request.per_core()
@@ -185,7 +186,7 @@ def test_promised_cores_are_whole(request: Request) -> None:
 
 
 @given(requests(numa=st.sampled_from(NOT_DISTRIBUTED)))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_no_choice_has_more_numa_nodes_than_it_needs(request: Request) -> None:
     try:
         chosen = request.chosen().cpus
@@ -207,7 +208,7 @@ def test_no_choice_has_more_numa_nodes_than_it_needs(request: Request) -> None:
 
 
 @given(requests(numa=st.just(NUMAPolicy.DISTRIBUTED), bind=st.sampled_from([None, FULL])))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_distributed_cpus_are_even_over_the_fewest_nodes_that_can_share_them(
     request: Request,
 ) -> None:
@@ -250,7 +251,7 @@ def test_distributed_cpus_are_even_over_the_fewest_nodes_that_can_share_them(
 
 
 @given(requests(st.just(SPREAD), st.sampled_from(NOT_DISTRIBUTED)))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_no_core_gives_a_thread_while_one_with_fewer_could(request: Request) -> None:
     choice = request.chosen()
 
@@ -269,7 +270,7 @@ def test_no_core_gives_a_thread_while_one_with_fewer_could(request: Request) -> 
         required=False,
     )
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_one_node_after_the_other_is_used_up(request: Request) -> None:
     try:
         choice = request.chosen()

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from cpupool.https.desk import Limits
 from cpupool.roles.webhook import Settings, Webhook
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.wire.rules import Rules
 from tests.mounts import Mount
 from tests.pods import ANNOTATION, container, pod, process, review, stored
-from tests.webhooks import LOCALHOST, Client, Secret, serving
+from tests.webhooks import LOCALHOST, PATIENT, Client, Secret, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,12 +190,11 @@ def _places(document: Any) -> list[tuple[Any, Any]]:
     return [place for key, one in inner for place in ((document, key), *_places(one))]
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder = tmp_path_factory.mktemp("webhook")
-    pools = Mount(folder / "pools")
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    pools = Mount(tmp_path / "pools")
     pools.show(a="pools: {exclusive-a: {cpus: 2-5}, shared-a: {cpus: 6-7}, default: {cpus: 0-1}}")
-    secret = Secret(folder / "tls")
+    secret = Secret(tmp_path / "tls")
     secret.rotate()
     settings = Settings(
         pools.folder,
@@ -205,7 +203,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         Rules(),
         address=LOCALHOST,
         port=0,
-        limits=Limits(linger_s=0.0),
+        limits=PATIENT,
     )
     webhook = Webhook(settings, WebhookMetrics(), Health())
     webhook.look()

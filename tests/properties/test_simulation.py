@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
@@ -19,6 +19,7 @@ from cpupool.local import devices, simulation, workload
 from cpupool.local.simulated_node import Node
 from cpupool.policies import pooled
 from tests.machines import MACHINES
+from tests.searching import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,7 @@ def exclusive_cpus_of(node: Node) -> dict[tuple[str, str], CPUSet]:
     return found
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(machines, traces(), choosers, managers)
 def test_no_two_owners_share_a_cpu_and_everything_is_given_back(
     topology: CPUTopology, events: Sequence[Event], chooser: Chooser, manager: TopologyPolicy
@@ -135,7 +136,7 @@ def test_no_two_owners_share_a_cpu_and_everything_is_given_back(
         node.admit(workload.pod_of("ns/all", [Container("c", requests=everything)]), 0)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(machines, traces(), choosers)
 def test_pods_are_refused_exactly_when_the_counts_say_so(
     topology: CPUTopology, events: Sequence[Event], chooser: Chooser
@@ -161,7 +162,7 @@ def test_pods_are_refused_exactly_when_the_counts_say_so(
         assert admitted is fits
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(machines, st.lists(st.integers(1, 8), min_size=1, max_size=20))
 def test_a_pool_of_whole_cores_gives_whole_cores_or_says_why_not(
     topology: CPUTopology, sizes: Sequence[int]
@@ -182,7 +183,7 @@ def test_a_pool_of_whole_cores_gives_whole_cores_or_says_why_not(
             left -= size
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(machines, traces())
 def test_the_pools_own_policy_never_takes_more_numa_nodes_than_it_must(
     topology: CPUTopology, events: Sequence[Event]
@@ -212,7 +213,7 @@ def test_the_pools_own_policy_never_takes_more_numa_nodes_than_it_must(
     simulation.run(topology, first_threads(topology), checked, events)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(machines, st.integers(0, 2**32), st.integers(1, 60), st.floats(0.1, 2), managers)
 def test_the_same_seed_makes_the_same_run_and_a_written_trace_reads_back(
     topology: CPUTopology, seed: int, count: int, load: float, manager: TopologyPolicy

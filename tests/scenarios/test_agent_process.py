@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from cpupool import cli
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
 from cpupool.app import Agent, Settings
+from cpupool.core.errors import PodRefused
 from cpupool.core.names import Names
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
 
     from cpupool.core.workloads import Pod
     from cpupool.local.cgroups import Cgroups
-    from cpupool.local.devices import Listing
     from tests.machines import WrittenMachine
+
+log = logging.getLogger(__name__)
 
 NODE = "worker-1"
 POOLS = """
@@ -48,6 +51,11 @@ pools:
   default: {cpus: "0-1"}
 nodeSelector: {role: worker}
 """
+SMALLER = POOLS.replace('"2-5"', '"2-4"')
+SMALLEST = POOLS.replace('"2-5"', '"2-3"')
+CONFIG_MAP = "/api/v1/namespaces/cpupool/configmaps/cpu-pooler-configmap"
+FOLLOWED = ("--configmap", "cpupool/cpu-pooler-configmap")
+APPLIED = "pool configuration applied"
 
 
 @dataclass
@@ -100,10 +108,19 @@ class World:
             yield agent
 
     def run(self, name: str, **pools: int) -> Pod:
-        """Start a pod once the node offers so much of each pool, as a scheduler would."""
-        for pool, amount in pools.items():
-            self.node.kubelet.wait_for(f"nokia.k8s.io/{pool}", partial(_offers, amount), DEADLINE_S)
-        return self.run_now(name, **pools)
+        """Start a pod once the node takes it, as a controller and a scheduler would."""
+        started: list[Pod] = []
+        refusals = [""]
+
+        def taken() -> bool:
+            try:
+                started.append(self.run_now(name, **pools))
+            except PodRefused as refused:
+                refusals.append(str(refused))
+            return bool(started)
+
+        eventually(taken, lambda: refusals[-1])
+        return started[0]
 
     def run_now(self, name: str, **pools: int) -> Pod:
         amounts = {f"nokia.k8s.io/{pool}": str(amount) for pool, amount in pools.items()}
@@ -206,10 +223,6 @@ class World:
         return CgroupFS(self.node.root.cgroup, self.node.cgroup_root)
 
 
-def _offers(amount: int, listing: Listing) -> bool:
-    return listing.allocatable >= amount
-
-
 @contextmanager
 def living(folder: Path, machine: WrittenMachine, labels: Mapping[str, str]) -> Iterator[World]:
     """Make a node with these labels, without a pool file."""
@@ -304,6 +317,57 @@ def test_a_bad_edit_keeps_the_pools_through_a_restart_of_the_agent(world: World)
         world.await_cpus(owner="2", late="6-7")
         assert problem in agent.log
     assert "Traceback" not in agent.log
+
+
+def test_an_edit_is_in_force_before_the_folder_shows_it(world: World) -> None:
+    world.api.keep_config_map(CONFIG_MAP, worker=POOLS)
+    with world.agent(*FOLLOWED) as agent:
+        world.await_pool("exclusive_a", 4)
+        begun_s = time.monotonic()
+        world.api.keep_config_map(CONFIG_MAP, worker=SMALLER)
+        world.await_pool("exclusive_a", 3)
+        log.info("from an edit to its devices: %.3f s", time.monotonic() - begun_s)
+
+        # What is deleted changes nothing, and from now on neither does the folder.
+        world.api.forget(CONFIG_MAP)
+        agent.await_line("there is no such ConfigMap")
+        world.mount.show(worker=POOLS.replace("exclusive_a", "exclusive_b"))
+        world.api.keep_config_map(CONFIG_MAP, worker=SMALLEST)
+        world.await_pool("exclusive_a", 2)
+        assert world.node.kubelet.listing("nokia.k8s.io/exclusive_b").capacity == 0
+    assert agent.log.count(APPLIED) == 3
+
+
+def test_a_folder_that_lags_takes_nothing_back_when_a_killed_agent_starts_again(
+    world: World,
+) -> None:
+    world.api.keep_config_map(CONFIG_MAP, worker=POOLS)
+    with world.agent(*FOLLOWED, end=signal.SIGKILL):
+        world.await_pool("exclusive_a", 4)
+        world.api.keep_config_map(CONFIG_MAP, worker=SMALLER)
+        world.await_pool("exclusive_a", 3)
+
+    world.api.slow("configmaps")
+    with world.agent(*FOLLOWED) as agent:
+        agent.await_line(APPLIED)
+        world.await_pool("exclusive_a", 3)
+        assert "pool folder lags" in agent.log
+        world.api.up()
+        agent.await_line("ConfigMap is followed")
+        world.api.keep_config_map(CONFIG_MAP, worker=SMALLEST)
+        world.await_pool("exclusive_a", 2)
+    # The pools of before the edit were in force at no time.
+    assert agent.log.count(APPLIED) == 2
+
+
+def test_without_the_right_to_see_the_configmap_the_folder_counts(world: World) -> None:
+    world.api.keep_config_map(CONFIG_MAP, worker=SMALLEST)
+    world.api.forbidden = {("list", "configmaps")}
+    with world.agent(*FOLLOWED) as agent:
+        world.await_pool("exclusive_a", 4)
+        assert "must grant list on configmaps" in agent.await_line("API server cannot be followed")
+        world.mount.show(worker=SMALLER)
+        world.await_pool("exclusive_a", 3)
 
 
 def test_a_label_that_changes_chooses_another_file(world: World) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,8 +29,10 @@ from cpupool.commands import certs
 from cpupool.https import certificates
 from cpupool.https.certificates import Held
 from cpupool.kube.client import APIError, APIServer
+from cpupool.roles import certificates as roles
 from cpupool.roles.certificates import TRIES, CertificateKeeper, Installed, NotInstalled
 from tests.apiserver import FakeAPIServer
+from tests.clusters import running
 from tests.processes import Process
 from tests.waiting import DEADLINE_S, eventually
 
@@ -37,7 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 INSTALLED = Installed("cpupool", "cpupool-webhook-tls", "cpupool-webhook", "cpupool-webhook")
+WATCHED = "mutatingwebhookconfigurations"
 SECRET = "/api/v1/namespaces/cpupool/secrets/cpupool-webhook-tls"
 CONFIGURATION = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/cpupool-webhook"
@@ -546,6 +552,7 @@ def test_the_watch_gets_over_trouble_and_ends_when_asked(
             lambda: any("certificates are good" in line for line in lines),
             lambda: f"all is well: {lines}",
         )
+        eventually(lambda: server.watching(WATCHED), "the configuration is watched")
         process.send_signal(number)
         assert process.wait(DEADLINE_S) == 0
     check_history(server, Held(), datetime.now(UTC))
@@ -565,13 +572,74 @@ def test_the_watch_ends_while_the_server_is_silent(server: FakeAPIServer) -> Non
 def test_the_loop_tries_again_after_trouble_and_ends_when_it_shall(
     server: FakeAPIServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.refuse(500, "InternalError")
-    stop = threading.Event()
-    loop = threading.Thread(target=keeper(server).run, args=(stop,))
-    with caplog.at_level(logging.INFO, "cpupool"):
-        loop.start()
+    server.refuse(500, "InternalError", times=2)  # one for the look, one for the list
+    with caplog.at_level(logging.INFO, "cpupool"), running(keeper(server)):
         eventually(lambda: "certificates are good" in caplog.text, "all is made")
-        stop.set()
-        loop.join(DEADLINE_S)
-    assert not loop.is_alive()
     assert "500 InternalError" in caplog.text
+
+
+def filled(server: FakeAPIServer) -> bool:
+    return all(bundles(server.kept(CONFIGURATION)))
+
+
+@pytest.mark.parametrize("way", ["deleted and applied again", "replaced"])
+def test_another_configuration_is_filled_as_soon_as_it_is_there(
+    server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    # So that no look happens but for the watch.
+    monkeypatch.setattr(roles, "LOOK_S", 1000 * DEADLINE_S)
+    applied = server.kept(CONFIGURATION)
+    with running(keeper(server)):
+        eventually(lambda: filled(server) and server.watching(WATCHED), "the first one is filled")
+        for _ in range(2):
+            began_s = time.monotonic()
+            if way != "replaced":
+                server.forget(CONFIGURATION)
+            server.keep(CONFIGURATION, applied)
+            eventually(lambda: filled(server), "the other one is filled")
+            log.info("%s: filled after %.2f s", way, time.monotonic() - began_s)
+
+
+def test_without_the_right_to_watch_it_looks_every_minute_and_says_so_once(
+    server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(roles, "LOOK_S", 0.01)
+    server.forbidden = {("list", WATCHED), ("watch", WATCHED)}
+    applied = server.kept(CONFIGURATION)
+    with caplog.at_level(logging.WARNING, "cpupool"), running(keeper(server)):
+        eventually(lambda: filled(server), "the first one is filled")
+        server.forget(CONFIGURATION)
+        server.keep(CONFIGURATION, applied)
+        eventually(lambda: filled(server), "the other one is filled")
+        eventually(lambda: server.count("list", WATCHED) > 4, "the list is tried again and again")
+    assert caplog.text.count("this pod's RBAC, which must grant list on " + WATCHED) == 1
+
+
+class Rests(threading.Event):
+    """Ends every wait at once, notes how long it was to be, and lets a test act meanwhile."""
+
+    def __init__(self, act: Callable[[int], object]) -> None:
+        super().__init__()
+        self.rests_s: list[float | None] = []
+        self._act = act
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.rests_s.append(timeout)
+        self._act(len(self.rests_s))
+        return self.is_set()
+
+
+def test_another_controller_that_undoes_each_write_slows_it_down(server: FakeAPIServer) -> None:
+    applied = server.kept(CONFIGURATION)
+    loop = keeper(server)
+
+    def meanwhile(rests: int) -> None:
+        if rests <= 9:
+            server.keep(CONFIGURATION, applied)
+        elif rests == 12:
+            stop.set()
+        loop.wake()
+
+    stop = Rests(meanwhile)
+    loop.run(stop)
+    assert stop.rests_s == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 0.25, 0.25]

@@ -486,7 +486,6 @@ def opened() -> Iterator[ExitStack]:
         yield opened
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_container_comes_back_to_its_cpus(folder: Path, opened: ExitStack, seed: int) -> None:
     chaos = Chaos(folder, seed, opened)

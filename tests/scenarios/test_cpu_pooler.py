@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,13 +28,14 @@ from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from cpupool.core.workloads import Pod
     from cpupool.host.root import HostRoot
     from cpupool.local.devices import Listing
     from cpupool.manager.ports import PodSource
 
+SRIOV = Path(__file__).parents[2] / "examples/sriov.yaml"
+"""Exclusive CPUs beside a device of another plugin in the same domain."""
 MACHINE = "arm-phone-3clusters"  # eight cores of one thread
 CONTROLLER = {"nodeType": "controller"}
 """exclusive-pool 4,5; exclusive-pool-2 2,3 (multiThreaded); shared-pool 1; default 0."""
@@ -96,10 +98,12 @@ def running(agent: Agent) -> Iterator[Agent]:
             "cpu-test-shared-exclusive.yaml",
             {"cputest-exclusive": ("1,4-5", {"EXCLUSIVE_CPUS": "4-5", "SHARED_CPUS": "1"})},
         ),
+        (SRIOV, {"main": ("4-5", {"EXCLUSIVE_CPUS": "4-5"})}),
     ],
+    ids=["processes", "exclusive", "shared and exclusive", "sriov"],
 )
 def test_a_sample_pod_runs_unedited(
-    folder: Path, manifest: str, expected: dict[str, tuple[str, dict[str, str]]]
+    folder: Path, manifest: str | Path, expected: dict[str, tuple[str, dict[str, str]]]
 ) -> None:
     sysfs = machine()
     settings = Settings(folder / "etc")
@@ -112,7 +116,7 @@ def test_a_sample_pod_runs_unedited(
         for pool, count in {"exclusive-pool": 2, "shared-pool": 1000}.items():
             node.kubelet.wait_for(f"nokia.k8s.io/{pool}", partial(offers, count), DEADLINE_S)
         text = (testdata.folder() / "cpu-pooler" / manifest).read_text()
-        (body,) = views.pods_from_text(manifest, text)
+        (body,) = views.pods_from_text(str(manifest), text)
         node.run_pod(body)
         tree = CgroupFS(node.root.cgroup, node.cgroup_root)
 

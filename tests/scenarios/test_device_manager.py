@@ -15,7 +15,6 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.host.mounts import Mounts
 from cpupool.host.root import HostRoot
-from cpupool.host.sysfs import Sysfs
 from cpupool.manager.manager import Manager
 from cpupool.roles.device_manager import DeviceManager
 from cpupool.telemetry.health import Health
@@ -61,7 +60,6 @@ class Node:
         self.role = DeviceManager(
             self.manager,
             self.root,
-            Sysfs.at(self.root.sysfs),
             Mounts(self.root, starter, mounted=frozenset, events=Heard()),
             metrics=self.metrics,
             health=self.health,
@@ -92,6 +90,16 @@ class Node:
     def _is_ready(self) -> bool:
         self.during_a_look()
         return self.ready
+
+    def switch_off(self, cpus: CPUSet) -> None:
+        """Take CPUs offline, as the machine watcher finds it."""
+        self.machine.switch_off(cpus)
+        self.manager.update_topology(self.machine.topology())
+
+    def switch_on(self, cpus: CPUSet) -> None:
+        """Bring CPUs back, as the machine watcher finds it."""
+        self.machine.switch_on(cpus)
+        self.manager.update_topology(self.machine.topology())
 
     def sockets(self) -> set[str]:
         return {path.name for path in self.root.device_plugins.iterdir()}
@@ -218,7 +226,7 @@ def test_a_kubelet_that_takes_over_a_living_socket_is_registered_with(node: Node
         successor.start(wiped="kubelet.sock")
         eventually(lambda: len(successor.registered) == 2, "registrations")
         # The first kubelet's streams are still open.
-        node.machine.switch_off(CPUSet.of(2))
+        node.switch_off(CPUSet.of(2))
         node.wait_for_lists(2, EXCLUSIVE)
         successor.stop()
 
@@ -318,31 +326,13 @@ def test_a_cpu_that_goes_offline_is_unhealthy_until_it_returns(node: Node) -> No
     node.kubelet.start()
     with node.running():
         node.wait_for_lists(1)
-        node.machine.switch_off(CPUSet.of(2))
+        node.switch_off(CPUSet.of(2))
         node.wait_for_lists(2, EXCLUSIVE)
         assert node.kubelet.unhealthy(EXCLUSIVE) == {"2"}
-        node.machine.switch_on(CPUSet.of(2))
+        node.switch_on(CPUSet.of(2))
         node.wait_for_lists(3, EXCLUSIVE)
         assert node.kubelet.unhealthy(EXCLUSIVE) == set()
     assert len(node.kubelet.lists[SHARED]) == 1
-
-
-def test_a_machine_that_cannot_be_read_for_a_while_keeps_its_lists(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    online = node.root.sysfs / "devices/system/cpu/online"
-    node.kubelet.start()
-    with node.running():
-        node.wait_for_lists(1)
-        online.write_text("no list\n")
-        eventually(lambda: "topology not read" in caplog.text, "a warning")
-        # A socket comes back after another look at the unreadable machine.
-        (node.root.device_plugins / "cpupool-exclusive_a.sock").unlink()
-        node.wait_for_lists(2, EXCLUSIVE)
-        assert caplog.text.count("topology not read") == 1
-        node.machine.switch_off(CPUSet.of(1))
-        node.wait_for_lists(3, EXCLUSIVE)
-    assert node.kubelet.unhealthy(EXCLUSIVE) == {"1"}
 
 
 def test_a_socket_of_ours_that_is_deleted_comes_back(node: Node) -> None:
@@ -359,9 +349,9 @@ def test_a_kubelet_that_hangs_up_is_registered_with_again(node: Node) -> None:
     with node.running():
         node.wait_for_lists(1)
         # Two changes of the machine: the role has looked in between, and seen its streams open.
-        node.machine.switch_off(CPUSet.of(2))
+        node.switch_off(CPUSet.of(2))
         node.wait_for_lists(2, EXCLUSIVE)
-        node.machine.switch_on(CPUSet.of(2))
+        node.switch_on(CPUSet.of(2))
         node.wait_for_lists(3, EXCLUSIVE)
         node.kubelet.hang_up(SHARED)
         node.wait_for_lists(2, SHARED)
@@ -374,7 +364,7 @@ def test_other_files_in_the_folder_change_nothing(node: Node) -> None:
         node.wait_for_lists(1)
         for number in range(200):
             (node.root.device_plugins / f"other-{number}.sock").touch()
-        node.machine.switch_off(CPUSet.of(2))
+        node.switch_off(CPUSet.of(2))
         node.wait_for_lists(2, EXCLUSIVE)
     assert node.kubelet.names() == [EXCLUSIVE, SHARED]
 

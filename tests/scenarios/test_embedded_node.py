@@ -119,11 +119,13 @@ def living(
     pools: str,
     sysfs: Path,
     manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT,
+    *,
+    interval_s: float = 0.2,
 ) -> Iterator[World]:
     config = folder / "config"
     config.mkdir()
     (config / "poolconfig-node.yaml").write_text(pools + "nodeSelector: {node: this}\n")
-    settings = Settings(config, cgroup_root=home.cgroup_root, interval_s=0.2)
+    settings = Settings(config, cgroup_root=home.cgroup_root, interval_s=interval_s)
     stop = threading.Event()
 
     def changed() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shutil
 import signal
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cpupool import cli
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import PodRefused
 from cpupool.kubelet.checkpoint import CheckpointFile
 from tests.scenarios import test_agent_process
 from tests.scenarios.test_agent_process import POOLS
@@ -166,13 +163,6 @@ def test_an_agent_killed_in_a_burst_of_pods_leaves_none_astray(world: World) -> 
     asked: list[dict[str, int]] = [{"exclusive_a": 1}, {"shared_b": 10}, {}, {}, {"shared_b": 10}]
     burst = [(f"pod-{number}", asked[number % len(asked)]) for number in range(20)]
 
-    def admitted(name: str, pools: dict[str, int]) -> bool:
-        """Make a pod as its controller does: again, while the kubelet refuses it."""
-        with suppress(PodRefused):
-            world.run_now(name, **pools)
-            return True
-        return False
-
     with world.agent(end=signal.SIGKILL):
         world.await_pool("exclusive_a", 4)
         world.await_pool("shared_b", 2000)
@@ -180,7 +170,7 @@ def test_an_agent_killed_in_a_burst_of_pods_leaves_none_astray(world: World) -> 
             world.run(name, **pools)
     with world.agent():
         for name, pools in burst[10:]:
-            eventually(partial(admitted, name, pools), f"{name} is admitted")
+            world.run(name, **pools)
         told = {one.pod.name: one.instance.environment for one in world.node.processes()}
         own = {
             name: told[name]["EXCLUSIVE_CPUS"] for name in told if "EXCLUSIVE_CPUS" in told[name]

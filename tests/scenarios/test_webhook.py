@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +21,6 @@ import pytest
 import trustme
 
 from cpupool.commands import webhook as command
-from cpupool.https.desk import Limits
 from cpupool.roles.webhook import Settings, Webhook
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
@@ -31,13 +32,15 @@ from tests.mounts import Mount
 from tests.pods import container, pod, review, stored
 from tests.processes import Process
 from tests.waiting import DEADLINE_S, eventually
-from tests.webhooks import JSON, LOCALHOST, Client, Secret
+from tests.webhooks import JSON, LOCALHOST, PATIENT, Client, Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.webhooks import Answer
+
+log = logging.getLogger(__name__)
 
 POOLS = "pools:\n  exclusive-a: {cpus: 2-5}\n  shared-a: {cpus: 6-7}\n  default: {cpus: 0-1}\n"
 MORE = POOLS.replace("2-5}", "2-4}\n  exclusive-b: {cpus: 5}")
@@ -198,6 +201,40 @@ class TestProcess:
             return client.shown()
 
 
+def test_a_pool_is_known_before_the_folder_shows_it_and_stays_so(tmp_path: Path) -> None:
+    path = "/api/v1/namespaces/cpupool/configmaps/cpu-pooler-configmap"
+    files = Files(tmp_path)
+    files.pools.show(worker=POOLS)
+    files.secret.rotate()
+    with FakeAPIServer() as server:
+        server.keep_config_map(path, worker=POOLS)
+        followed = ("--api-server", server.url, "--configmap", "cpupool/cpu-pooler-configmap")
+        with started(files, after=followed) as webhook:
+
+            def allowed(pool: str) -> bool:
+                answer: bool = webhook.ask(asking(pool)).document["response"]["allowed"]
+                return answer
+
+            webhook.await_line("certificate in use")
+            assert not allowed("exclusive-b")
+            begun_s = time.monotonic()
+            server.keep_config_map(path, worker=MORE)
+            eventually(lambda: allowed("exclusive-b"), "the new pool is known")
+            log.info("from an edit to its pods: %.3f s", time.monotonic() - begun_s)
+
+            files.pools.show(worker=POOLS)
+            server.forget(path)
+            webhook.await_line("there is no such ConfigMap")
+            server.down()
+            files.secret.rotate()
+            eventually(
+                lambda: webhook.log.count("certificate in use") == 2, "a look at both folders"
+            )
+            assert allowed("exclusive-b")
+            webhook.process.send_signal(signal.SIGTERM)
+            assert webhook.process.wait(DEADLINE_S) == 0
+
+
 def test_a_process_waits_for_its_certificate_and_ends_with_its_last_answer(
     tmp_path: Path,
 ) -> None:
@@ -342,7 +379,8 @@ class TestNamespaces:
     def test_a_refusal_keeps_the_pod_out(
         self, webhook: WebhookProcess, server: FakeAPIServer, status: int, words: str
     ) -> None:
-        server.refuse(status, "InternalError" if status == 500 else "Forbidden")
+        # For each try of `answered`; `up` forgets those that are left.
+        server.refuse(status, "InternalError" if status == 500 else "Forbidden", times=1000)
         message = answered(webhook, mixing())["status"]["message"]
         assert "whether apps may have workload.openshift.io/enable-shared-cpus is not" in message
         assert words in message
@@ -453,7 +491,7 @@ class Here:
             Rules(),
             address=LOCALHOST,
             port=0,
-            limits=Limits(linger_s=0.0, request_s=DEADLINE_S / 2),
+            limits=PATIENT,
         )
         self.webhook = Webhook(settings, self.metrics, self.health)
         self.telemetry = TelemetryServer(LOCALHOST, 0, self.metrics, self.health)

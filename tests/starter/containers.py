@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from cpupool.core.cpuset import CPUSet
+from tests import guard
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Containers:
                 "PATH": os.environ["PATH"],
                 "CPUPOOL_START_TIMEOUT": str(timeout_s),
                 **environment,
+                **guard.mark(),
             },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from cpupool.wire import admission
 from cpupool.wire.rules import Rules
 from tests.pods import container, expanded, pod, process, review, stored
+from tests.searching import examples
 from tests.starter.containers import Containers
 
 if TYPE_CHECKING:
@@ -32,10 +33,7 @@ COMMANDS = st.tuples(PROGRAMS, st.lists(WORDS, max_size=4))
 @given(st.lists(COMMANDS, min_size=1, max_size=5), st.booleans())
 @example([("-", ["$" * 131_071])], False)
 @example([("report", ["\U0001f600" * 32_767 + "xyz"]), ("-", [])], False)
-@settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_word_of_the_annotation_arrives(
     starter: Path,
     report: Path,

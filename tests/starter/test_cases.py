@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
+from tests.searching import examples
 from tests.starter.containers import Containers, Ended, Started, ended, why_no_namespaces
 from tests.starter.reference import Plan, RefusedError, plan
 
@@ -137,10 +138,7 @@ def _commands(draw: st.DrawFn) -> list[str]:
     if not why_no_namespaces()
     else st.just({}),
 )
-@settings(
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_the_program_agrees_with_the_reference(
     sanitized: Path,
     report: Path,

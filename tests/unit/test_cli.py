@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from cpupool import cli
 from cpupool.version import VERSION
+from tests.waiting import DEADLINE_S
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
     command = f"{sys.executable} -m cpupool topology --json | head -c 1"
     result = subprocess.run(
-        ["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False
+        ["/bin/sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
 
     assert (result.stdout, result.stderr) == ("{", "")
@@ -148,9 +150,41 @@ def test_the_agent_is_spared_the_drawing_library() -> None:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=True,
         cwd=Path(__file__).parents[2],
     )
 
     assert result.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("imported", ["cpupool.cli", "cpupool.commands.topology"])
+def test_ctrl_c_during_an_import_is_no_traceback(imported: str) -> None:
+    """The import says that it has begun, and then waits for the signal."""
+    program = f"""
+import runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {imported!r}:
+            print("begun", flush=True)
+            signal.pause()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = ["cpupool", "topology"]
+sys.meta_path.insert(0, Finder())
+runpy.run_module("cpupool", run_name="__main__")
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stderr
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE_S) == 130
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()

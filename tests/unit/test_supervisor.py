@@ -32,6 +32,53 @@ def test_a_loop_that_fails_ends_the_others_and_is_named(
     assert 'loop failed name="failing one"' in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        pytest.param(SystemExit, "SystemExit", id="an exception that no loop raises"),
+        pytest.param(None, "it has ended by itself", id="no exception"),
+    ],
+)
+def test_a_loop_that_ends_unasked_is_a_failure(
+    end: type[BaseException] | None, reason: str
+) -> None:
+    def ending(_stop: threading.Event) -> None:
+        if end:
+            raise end
+
+    with pytest.raises(LoopFailed, match=f"the short one stopped: {reason}"):
+        supervise({"short one": ending}, threading.Event(), lambda: None)
+
+
+def test_an_exception_in_the_supervising_thread_ends_the_loops() -> None:
+    ended = threading.Event()
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if threading.current_thread() is supervising:
+                raise ZeroDivisionError
+            return super().wait(timeout)
+
+    def loop(stop: threading.Event) -> None:
+        if stop.wait(DEADLINE_S):
+            ended.set()
+
+    supervising = threading.current_thread()
+    with pytest.raises(ZeroDivisionError):
+        supervise({"one": loop}, Stop(), lambda: None)
+    assert ended.is_set()
+
+
+def test_a_loop_that_hangs_ends_the_others_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_SIGNAL_S", 0.01)
+
+    def loop(stop: threading.Event) -> None:
+        stop.wait(DEADLINE_S)
+
+    with pytest.raises(LoopFailed, match="the one stopped: it hangs; this process must be"):
+        supervise({"one": loop}, threading.Event(), lambda: None, lambda: "one")
+
+
 def test_loops_that_are_stopped_end_without_an_error() -> None:
     stop = threading.Event()
     started = threading.Semaphore(0)

@@ -90,20 +90,6 @@ def test_what_a_cpu_takes_with_it_offline_comes_back_with_it(world: World) -> No
     runs_on(world, one="2", shared="6-7,12-13", plain="0-1")
 
 
-def test_a_container_without_an_online_cpu_keeps_off_the_cpus_of_others(world: World) -> None:
-    start(world, manifest("neighbour", {"other": {"exclusive_single": 1}}))
-    run(world, one={"exclusive_single": 1})
-    runs_on(world, other="2", one="4")
-    with offline(4):
-        runs_on(world, other="2", one="0-1")
-    # Version 1 has moved its processes into the pod's cgroup, and never moves them back.
-    moved = version(world) is CgroupVersion.V1
-    runs_on(world, other="2", one="0-1,4" if moved else "4")
-    (pod,) = (pod for pod in world.node.pods() if pod.name == "web")
-    world.node.restart_container(pod.uid, "one")
-    runs_on(world, other="2", one="4")
-
-
 def test_nested_cgroups_follow_their_container(world: World) -> None:
     run(world, main={"exclusive_multi": 2})
     runs_on(world, main="8-11")

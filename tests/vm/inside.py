@@ -5,13 +5,22 @@ Outside nobody collects them. Each has its counterpart `test_*.py`, which boots 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import PodRefused
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.scenarios.test_embedded_node import World
+
+
+FIGURE: Final = "figure: "
+"""Begins a line that the host logs."""
+
+
+def figure(text: str) -> None:
+    """Log something that was measured."""
+    print(f"\n{FIGURE}{text}")  # noqa: T201  # the guest has no other way to the host's log
 
 
 def start(world: World, body: dict[str, Any]) -> None:

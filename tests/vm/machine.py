@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.vm.boot import HERE, Kernel, boot_files
+from tests.vm.inside import FIGURE
 from tests.vm.packages import locked
 from tests.waiting import DEADLINE
 
@@ -48,21 +49,22 @@ log = logging.getLogger(__name__)
 PROJECT = HERE.parents[1]
 PYTHON = sys.executable
 """The host's, with all that is installed for the tests; it works in the guest too."""
-TIMEOUT_S = 1800.0
+TIMEOUT_S = 3600.0
 """For a test that boots a machine: it may have to wait for the end of another."""
-_TESTS_S = 900.0
+_TESTS_S = 1500.0
 _PYTEST = (
     # An agent takes half a minute to start where other tests keep the host's CPUs busy.
-    *("env", f"{DEADLINE}=240"),
+    *("env", f"{DEADLINE}=600"),
     *(PYTHON, "-m", "pytest", "-q", f"--timeout={_TESTS_S:.0f}"),
-    *("-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist"),
+    *("-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist", "--capture=no"),
 )
 # An Intel model, or there are no siblings; `enforce` ends QEMU where KVM does not do all of it.
 _KVM = ("-accel", "kvm", "-cpu", "Nehalem,vendor=GenuineIntel,enforce")
 # With a thread for each CPU it is no faster, and now and then it hangs.
 _EMULATION = ("-accel", "tcg,thread=single", "-cpu", "Nehalem")
-_BOOT_S = 60.0
+_BOOT_S = 180.0
 _BOOTS = 3
+_COMMAND_S = 600.0
 _GRACE_S = 30.0
 # Ends the machine and its folder when this process wants that, or has died. What comes on the
 # standard input is the machine's: a shell gives a background process none unless told so.
@@ -128,7 +130,7 @@ class VirtualMachine:
         self._heard = b""
         self._commands = 0
 
-    def run(self, *command: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout_s: float = _COMMAND_S) -> subprocess.CompletedProcess[str]:
         """Run a command in the checkout, and give its exit code and what it printed.
 
         What it leaves running in the background writes elsewhere.
@@ -155,7 +157,7 @@ class VirtualMachine:
         out, err = ((self.folder / f"{name}.{kind}").read_text() for kind in ("out", "err"))
         return subprocess.CompletedProcess(command, int(code), out, err)
 
-    def output(self, *command: str, timeout_s: float = 120.0) -> str:
+    def output(self, *command: str, timeout_s: float = _COMMAND_S) -> str:
         """Run a command that must succeed, and give what it printed on its standard output."""
         done = self.run(*command, timeout_s=timeout_s)
         if done.returncode:
@@ -165,7 +167,10 @@ class VirtualMachine:
 
     def passes(self, *modules: str) -> None:
         """Run modules of tests in the guest; one that fails there fails the test that asks."""
-        self.output(*_PYTEST, *modules, timeout_s=_TESTS_S)
+        printed = self.output(*_PYTEST, *modules, timeout_s=_TESTS_S)
+        for line in printed.splitlines():
+            if line.startswith(FIGURE):
+                log.info(line.removeprefix(FIGURE))
 
     def answer(self, timeout_s: float) -> str:
         """Wait for the next line of the guest."""

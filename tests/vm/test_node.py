@@ -19,6 +19,7 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
             CgroupVersion.V2,
             (
                 "tests/vm/guest_node.py",
+                "tests/vm/guest_offline.py",
                 "tests/vm/guest_cgroup_v2.py",
                 "tests/vm/guest_load_balancing.py",
             ),
@@ -26,12 +27,20 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
         (
             Kernel.BOOKWORM,
             CgroupVersion.V2,
-            ("tests/vm/guest_cgroup_v2.py", "tests/vm/guest_load_balancing.py"),
+            (
+                "tests/vm/guest_offline.py",
+                "tests/vm/guest_cgroup_v2.py",
+                "tests/vm/guest_load_balancing.py",
+            ),
         ),
         (
             Kernel.BOOKWORM,
             CgroupVersion.V1,
-            ("tests/vm/guest_node.py", "tests/kernel/test_cgroup_v1.py"),
+            (
+                "tests/vm/guest_node.py",
+                "tests/vm/guest_offline.py",
+                "tests/kernel/test_cgroup_v1.py",
+            ),
         ),
     ],
     ids=["6.12-v2", "6.1-v2", "6.1-v1"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from cpupool.policies import static
 from cpupool.policies.static import Owner, StaticOptions, StaticPolicy
 from tests.conformance.oracle.cpu_hints import listed, unlawful
 from tests.conformance.oracle.kubelet_distribution import take_as_kubelet
-from tests.conformance.oracle.verdicts import Verdict
+from tests.conformance.oracle.verdicts import Verdict, misfit, refusal
 
 if TYPE_CHECKING:
     from cpupool.policies.static import NodeState
@@ -23,9 +24,9 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     """Live a node's life step by step.
 
     Where the kubelet gave away CPUs that were not free, or crashed, cpupool has an answer of its
-    own and goes on from there. What the kubelet did next says nothing about that any more, so the
-    rest of the steps have to be lawful only. Where the kubelet overwrote the nodes that it had
-    found best, and this explains its answer exactly, the steps go on from that answer.
+    own, which has to be lawful; where the life goes on, it does from what the kubelet gave. Where
+    the kubelet overwrote the nodes that it had found best, and this explains its answer exactly,
+    the steps go on from that answer.
     """
     try:
         policy = StaticPolicy.of(
@@ -46,24 +47,37 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
 
     verdict = Verdict.EQUAL
     for number, step in enumerate(case["steps"]):
-        verdict = _verdict(step, verdict)
         before, recorded = state, _recorded(step)
         state, answer, flaw = _answer(policy, before, step)
-        if verdict in (Verdict.EQUAL, Verdict.NOALIAS) and answer != recorded:
+        if excuse := _excuse(step):
+            verdict = excuse
+            state = _set_anew(policy, before, step)
+        elif answer == recorded:
+            flaw = ""
+        else:
             with patch.object(static, "take_distributed", take_as_kubelet):
                 state, overwritten, _ = _answer(policy, before, step)
-            if overwritten != recorded:
-                flaw = f"{answer} instead of {recorded}"
-            verdict = Verdict.NOALIAS
+            flaw = "" if overwritten == recorded else f"{answer} instead of {recorded}"
+            verdict = Verdict.NOALIAS if verdict is Verdict.EQUAL else verdict
         if flaw:
             return Verdict.DIFFERENT, f"step {number}: {flaw}"
     return verdict, ""
 
 
-def _verdict(step: Case, before: Verdict) -> Verdict:
+def _excuse(step: Case) -> Verdict | None:
     if "unsafe" in step:
         return Verdict.UNSAFE
-    return Verdict.PANIC if step.get("error", "").startswith("PANIC") else before
+    return Verdict.PANIC if step.get("error", "").startswith("PANIC") else None
+
+
+def _set_anew(policy: StaticPolicy, before: NodeState, step: Case) -> NodeState:
+    """Make the state after a step in which the kubelet gave CPUs that were not free."""
+    if "unsafe" not in step:
+        return before
+    owner, cpus = Owner(step["pod"], step["container"]), CPUSet.parse(step["assigned"])
+    given = replace(before, assigned={**before.assigned, owner: cpus})
+    after, _ = policy.allocate(given, owner, len(cpus), init=step.get("init", False))
+    return after
 
 
 def _recorded(step: Case) -> list[Any]:
@@ -90,9 +104,12 @@ def _answer(policy: StaticPolicy, state: NodeState, step: Case) -> tuple[NodeSta
             state, owner, count, init=step.get("init", False), nodes=step["hint"]
         )
     except (NotEnoughCPUs, SMTAlignmentError) as error:
-        return state, [listed(offer), _words(error), str(state.shared)], flaw
-    if len(taken.cpus) != count or not taken.cpus <= usable:
-        flaw = f"{taken.cpus} are no {count} CPUs of {usable}"
+        return (
+            state,
+            [listed(offer), _words(error), str(state.shared)],
+            flaw or refusal(count, usable),
+        )
+    flaw = flaw or misfit(taken.cpus, count, usable)
     return after, [listed(offer), str(taken.cpus), str(after.shared)], flaw
 
 

@@ -20,5 +20,5 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
             group = case["group"]
             taken = take_distributed(layout, available, case["n"], group=group, spread=spread)
     except NotEnoughCPUs:
-        return judge_taken(case, None)
-    return judge_taken(case, taken.cpus)
+        return judge_taken(case, layout, None)
+    return judge_taken(case, layout, taken.cpus)

@@ -24,13 +24,14 @@ _STRATEGIES: Final = {
 
 def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     """Take CPUs as the case asks."""
+    layout = machines[case["topo"]]
     held = [
         Held(CPUSet.parse(one["cpus"]), one["ref"], _EXCLUSIVE[one["exclusive"]])
         for one in case["allocated"]
     ]
     try:
         taken = take(
-            machines[case["topo"]],
+            layout,
             CPUSet.parse(case["avail"]),
             case["n"],
             full_cores=case["bind"] == "FullPCPUs",
@@ -40,5 +41,5 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
             preferred=CPUSet.parse(case.get("preferred", "")),
         )
     except NotEnoughCPUs:
-        return judge_taken(case, None)
-    return judge_taken(case, taken.cpus)
+        return judge_taken(case, layout, None)
+    return judge_taken(case, layout, taken.cpus)

@@ -22,7 +22,8 @@ class Verdict(Enum):
     """How cpupool's answer to a case compares with the recorded one.
 
     HANG, UNSAFE, WRONG_SIZE and PANIC name what the recorded program did wrong; cpupool's answer
-    to such a case is lawful, or a clear error. NOALIAS is equal to `result_noalias`.
+    to such a case is lawful: a refusal is, where fewer CPUs are usable than are asked for. NOALIAS
+    is equal to `result_noalias`.
     """
 
     EQUAL = "equal"
@@ -105,14 +106,26 @@ _FLAWS: Final[Mapping[str, Verdict]] = {
 }
 
 
-def judge_taken(case: Case, taken: CPUSet | None) -> tuple[Verdict, str]:
+def refusal(count: int, usable: CPUSet) -> str:
+    """Say what is unlawful in a refusal: that there are CPUs enough."""
+    return f"refused {count} CPUs of {usable}" if count <= len(usable) else ""
+
+
+def misfit(taken: CPUSet, count: int, usable: CPUSet) -> str:
+    """Say what is unlawful in CPUs that were taken: their number, or that some are not usable."""
+    lawful = len(taken) == count and taken <= usable
+    return "" if lawful else f"{taken} are no {count} CPUs of {usable}"
+
+
+def judge_taken(case: Case, layout: Layout, taken: CPUSet | None) -> tuple[Verdict, str]:
     """Compare CPUs that were taken, None for a refusal, with what the case records."""
     flaw = next((flaw for key, flaw in _FLAWS.items() if case.get(key)), None)
     if case.get("error", "").startswith("PANIC"):
         flaw = Verdict.PANIC
     if flaw is not None:
-        lawful = taken is None or (len(taken) == case["n"] and taken <= CPUSet.parse(case["avail"]))
-        return (flaw, "") if lawful else (Verdict.DIFFERENT, f"{taken} is not lawful")
+        count, usable = case["n"], CPUSet.parse(case["avail"]) & layout.cpus
+        wrong = refusal(count, usable) if taken is None else misfit(taken, count, usable)
+        return (Verdict.DIFFERENT, wrong) if wrong else (flaw, "")
     noalias: str | None = case.get("result_noalias")
     recorded: str | None = case.get("result") if noalias is None else noalias
     if recorded is None or recorded.startswith("error:"):

@@ -173,7 +173,8 @@ def test_another_domain_is_another_annotation(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"kind: Deployment", "kind: 'Deployment' is not Pod"),
+        (b"kind: Deployment", "spec.template.spec: is missing"),
+        (b"kind: Service", "kind: 'Service' is not one of Pod, Deployment"),
         (b"kind: Pod\nspec: []", "pod.yaml: spec: this is not an object"),
         (b"kind: Pod\nspec: {containers: [{name: 1}]}", "containers.0..name: this is not text"),
         (b"{", "line|JSON|Expecting"),

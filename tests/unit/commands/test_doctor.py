@@ -221,7 +221,36 @@ def test_services_of_another_pid_namespace_are_not_in_sight(
     node.put("proc/100/cgroup", "0::/kubepods.slice/kubepods-podaaaa.slice/x.scope\n")
     node.put("proc/101/cgroup", "0::/system.slice/containerd.service/kubepods-podbbbb.slice:x\n")
 
-    assert examine()[1]["daemons"][0]["verdict"] == "skipped"
+    (row,) = examine()[1]["daemons"]
+    assert (row["verdict"], row["remedy"]) == ("unseen", "run this on the node, not in a container")
+
+
+def test_what_cannot_be_seen_is_named_at_the_end(
+    node: WrittenNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node.root.kubelet / "config.yaml").unlink()
+
+    cli.main(["doctor", "--host-root", str(node.folder), "--agent", NOBODY])
+
+    *_, unseen, counts = capsys.readouterr().out.split("\n\n")
+    assert unseen.startswith("not seen: ")
+    assert " kubelet;" in unseen
+    assert " unseen" in counts
+
+
+def test_the_answer_of_the_kubelet_itself_can_be_piped_in(examine: Any, node: WrittenNode) -> None:
+    (node.root.kubelet / "config.yaml").unlink()
+    (row,) = examine()[1]["kubelet"]
+    assert row["verdict"] == "unseen"
+    assert "/proxy/configz` piped in" in row["remedy"]
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as answer:
+        answer.write('{"kubeletconfig": {"systemReserved": {"cpu": "28"}}}')
+
+    rows = examine("--kubelet-config", f"/dev/fd/{read}")[1]
+
+    os.close(read)
+    assert verdicts(rows)["kubelet"] == ["ok"]
 
 
 def test_an_exclusive_cpu_of_two_pods_is_seen_in_the_cgroups(
@@ -303,6 +332,18 @@ def test_what_the_agent_says_is_repeated(
     assert rows["rights"][0]["verdict"] == "problem"
     assert rows["rights"][0]["fact"] == "the API server has refused the agent: pods"
     assert "containers" not in rows
+
+
+def test_an_agent_that_may_not_watch_its_configmap_is_a_warning(
+    examine: Any, agent: AnsweringAgent
+) -> None:
+    agent.metrics.watch_restarted("configmaps", "403")
+
+    row = examine(agent=agent.url)[1]["rights"][0]
+
+    assert row["verdict"] == "warning"
+    assert row["fact"] == "the API server has refused the agent: configmaps"
+    assert "the one ConfigMap" in row["remedy"]
 
 
 def test_an_agent_without_pools_is_a_warning(examine: Any, node: WrittenNode) -> None:
@@ -476,9 +517,21 @@ def test_nothing_is_known_but_the_machine(examine: Any, node: WrittenNode) -> No
     _, rows = examine()
 
     for check in ("pool file", "kubelet", "CPU manager", "pools"):
-        assert verdicts(rows)[check] == ["skipped"]
-        assert rows[check][0]["remedy"] or check == "kubelet"
+        assert verdicts(rows)[check] == ["unseen"]
+        assert rows[check][0]["remedy"]
     assert verdicts(rows)["checkpoint"] == ["ok"]
+
+
+def test_what_is_wrong_with_a_file_with_and_without_the_machine_is_told_together(
+    examine: Any, node: WrittenNode
+) -> None:
+    broken = POOL_FILE.replace('"4-7"', '"4-7,99", cpu: 3')
+    node.put("etc/cpu-pooler/poolconfig-a.yaml", broken)
+
+    told = " ".join(row["fact"] for row in examine()[1]["pool file"])
+
+    assert "unknown key" in told
+    assert "this machine has no CPUs 99" in told
 
 
 def test_labels_choose_the_pool_file(examine: Any, node: WrittenNode) -> None:
@@ -486,7 +539,7 @@ def test_labels_choose_the_pool_file(examine: Any, node: WrittenNode) -> None:
     node.put("etc/cpu-pooler/poolconfig-b.yaml", POOL_FILE + "nodeSelector: {kind: b}\n")
     assert examine()[1]["pool file"] == [
         {
-            "verdict": "skipped",
+            "verdict": "unseen",
             "fact": "there are 2, and the node's labels choose one of them",
             "remedy": "give the labels with --node-labels",
         }
@@ -526,6 +579,7 @@ def test_a_file_without_the_right_to_read_it_is_told_and_stops_nothing(
         assert rows[check][0]["verdict"] == "problem"
         assert "Permission denied" in rows[check][0]["fact"]
         assert rows[check][0]["remedy"] == "run this as root"
+    assert len(rows["agent"]) == 1
     assert verdicts(rows)["pools"] == ["ok"]
 
 

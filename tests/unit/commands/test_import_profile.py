@@ -151,7 +151,7 @@ def test_a_refused_profile_is_a_line_for_each_problem(
 ) -> None:
     (tmp_path / "profile.yaml").write_text(PROFILE.replace("2-3", "1,4"))
 
-    assert cli.main([*asked, "--output", str(tmp_path / "made")]) == 1
+    assert cli.main([*asked, "--output", str(tmp_path / "made")]) == 2
 
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -167,7 +167,7 @@ def test_a_profile_that_does_not_fit_the_machine(
 ) -> None:
     (tmp_path / "profile.yaml").write_text(PROFILE.replace("4-7", "3-7").replace("2-3", "2"))
 
-    assert cli.main(asked) == 1
+    assert cli.main(asked) == 2
 
     printed = capsys.readouterr()
     assert printed.out == ""

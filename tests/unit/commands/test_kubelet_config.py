@@ -96,7 +96,7 @@ def test_an_answer_of_configz_is_checked_from_standard_input(
     assert cli.main([*asked, "--check", "-"]) == 1
 
     said = capsys.readouterr().out
-    assert said.startswith("standard input:1:")
+    assert said.startswith("/dev/stdin:1:")
     assert "set systemReserved.cpu to 28" in said
     assert said.count("\n") == 1
 
@@ -123,8 +123,8 @@ def test_bad_usage_is_one_line(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kind: Pod", "standard input:1:1: this is neither"),
-        ("x" * (16 * 2**20 + 1), "standard input has more than"),
+        ("kind: Pod", "/dev/stdin:1:1: this is neither"),
+        ("x" * (16 * 2**20 + 1), "/dev/stdin has more than"),
         ("\x00", "not allowed in YAML"),
     ],
     ids=["another kind", "too long", "no text"],

@@ -20,6 +20,7 @@ from cpupool import cli
 from cpupool.commands import plotting
 from tests.machines import MACHINES
 from tests.pictures import ids
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +166,7 @@ def test_json_does_without_the_drawing_libraries() -> None:
     )
 
     subprocess.run(
-        [sys.executable, "-c", script], check=True, timeout=60, stdout=subprocess.DEVNULL
+        [sys.executable, "-c", script], check=True, timeout=DEADLINE_S, stdout=subprocess.DEVNULL
     )
 
 
@@ -261,7 +262,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
         with suppress(OSError):  # Linux: EIO, once nobody has the other end any more
             while more := shown.read(4096):
                 told += more
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=DEADLINE_S)
 
     assert process.returncode == 130
     assert out == b""

@@ -63,7 +63,7 @@ def test_the_bundle_is_judged_as_the_node_is(
 
     assert judged(there) == judged(here)
     assert code == astray
-    assert [row["fact"] for row in there if row["verdict"] == "skipped"][-4:] == [
+    assert [row["fact"] for row in there if row["verdict"] == "unseen"][-4:] == [
         "not in a bundle"
     ] * 4
     # Files are called as on the node, not as where they were unpacked.

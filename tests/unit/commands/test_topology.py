@@ -11,6 +11,7 @@ from cpupool import cli
 from cpupool.core.topology import describe
 from tests.machines import MACHINES
 from tests.pictures import ids
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ def test_json_does_without_the_drawing_library(tmp_path: Path) -> None:
         "sys.exit('rich' in sys.modules)"
     )
 
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=DEADLINE_S)
 
 
 def test_what_is_no_terminal_gets_no_colour_and_80_columns(

@@ -147,7 +147,7 @@ def test_a_file_that_is_no_yaml_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"a: \xff")
     assert run(path) == (
-        1,
+        2,
         [f"{path}:1:4: the byte 0xff is not UTF-8; save the file as UTF-8"],
     )
 
@@ -184,6 +184,38 @@ def test_every_file_must_fit_the_machine(folder: Path) -> None:
         ),
         f"{folder}/poolconfig-dpdk.yaml: ok: exclusive-pool 2-7, shared-pool 1, default 0",
     ]
+
+
+BROKEN = DPDK.replace("1}", "1-2, cpu: 3}").replace("2-7}", "'2-7,99'}")
+"""An unknown key, an overlap, and a CPU that no machine here has."""
+
+
+@pytest.mark.parametrize("labels", [None, {"nodeType": "dpdk"}])
+def test_what_is_wrong_with_and_without_the_machine_is_told_together(
+    folder: Path, labels: dict[str, str] | None
+) -> None:
+    MACHINES["telco_2s_2n_16c32t"].write(folder / "machine")
+    path = folder / "poolconfig-dpdk.yaml"
+    path.write_text(BROKEN)
+
+    code, lines = run(path, topology=str(folder / "machine"), node_labels=labels)
+
+    assert code == 1
+    told = "\n".join(lines)
+    assert "unknown key" in told
+    assert "CPUs 2 are also in shared-pool" in told
+    assert "this machine has no CPUs 99" in told
+
+
+def test_a_refused_file_for_other_nodes_is_not_held_against_the_machine(folder: Path) -> None:
+    MACHINES["telco_2s_2n_16c32t"].write(folder / "machine")
+    (folder / "poolconfig-dpdk.yaml").write_text(BROKEN)
+
+    _, lines = run(folder, topology=str(folder / "machine"), node_labels={"nodeType": "controller"})
+
+    told = "\n".join(lines)
+    assert "unknown key" in told
+    assert "this machine has no" not in told
 
 
 def test_of_a_labelled_node_only_the_file_that_it_takes_must_fit_its_machine(folder: Path) -> None:
@@ -240,6 +272,24 @@ def test_the_resource_domain_is_that_of_the_agent(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_bad_usage(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: .*; name a"):
         run(tmp_path / name)
+
+
+def test_a_file_with_nearly_a_pool_files_name_is_a_warning(folder: Path) -> None:
+    (folder / "poolconfig.yaml").write_text(DPDK)
+    code, lines = run(folder)
+    assert code == 0
+    assert lines[0] == (
+        f"{folder}/poolconfig.yaml: warning: 'poolconfig.yaml' is no pool file, as it does not"
+        " begin with poolconfig-; rename it if it is one"
+    )
+
+
+def test_a_node_takes_the_file_without_a_selector_where_no_other_matches(folder: Path) -> None:
+    (folder / "poolconfig-rest.yml").write_text("pools: {shared: {cpus: 1}}\n")
+    for label, taken in {"dpdk": "dpdk.yaml", "other": "rest.yml"}.items():
+        code, lines = run(folder, node_labels={"nodeType": label})
+        assert code == 0
+        assert lines[-1] == f"this node takes {folder}/poolconfig-{taken}"
 
 
 def test_a_folder_without_pool_files_is_bad_usage(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
+from cpupool.commands import BAD_INPUT
 from cpupool.commands import webhook as command
 from cpupool.https.server import HTTPSServer
 from cpupool.roles.webhook import Webhook
@@ -81,7 +82,7 @@ def test_the_api_server_is_that_of_the_cluster_if_there_is_one(
 def test_what_is_no_address_of_an_api_server_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.main(["webhook", "--port", "0", "--api-server", "nowhere"]) == cli.BAD_USAGE
+    assert cli.main(["webhook", "--port", "0", "--api-server", "nowhere"]) == BAD_INPUT
     assert "is no address of an API server" in capsys.readouterr().err
 
 
@@ -109,5 +110,5 @@ def test_the_defaults_are_those_of_the_manifests(
 
 @pytest.mark.parametrize("port", ["65536", "-1", "x"])
 def test_what_is_no_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["webhook", "--port", port]) == cli.BAD_USAGE
+    assert cli.main(["webhook", "--port", port]) == BAD_INPUT
     assert "is no port" in capsys.readouterr().err

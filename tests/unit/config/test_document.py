@@ -67,7 +67,9 @@ def test_every_value_knows_its_path_and_its_places() -> None:
     assert inner.get("cpus") == Text(
         "pools.a b.cpus", at(4, 5), at(4, 12), "2", Origin("a.yaml", 4, 5, verbatim=False)
     )
-    assert pools.get("list") == Listing("pools.list", at(5, 3), at(5, 9))
+    origin = Origin("a.yaml", 5, 10, verbatim=False)
+    item = Text("pools.list[0]", at(5, 10), at(5, 10), "1", origin)
+    assert pools.get("list") == Listing("pools.list", at(5, 3), at(5, 9), (item,))
     assert document.locations(root) == {
         "": at(1, 1),
         "pools": at(2, 1),

@@ -95,6 +95,16 @@ def test_a_bare_file_is_for_every_node() -> None:
     assert file.matches({})
 
 
+def test_a_default_pool_with_nearly_another_name_is_a_warning() -> None:
+    file = parse("pools:\n  exlusive-pool: {cpus: 2}\n  shared: {cpus: 1}\n")
+    (problem,) = file.warnings
+    assert str(problem) == (
+        "a.yaml:2:18: warning: pools.exlusive-pool: with this name it is the default pool, as no"
+        " exclusive pool begins so; begin it with exclusive if that is meant"
+    )
+    assert parse("pools: {cpupool1: {cpus: 2}}").warnings == ()
+
+
 @pytest.mark.parametrize("written", ["", "''", "~", "singleThreaded"])
 def test_single_threaded_is_the_default(written: str) -> None:
     file = parse(f"pools: {{exclusive: {{cpus: 2, hyperThreadingPolicy: {written}}}}}")
@@ -246,6 +256,16 @@ def test_single_threaded_is_the_default(written: str) -> None:
                 )
             ],
             id="a selector that is no map",
+        ),
+        pytest.param(
+            "pools:\n  shared: {cpus: 1}\n  nodeSelector:\n    nodeType: dpdk\n",
+            [
+                (
+                    "a.yaml:3:3: pools.nodeSelector: this stands inside pools, where each key is"
+                    " the name of a pool; move it out, to the left of the pools"
+                )
+            ],
+            id="a selector inside pools, as in CPU-Pooler's README",
         ),
         pytest.param(
             "nodeSelector: {a: b}\n",
@@ -536,8 +556,9 @@ def test_the_resource_domain_of_an_older_file_may_be_the_agents() -> None:
     [
         ("poolconfig-a.yaml", True),
         ("poolconfig-.yaml", True),
+        ("poolconfig-a.yml", True),
+        ("poolconfig-a", True),
         ("poolconfig.yaml", False),
-        ("poolconfig-a.yml", False),
         ("..data", False),
     ],
 )
@@ -569,6 +590,28 @@ def sources(text: str | bytes) -> tuple[tuple[Source, ...], list[str]]:
 def test_a_pool_file_is_its_only_source() -> None:
     for text in (GOOD, GOOD.encode(), "", "[]", "a: 1\na: 2\n"):
         assert sources(text) == ((Source("map.yaml", text, Origin("map.yaml")),), [])
+
+
+@pytest.mark.parametrize(
+    ("name", "doubtful"),
+    [
+        ("poolconfig.yaml", True),
+        ("poolConfig-a.yaml", True),
+        ("pool-config-a.yaml", True),
+        ("poolconfig_a.yaml", True),
+        ("poolconf-a.yaml", True),
+        ("README", False),
+        ("cpu-pools.yaml", False),
+    ],
+)
+def test_a_key_with_nearly_a_pool_files_name_is_a_warning(name: str, doubtful: bool) -> None:
+    found, problems = sources(f"kind: ConfigMap\ndata:\n  {name}: x\n  poolconfig-a: x\n")
+    assert [source.name for source in found] == ["poolconfig-a"]
+    told = (
+        f"map.yaml:3:3: warning: {name!r} is no pool file, as it does not begin with poolconfig-;"
+        " rename it if it is one"
+    )
+    assert problems == [told] * doubtful
 
 
 def test_a_manifest_has_a_source_for_each_of_its_pool_files() -> None:
@@ -654,6 +697,8 @@ def files(*selectors: str) -> list[PoolFile]:
         pytest.param(["t: x"], {}, None, id="a node without labels"),
         pytest.param(["t: ''"], {}, None, id="an empty value is not a missing label"),
         pytest.param([""], {"t": "x"}, "a.yaml", id="an empty selector is for every node"),
+        pytest.param(["", "t: x"], {"t": "x"}, "b.yaml", id="a match wins over no selector"),
+        pytest.param(["", "t: x"], {"t": "y"}, "a.yaml", id="no selector wins over no match"),
         pytest.param([], {"t": "x"}, None, id="no files"),
     ],
 )
@@ -675,7 +720,7 @@ def test_two_files_for_one_node_are_an_error_that_names_both() -> None:
 
 def test_every_further_file_for_one_node_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        poolconfig.select(files("t: x", "", "t: x"), {"t": "x"})
+        poolconfig.select(files("", "", ""), {"t": "x"})
     assert [problem.what[:17] for problem in raised.value.problems] == [
         "b.yaml and a.yaml",
         "c.yaml and a.yaml",
@@ -690,7 +735,7 @@ def test_every_further_file_for_one_node_is_named() -> None:
         pytest.param(["t: x", "t: x"], 1, id="the same labels"),
         pytest.param(["t: x", "t: x, u: y"], 1, id="some of the other's labels"),
         pytest.param(["t: x, u: y", "t: x"], 1, id="the other way round"),
-        pytest.param(["", "t: x"], 1, id="every node and some nodes"),
+        pytest.param(["", "t: x"], 0, id="every node and some nodes"),
         pytest.param(["", "", ""], 3, id="every pair"),
     ],
 )

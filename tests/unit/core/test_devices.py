@@ -295,7 +295,7 @@ def test_ids_are_described_as_a_list_in_the_order_of_numbers() -> None:
 
 
 def annotated(text: str) -> dict[str, frozenset[str]]:
-    return devices.allocated({"nokia.k8s.io/allocated.pool": text}, Names())
+    return devices.allocated({"nokia.k8s.io/allocated.pool": text}, {}, Names())
 
 
 @given(st.sets(st.integers(0, 999_999_999).map(str), min_size=1))
@@ -313,10 +313,17 @@ def test_an_allocation_is_read_for_each_pool_of_the_domain() -> None:
         "example.com/exclusive-a": "5",
         "nokia.k8s.io/allocated.exclusive-a": "6",
     }
-    assert devices.allocated(annotations, Names("example.com")) == {
+    assert devices.allocated(annotations, {}, Names("example.com")) == {
         "exclusive-a": {"2", "3"},
         "shared.v2_a": {"0", "1", "2", "9"},
     }
+
+
+@pytest.mark.parametrize("text", ["2", "4", ""])
+def test_what_a_pod_carries_itself_counts_for_none_of_its_containers(text: str) -> None:
+    key = "nokia.k8s.io/allocated.exclusive_a"
+    annotations = {key: "2", "nokia.k8s.io/allocated.exclusive_b": "6"}
+    assert devices.allocated(annotations, {key: text}, Names()) == {"exclusive_b": {"6"}}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ def test_a_resource_names_its_pool() -> None:
         ("nokia.k8s.io/shared", "shared"),
         ("workload.openshift.io/enable-shared-cpus", "enable-shared-cpus"),
         ("nokia.k8s.io/enable-shared-cpus", None),
+        ("nokia.k8s.io/sriov_vfio_ens1f0", None),
+        ("nokia.k8s.io/default", None),
+        ("nokia.k8s.io/Exclusive", None),
         ("workload.openshift.io/shared", None),
         ("nokia.k8s.io/", None),
         ("nokia.k8s.io", None),
@@ -34,6 +37,25 @@ def test_a_resource_names_its_pool() -> None:
 )
 def test_only_our_resources_have_a_pool(resource: str, pool: str | None) -> None:
     assert Names().pool_of(resource) == pool
+
+
+@pytest.mark.parametrize(
+    ("resource", "doubtful"),
+    [
+        ("nokia.k8s.io/exlusive-pool", True),
+        ("nokia.k8s.io/Exclusive_caas", True),
+        ("nokia.k8s.io/share-pool", True),
+        ("nokia.k8s.io/default", True),
+        ("nokia.k8s.io/exclusive-pool", False),
+        ("nokia.k8s.io/sriov_vfio_ens1f0", False),
+        ("nokia.k8s.io/sriov_exclusive", False),
+        ("nokia.k8s.io/enable-shared-cpus", False),
+        ("example.com/exlusive-pool", False),
+        ("cpu", False),
+    ],
+)
+def test_a_name_close_to_a_pools_is_doubtful(resource: str, doubtful: bool) -> None:
+    assert Names().is_doubtful(resource) == doubtful
 
 
 def test_an_allocation_is_annotated_per_pool() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 from cpupool.core.errors import HostFileError
 from cpupool.host import files
 from cpupool.host.files import DirectoryWatch, FileLock
+from cpupool.threads import ThreadFailed
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def test_what_lies_below_is_seen_on_demand_only(tmp_path: Path) -> None:
     top, deep = Seen(), Seen()
     (tmp_path / "a").mkdir()
     flat = DirectoryWatch(tmp_path, top.paths.put)
-    recursive = DirectoryWatch(tmp_path, deep.paths.put, recursive=True)
+    recursive = DirectoryWatch(tmp_path, deep.paths.put, depth=2)
     try:
         flat.ensure()
         recursive.ensure()
@@ -184,24 +186,44 @@ def test_a_stopped_watch_leaves_no_thread(watch: DirectoryWatch, watched: Path) 
 
 
 def test_a_watch_that_the_kernel_refuses_is_one_warning_and_no_thread(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(*_arguments: object, **_options: object) -> None:
-        raise OSError(28, "inotify watch limit reached")
-
     before = set(threading.enumerate())
     watch = DirectoryWatch(tmp_path, Seen().paths.put)
-    with monkeypatch.context() as patched:
-        patched.setattr("watchdog.observers.inotify.InotifyEmitter.on_thread_start", refused)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
         watch.ensure()
         watch.ensure()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
     (record,) = caplog.records
     assert "changes are found by looking" in record.message
-    assert record.message.endswith(f'path={tmp_path} reason="inotify watch limit reached"')
+    assert record.message.endswith(f'path={tmp_path} reason="Too many open files"')
     assert set(threading.enumerate()) <= before
     watch.ensure()
     assert set(threading.enumerate()) > before
     watch.stop()
+
+
+def test_a_thread_that_has_failed_is_told_to_its_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+
+    def failing(path: Path) -> None:
+        seen.paths.put(path)
+        if path != tmp_path:
+            raise SystemExit
+
+    watch = DirectoryWatch(tmp_path, failing)
+    watch.ensure()
+    (tmp_path / "file").touch()
+    assert seen.until(tmp_path) == [tmp_path / "file", tmp_path]
+    with pytest.raises(ThreadFailed, match=r"the thread 'watch .*' has ended: SystemExit"):
+        watch.ensure()
+    watch.stop()
+    assert "thread failed" in caplog.text
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:

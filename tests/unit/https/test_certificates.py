@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.https import certificates
 from cpupool.https.certificates import Held, Pair
+from tests.searching import examples
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -399,7 +400,7 @@ def entries(draw: st.DrawFn) -> bytes:
     return text
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.dictionaries(st.sampled_from([*GOOD]), entries()), st.booleans(), entries())
 def test_whatever_the_secret_holds_one_pass_makes_it_good(
     hostile: dict[str, bytes], rest: bool, in_use: bytes

@@ -20,17 +20,17 @@ import pytest
 import trustme
 
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.https.desk import Limits
 from cpupool.https.server import CertificateError, HTTPSServer
 from cpupool.telemetry.server import CannotListen
 from tests.waiting import DEADLINE_S, eventually
-from tests.webhooks import JSON, LOCALHOST, Client, Secret, serving
+from tests.webhooks import JSON, LOCALHOST, PATIENT, Client, Secret, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENT = Limits(linger_s=0.0)
+    from cpupool.https.desk import Limits
+
 """No limit of time that a test could meet on a slow machine."""
 SHORT_S = 0.2
 ROOM_S = 4.0
@@ -651,3 +651,15 @@ def test_it_says_that_it_is_alive() -> None:
     beats = threading.Event()
     with serving(HTTPSServer(LOCALHOST, 0, {}, beat=beats.set, limits=PATIENT)):
         assert beats.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("task", ["_accept", "_keep_beating"])
+def test_a_task_that_fails_ends_the_server(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    async def fail(_server: HTTPSServer) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(HTTPSServer, task, fail)
+    server, stop = HTTPSServer(LOCALHOST, 0, {}, limits=PATIENT), threading.Event()
+    with closing(server), pytest.raises(ZeroDivisionError):
+        server.run(stop)
+    assert stop.is_set()

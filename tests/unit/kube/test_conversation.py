@@ -23,7 +23,7 @@ def server() -> Iterator[FakeAPIServer]:
 def test_a_refusal_carries_the_servers_words_and_a_remedy(server: FakeAPIServer) -> None:
     server.refuse(403, "Forbidden")
     with pytest.raises(APIError) as refused:
-        Conversation(APIServer.at(server.url)).page("nodes", {})
+        Conversation(APIServer.at(server.url)).page("/api/v1/nodes", {})
     error = refused.value
     assert (error.status, error.reason, error.version_lost) == (403, "Forbidden", False)
     assert str(error) == (
@@ -35,7 +35,7 @@ def test_a_refusal_carries_the_servers_words_and_a_remedy(server: FakeAPIServer)
 def test_a_long_refusal_is_cut_short(server: FakeAPIServer) -> None:
     server.refuse(500, body=b"<html>" + b"x" * 200_000)
     with pytest.raises(APIError) as refused:
-        Conversation(APIServer.at(server.url)).page("nodes", {})
+        Conversation(APIServer.at(server.url)).page("/api/v1/nodes", {})
     assert len(str(refused.value)) < 500
 
 
@@ -46,7 +46,7 @@ def test_the_time_that_a_server_asks_for_is_known(server: FakeAPIServer) -> None
     waits = []
     for _ in range(2):
         with pytest.raises(APIError) as refused:
-            talk.page("nodes", {})
+            talk.page("/api/v1/nodes", {})
         waits.append(refused.value.retry_after_s)
     assert waits == [7, 0]
 
@@ -55,10 +55,10 @@ def test_nobody_there_is_told_apart_from_a_broken_answer(server: FakeAPIServer) 
     talk = Conversation(APIServer(server.url, answer_s=0.1))
     server.slow()
     with pytest.raises(APIError) as silent:
-        talk.page("nodes", {})
+        talk.page("/api/v1/nodes", {})
     server.down()
     with pytest.raises(APIError, match="check that the API server runs") as refused:
-        talk.page("nodes", {})
+        talk.page("/api/v1/nodes", {})
     assert (silent.value.reason, refused.value.reason) == ("broken", "unreachable")
 
 
@@ -69,7 +69,7 @@ def test_an_interruption_ends_a_request_that_waits(server: FakeAPIServer) -> Non
 
     def ask() -> None:
         try:
-            talk.page("nodes", {})
+            talk.page("/api/v1/nodes", {})
         except APIError as error:
             errors.append(error)
 
@@ -86,9 +86,9 @@ def test_an_interruption_is_kept_for_the_next_request_and_pause(server: FakeAPIS
     talk = Conversation(APIServer.at(server.url))
     talk.interrupt()
     with pytest.raises(APIError, match="interrupted"):
-        talk.page("nodes", {})
+        talk.page("/api/v1/nodes", {})
     talk.pause(30, at_least_s=10 * DEADLINE_S)
     assert not server.requests
     assert talk.interrupted
     talk.resume()
-    assert talk.page("nodes", {})["items"]
+    assert talk.page("/api/v1/nodes", {})["items"]

@@ -40,17 +40,17 @@ def kept(given: Mapping[str, Any]) -> tuple[str, str]:
 class Followed:
     """A reflector that runs, and how often it said that something has changed."""
 
-    def __init__(self, url: str, *, answer_s: float = DEADLINE_S, watch_s: float = 290.0) -> None:
+    def __init__(self, url: str, *, answer_s: float = DEADLINE_S, watch_s: float = 240.0) -> None:
         self.metrics = Metrics()
         self.changes = 0
         self.stop = threading.Event()
         self.reflector = Reflector(
             APIServer(url, answer_s=answer_s),
-            "pods",
+            "/api/v1/pods",
             f"spec.nodeName={NODE}",
             kept,
             changed=self._changed,
-            metrics=self.metrics,
+            restarted=self.metrics.watch_restarted,
             watch_s=watch_s,
         )
         self.thread = threading.Thread(target=self.reflector.run, args=(self.stop,))
@@ -139,7 +139,7 @@ def test_a_watch_goes_on_from_the_last_bookmark(server: FakeAPIServer) -> None:
         first, second = (one.parameters for one in server.requests if one.verb == "watch")
         assert int(second["resourceVersion"]) > int(first["resourceVersion"])
         assert first["allowWatchBookmarks"] == "true"
-        assert 290 <= int(first["timeoutSeconds"]) <= 319
+        assert 240 <= int(first["timeoutSeconds"]) <= 264
         assert followed.restarts("ended")
     assert server.count("list", "pods") == 1
 
@@ -405,3 +405,42 @@ def test_waking_does_not_lose_the_place(server: FakeAPIServer) -> None:
         server.set_pods([body("a", "2")])
         expect(followed, a="2")
     assert server.count("list", "pods") == 1
+
+
+@pytest.mark.parametrize(
+    "collection",
+    [
+        "/api/v1/namespaces/cpupool/configmaps",
+        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    ],
+)
+def test_a_single_object_is_followed_through_its_deletion(
+    server: FakeAPIServer, collection: str
+) -> None:
+    changed = threading.Semaphore(0)
+    stop = threading.Event()
+    reflector = Reflector(
+        APIServer.at(server.url),
+        collection,
+        "metadata.name=wanted",
+        kept,
+        changed=changed.release,
+    )
+    thread = threading.Thread(target=reflector.run, args=(stop,))
+    server.keep(f"{collection}/other", body("other"))
+    thread.start()
+    try:
+        known: list[object] = []
+        for there in (False, True, False, True):
+            if there:
+                server.keep(f"{collection}/wanted", body("wanted"))
+            elif known:
+                server.forget(f"{collection}/wanted")
+            assert changed.acquire(timeout=DEADLINE_S)
+            known.append(reflector.items())
+    finally:
+        stop.set()
+        reflector.wake()
+        thread.join(DEADLINE_S)
+    assert known == [(), (("wanted", "1"),), (), (("wanted", "1"),)]
+    assert not thread.is_alive()

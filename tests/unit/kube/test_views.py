@@ -155,6 +155,16 @@ def test_a_pod_that_succeeded_or_failed_is_finished(phase: str, *, finished: boo
     assert views.pod(body(status={"phase": phase}), NAMES).finished is finished
 
 
+@pytest.mark.parametrize(
+    ("name", "critical"), [("system-node-critical", True), ("system-cluster-critical", False)]
+)
+def test_a_pod_that_its_node_needs_is_known_by_its_priority_class(
+    name: str, *, critical: bool
+) -> None:
+    pod = views.pod(body(spec={"priorityClassName": name}), NAMES)
+    assert pod.node_critical is critical
+
+
 def test_a_static_pod_is_found_under_its_config_hash() -> None:
     annotations = {"kubernetes.io/config.hash": "f00d", "kubernetes.io/config.mirror": "f00d"}
     pod = views.pod(body(metadata={"annotations": annotations}), NAMES)
@@ -422,14 +432,14 @@ BOMB = "\n".join(
         pytest.param("- 1\n", "pods.yaml:1:1: this is not a mapping", id="a list"),
         pytest.param(
             "kind: Pod\n---\nkind: Service\n",
-            "pods.yaml:3:1: kind: 'Service' is not Pod",
+            "pods.yaml:3:1: kind: 'Service' is not one of Pod, Deployment",
             id="another kind",
         ),
-        pytest.param("a: 1\n", "pods.yaml:1:1: kind: 'None' is not Pod", id="no kind"),
+        pytest.param("a: 1\n", "pods.yaml:1:1: kind: 'None' is not one of Pod", id="no kind"),
         pytest.param("kind: PodList\n", "pods.yaml:1:1: items: is missing", id="a list of nothing"),
         pytest.param(
             json.dumps({"kind": "List", "items": [POD, {"kind": "Node"}]}),
-            "pods.yaml: items[1].kind: 'Node' is not Pod",
+            "pods.yaml: items[1].kind: 'Node' is not one of Pod",
             id="another kind in a list",
         ),
         pytest.param(
@@ -479,7 +489,7 @@ def test_the_admission_requests_of_cpu_pooler_hold_pods() -> None:
         "pod-spec-excl-pool-req-missing": [{"exclusive-pool1": 3}],
         "pod-spec-exclusive-pool-req": [{"exclusive-cpupool1": 4, "exclusive-cpupool2": 2}],
         "pod-spec-pool-req-missing": [{}],
-        "pod-spec-shared-pool-req": [{"cpupool2": 2, "sharedpool": 160}, {"cpupool1": 2}],
+        "pod-spec-shared-pool-req": [{"sharedpool": 160}, {}],
         "pod-spec-wrong-excl-pool-value-req": [{"exclusive-pool": 3}],
         "pod-spec-wrong-pool-value-req": [{"shared-pool": 120}],
     }

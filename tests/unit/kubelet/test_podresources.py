@@ -27,6 +27,7 @@ from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.kubelet.podresources import PodResources
 from cpupool.local.kubelet import EmbeddedKubelet
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,11 @@ class _Lister(PodResourcesListerServicer):
         return AllocatableResourcesResponse(cpu_ids=self._cpu_ids)
 
 
+def client_of(socket: Path) -> PodResources:
+    """Make a client that waits as long as a busy machine takes."""
+    return PodResources(socket, timeout_s=DEADLINE_S)
+
+
 @contextmanager
 def _kubelet(socket: Path, lister: _Lister) -> Iterator[None]:
     with ThreadPoolExecutor(2) as workers:
@@ -93,7 +99,7 @@ def _kubelet(socket: Path, lister: _Lister) -> Iterator[None]:
         try:
             yield
         finally:
-            server.stop(None).wait(10)
+            server.stop(None).wait(DEADLINE_S)
 
 
 def test_devices_are_found_by_pod_and_container(folder: Path) -> None:
@@ -107,7 +113,7 @@ def test_devices_are_found_by_pod_and_container(folder: Path) -> None:
         _pod("other", "web", main={"example.com/gpu": [["g0"]]}),
     )
     with _kubelet(folder / "k.sock", lister):
-        found = PodResources(folder / "k.sock").by_pod_name()
+        found = client_of(folder / "k.sock").by_pod_name()
     assert found == {
         ("default", "web"): {
             "main": {
@@ -124,7 +130,7 @@ def test_the_cpus_of_the_static_cpu_manager_come_as_a_resource_of_their_own(fold
     pod = _pod("default", "web", main={EXCLUSIVE: [["2"]]}, sidecar={})
     pod.containers[0].cpu_ids.extend((5, 4, -1))
     with _kubelet(folder / "k.sock", _Lister(pod)):
-        found = PodResources(folder / "k.sock").by_pod_name()["default", "web"]
+        found = client_of(folder / "k.sock").by_pod_name()["default", "web"]
     assert found["main"][NATIVE_CPU] == Grant(frozenset({"4", "5"}), CPUSet.of(4, 5))
     assert found["sidecar"] == {}
 
@@ -141,7 +147,7 @@ def test_a_static_cpu_manager_is_known_by_its_cpus(
     folder: Path, cpu_ids: tuple[int, ...], cpus: str
 ) -> None:
     with _kubelet(folder / "k.sock", _Lister(cpu_ids=cpu_ids)):
-        assert str(PodResources(folder / "k.sock").allocatable_cpus()) == cpus
+        assert str(client_of(folder / "k.sock").allocatable_cpus()) == cpus
 
 
 def test_the_embedded_kubelet_tells_of_a_static_cpu_manager(folder: Path) -> None:
@@ -157,18 +163,18 @@ def test_an_old_kubelet_does_not_tell_of_its_cpu_manager(folder: Path) -> None:
         _kubelet(folder / "k.sock", _Lister(refusal=grpc.StatusCode.UNIMPLEMENTED)),
         pytest.raises(RemoteProtocolError, match=r"allocatable CPUs.*UNIMPLEMENTED"),
     ):
-        PodResources(folder / "k.sock").allocatable_cpus()
+        client_of(folder / "k.sock").allocatable_cpus()
 
 
 def test_a_list_beyond_4_mib_is_taken(folder: Path) -> None:
     ids = [f"{number:060}" for number in range(100_000)]
     with _kubelet(folder / "k.sock", _Lister(_pod("default", "big", main={SHARED: [ids]}))):
-        found = PodResources(folder / "k.sock").by_pod_name()
+        found = client_of(folder / "k.sock").by_pod_name()
     assert len(found["default", "big"]["main"][SHARED].ids) == 100_000
 
 
 def test_a_restarted_kubelet_is_found_by_the_same_client(folder: Path) -> None:
-    client = PodResources(folder / "k.sock")
+    client = client_of(folder / "k.sock")
     for name in ("first", "second", "third"):
         with pytest.raises(RemoteProtocolError, match="check that the kubelet runs"):
             client.by_pod_name()
@@ -178,7 +184,7 @@ def test_a_restarted_kubelet_is_found_by_the_same_client(folder: Path) -> None:
 
 def test_an_absent_kubelet_is_one_clear_error(folder: Path) -> None:
     with pytest.raises(RemoteProtocolError, match=r"none\.sock failed \(UNAVAILABLE: .*\); check"):
-        PodResources(folder / "none.sock").by_pod_name()
+        client_of(folder / "none.sock").by_pod_name()
 
 
 @pytest.mark.parametrize(
@@ -196,20 +202,26 @@ def test_a_refusal_comes_with_its_code_and_a_remedy(
         _kubelet(folder / "k.sock", _Lister(refusal=code)),
         pytest.raises(RemoteProtocolError, match=f"{code.name}: no.*{remedy}"),
     ):
-        PodResources(folder / "k.sock").by_pod_name()
+        client_of(folder / "k.sock").by_pod_name()
 
 
-def test_a_kubelet_that_hangs_is_given_up(folder: Path) -> None:
+def test_a_kubelet_that_hangs_is_given_up_and_left_alone_for_a_while(folder: Path) -> None:
     class _Hanging(_Lister):
         def List(  # noqa: N802
             self, request: ListPodResourcesRequest, context: grpc.ServicerContext
         ) -> ListPodResourcesResponse:
-            given_up.wait(30)
+            given_up.wait(DEADLINE_S)
             return ListPodResourcesResponse()
 
     given_up = threading.Event()
+    now_s = 100.0
     with _kubelet(folder / "k.sock", _Hanging()):
-        client = PodResources(folder / "k.sock", timeout_s=0.05)
-        with pytest.raises(RemoteProtocolError, match=r"DEADLINE_EXCEEDED.*hangs"):
-            client.by_pod_name()
+        client = PodResources(folder / "k.sock", timeout_s=0.05, now_s=lambda: now_s)
+        for _ in range(2):
+            with pytest.raises(RemoteProtocolError, match=r"DEADLINE_EXCEEDED.*hangs"):
+                client.by_pod_name()
+            for question in (client.by_pod_name, client.allocatable_cpus):
+                with pytest.raises(RemoteProtocolError, match=r"put off: .* not answered; check"):
+                    question()
+            now_s += 0.25
         given_up.set()

@@ -15,7 +15,7 @@ from cpupool.host.root import HostRoot
 from cpupool.local import cgroups
 from cpupool.local.cgroups import EmulatedCgroups, RealCgroups
 from cpupool.local.process import Process, cpus_allowed
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ def test_a_real_cgroup_is_removed_with_the_processes_in_it() -> None:
         home.make(PATH)
         home.enter(PATH, process.pid)
         home.remove(PATH)
-        assert process.wait(30) == -9
+        assert process.wait(DEADLINE_S) == -9
         assert found(home) == {}
     assert not list(home.root.rglob(name))
 

@@ -25,6 +25,7 @@ from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
 from tests.builders import container, pod
 from tests.kubelets import dial
 from tests.plugins import AnyPlugin
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
     from cpupool.local.devices import Listing
 
-WAIT_S = 30.0
 APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
 FOUR = {"0": 0, "1": 0, "2": 1, "3": 1}
 EXCLUSIVE = "nokia.k8s.io/exclusive"
@@ -78,7 +78,7 @@ class World:
                 healthy is None or listing.allocatable == healthy
             )
 
-        self.kubelet.wait_for(resource, met, WAIT_S)
+        self.kubelet.wait_for(resource, met, DEADLINE_S)
 
     def holds(self, of: Pod, name: str = "main", resource: str = EXCLUSIVE) -> set[str]:
         """Ask podresources what a container has."""
@@ -134,7 +134,7 @@ def test_a_registration_that_cannot_be_used_is_refused(
 ) -> None:
     request = RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
     with dial(world.socket) as channel, pytest.raises(grpc.RpcError) as caught:
-        RegistrationStub(channel).Register(request, timeout=WAIT_S)
+        RegistrationStub(channel).Register(request, timeout=DEADLINE_S)
     assert message in str(caught.value.details())
     assert world.kubelet.listing(resource).capacity == 0
 
@@ -325,8 +325,10 @@ def test_podresources_lists_active_pods_without_plain_init_containers(world: Wor
     )
     with dial(world.folder / "pod-resources" / "kubelet.sock") as channel:
         stub = PodResourcesListerStub(channel)
-        (listed,) = stub.List(ListPodResourcesRequest(), timeout=WAIT_S).pod_resources
-        allocatable = stub.GetAllocatableResources(AllocatableResourcesRequest(), timeout=WAIT_S)
+        (listed,) = stub.List(ListPodResourcesRequest(), timeout=DEADLINE_S).pod_resources
+        allocatable = stub.GetAllocatableResources(
+            AllocatableResourcesRequest(), timeout=DEADLINE_S
+        )
     assert (listed.namespace, listed.name) == ("default", "a")
     assert [one.name for one in listed.containers] == ["proxy", "app"]
     given = [
@@ -449,7 +451,7 @@ def test_devices_without_a_numa_node_are_listed_without_a_topology(world: World)
     world.register(world.plugin(SHARED), {"0": None})
     world.kubelet.admit(pod("a", container(shared=1)))
     with dial(world.folder / "pod-resources" / "kubelet.sock") as channel:
-        answer = PodResourcesListerStub(channel).List(ListPodResourcesRequest(), timeout=WAIT_S)
+        answer = PodResourcesListerStub(channel).List(ListPodResourcesRequest(), timeout=DEADLINE_S)
     (device,) = answer.pod_resources[0].containers[0].devices
     assert not device.HasField("topology")
 

@@ -464,6 +464,7 @@ def test_processes_in_the_pods_own_cgroup_are_no_container() -> None:
 def test_a_pod_that_only_the_runtime_knows_is_lifted() -> None:
     node = Node((exclusive(),))
     node.manager.set_pods([])
+    node.manager.allocate("exclusive_a", ["2"])
     node.manager.sight([told("web-uid", "main", exclusive_a="2")])
     node.keep()
     assert node.has() == {"pod": "max 100000", "main": "max 100000"}

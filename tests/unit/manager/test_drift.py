@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.drift import Backoff, Reason, foreign_writer
+from cpupool.manager.drift import Reason, foreign_writer
 
 CREATED = "0-3"
 ONLINE = CPUSet.parse("0-7")
@@ -37,36 +37,3 @@ def test_the_writer_is_told_from_what_it_wrote(
 def test_what_we_did_ourselves_is_not_foreign() -> None:
     assert not Reason.NEW.foreign
     assert not Reason.MOVED.foreign
-
-
-def tried(times: int, backoff: Backoff, start_s: float, step_s: float) -> Backoff:
-    for number in range(times):
-        backoff = backoff.after(start_s + number * step_s)
-    return backoff
-
-
-def test_ten_tries_in_ten_seconds_are_made_at_once_and_the_eleventh_is_one_too_many() -> None:
-    ten = tried(10, Backoff(), 100.0, 0.5)
-    assert ten.delay_s == 0
-    assert ten.due_s == 104.5
-    eleven = ten.after(105.0)
-    assert (eleven.delay_s, eleven.due_s) == (0.2, 105.2)
-
-
-def test_slower_tries_are_always_made_at_once() -> None:
-    assert tried(100, Backoff(), 100.0, 1.0).delay_s == 0
-
-
-def test_the_wait_doubles_up_to_ten_seconds() -> None:
-    backoff = tried(11, Backoff(), 100.0, 0.0)
-    waits = []
-    for _ in range(8):
-        waits.append(backoff.delay_s)
-        backoff = backoff.after(backoff.due_s)
-    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
-
-
-def test_a_minute_of_quiet_forgives() -> None:
-    backoff = tried(12, Backoff(), 100.0, 0.0)
-    assert backoff.after(159.9).delay_s == 0.8
-    assert backoff.after(160.0) == Backoff((160.0,))

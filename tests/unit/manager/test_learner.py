@@ -126,6 +126,50 @@ def test_a_pod_is_known_until_its_cgroup_is_gone_whether_or_not_it_is_listed() -
     assert manager.state()[0].pods == ()
 
 
+class TestOfTwoPodsWithOneCPU:
+    """The kubelet gives a pod's devices away when its containers have ended."""
+
+    LATER = builders.pod("later", builders.container(exclusive_a=1))
+    BOTH = alive(OWNER.uid, LATER.uid)
+
+    def contested(self) -> tuple[Manager, Learner]:
+        """Return an agent that knows both, the owner since before."""
+        outside = Outside((OWNER,), saved={OWNER.uid: granted("4")})
+        manager, learner = learning(outside)
+        learner.learn(alive(OWNER.uid), 100.0)
+        outside.listed = (OWNER, self.LATER)
+        outside.saved = {OWNER.uid: granted("4"), self.LATER.uid: granted("4")}
+        learner.learn(self.BOTH, 101.0)
+        assert self.owners(manager) == [OWNER.uid]
+        return manager, learner
+
+    def owners(self, manager: Manager) -> list[str]:
+        return list(manager.state()[1].owned)
+
+    def test_the_one_without_a_cgroup_yields(self) -> None:
+        manager, learner = self.contested()
+        learner.learn(alive(self.LATER.uid), 102.0)
+        assert manager.state()[1].owned == {self.LATER.uid: {"exclusive_a": CPUSet.of(4)}}
+
+    def test_it_does_not_take_the_cpu_back(self) -> None:
+        manager, learner = self.contested()
+        learner.learn(alive(self.LATER.uid), 102.0)
+        learner.learn(self.BOTH, 103.0)
+        assert self.owners(manager) == [self.LATER.uid]
+
+    def test_without_either_ones_cgroup_the_earlier_owner_stays(self) -> None:
+        manager, learner = self.contested()
+        learner.learn((), 102.0)
+        assert self.owners(manager) == [OWNER.uid]
+
+    def test_one_that_the_runtime_creates_is_there(self) -> None:
+        manager, learner = self.contested()
+        learner.learn((), 102.0)
+        names = (self.LATER.uid, self.LATER.namespace, self.LATER.name, "main")
+        manager.sight([RuntimeContainer(ContainerID("new"), *names)])
+        assert self.owners(manager) == [self.LATER.uid]
+
+
 def test_with_nothing_to_ask_nothing_is_due() -> None:
     outside = Outside()
     _, learner = learning(outside)
@@ -294,12 +338,37 @@ def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
     learner.learn(here(bare.uid, "main-id"), 100.0)
     assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(4)}}
 
-    runtime.containers = (told(bare.uid, exclusive_a="2"),)
+
+def test_what_an_annotation_says_counts_until_the_kubelet_has_confirmed_it() -> None:
+    bare = builders.pod("bare", builders.container(running=False, exclusive_a=1))
+    outside = Outside((bare,), saved=None, live=None)
+    runtime = ModelRuntime(here=True, containers=(told(bare.uid, exclusive_a="2"),))
     manager, learner = learning(outside, runtime)
-    outside.asked.clear()
+    manager.allocate("exclusive_a", ["2"])
     learner.learn(here(bare.uid, "main-id"), 100.0)
     assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
-    assert "podresources" not in outside.asked, "its annotations said it"
+    assert manager.state()[1].missing == ()
+    assert learner.due_s == 100.1, "the kubelet is asked again"
+
+    outside.saved = {bare.uid: granted("2")}
+    learner.learn(here(bare.uid, "main-id"), 100.1)
+    assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert manager.state()[0].promises == ()
+    assert learner.due_s > 100.1 + 1.0, "nothing is left to ask but the CPU manager"
+
+
+def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_says_the_same() -> (
+    None
+):
+    outside = Outside((), saved={"late-uid": granted("2")})
+    runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="2"),))
+    manager, learner = learning(outside, runtime)
+    manager.sight(runtime.containers)
+    assert manager.state()[1].owned == {}
+
+    learner.learn(here("late-uid", "main-id"), 100.0)
+    assert manager.state()[1].owned == {"late-uid": {"exclusive_a": CPUSet.of(2)}}
+    assert manager.state()[1].unconfirmed == ()
 
 
 def test_a_sandbox_that_is_left_of_an_earlier_pod_does_not_make_its_name_ambiguous() -> None:
@@ -312,6 +381,36 @@ def test_a_sandbox_that_is_left_of_an_earlier_pod_does_not_make_its_name_ambiguo
     assert manager.state()[1].missing, "both are there"
     learner.learn((), 101.0)
     assert manager.state()[1].missing == ()
+
+
+def test_without_a_runtime_the_kubelets_two_records_name_a_static_pod() -> None:
+    mirror = builders.pod("static", builders.container(exclusive_a=1), cgroup_uid="hash")
+    forged = builders.pod("forged", builders.container(), cgroup_uid="hash")
+    outside = Outside((forged, mirror), saved={"hash": granted("4")}, live=None)
+    manager, learner = learning(outside)
+    learner.learn(here("hash", "main-id"), 100.0)
+    assert manager.state()[1].owned == {}
+    assert learner.due_s == 100.1, "the kubelet is asked again"
+
+    outside.live = {("default", "static"): granted("4")}
+    learner.learn(here("hash", "main-id"), 100.1)
+    assert manager.state()[1].owned == {"hash": {"exclusive_a": CPUSet.of(4)}}
+
+    asked = outside.asked.count("podresources")
+    learner.learn(here("hash", "main-id"), 200.0)
+    assert outside.asked.count("podresources") == asked, "once"
+
+
+def test_a_forged_mirror_that_is_deleted_is_not_ending() -> None:
+    mirror = builders.pod("static", builders.container(exclusive_a=1), cgroup_uid="hash")
+    forged = builders.pod("forged", builders.container(), cgroup_uid="hash")
+    outside = Outside((mirror, forged), saved={"hash": granted("4")})
+    outside.live = {("default", "static"): granted("4")}
+    manager, learner = learning(outside)
+    learner.learn(alive("hash"), 100.0)
+    outside.listed = ()
+    learner.learn(alive("hash"), 101.0)
+    assert manager.state()[0].pods == (mirror,)
 
 
 def with_sibling(pod: str) -> dict[str, PodDevices]:

@@ -702,6 +702,22 @@ class TestOfflineCPUs:
         assert cpus_of(node, "p") == "1"
         assert str(node.state()[1].owned[pod.uid]["exclusive_a"]) == "2"
 
+    @pytest.mark.parametrize("seen_before", [True, False])
+    def test_a_sibling_that_was_offline_when_its_core_was_given_away_stays_idle(
+        self, seen_before: bool
+    ) -> None:
+        node = manager() if seen_before else manager(offline="7")
+        node.update_topology(MACHINE.without("7").topology())
+        node.allocate("exclusive_b", ["6"])
+        pod = builders.pod("p", builders.container(exclusive_b=1))
+        node.set_pods([pod])
+        node.record_devices(builders.given(pod, exclusive_b="6"))
+
+        node.update_topology(MACHINE.topology())
+
+        assert cpus_of(node, "p") == "6"
+        assert "7" not in cpus_of(node, "nobody")
+
     def test_the_device_of_an_offline_cpu_is_unhealthy_and_keeps_its_node(self) -> None:
         node = manager()
         node.update_topology(MACHINE.without("4").topology())

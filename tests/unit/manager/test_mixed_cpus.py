@@ -172,10 +172,11 @@ class TestBesideTheKubeletsOwn:
             "main",
             {ENABLE_SHARED_CPUS: frozenset({"1"})},
         )
+        manager.promise(ENABLE_SHARED_CPUS, ["1"])
         manager.sight([sighted])
         (missing,) = manager.state()[1].missing
         assert missing == ContainerRef(builders.pod("late").uid, "main")
-        give(manager, builders.pod("late"), kubelet="4,5")
+        give(manager, builders.pod("late"), openshift="1", kubelet="4,5")
         assert str(placed(manager, builders.pod("late")).cpus) == "4-7"
 
     @pytest.mark.parametrize("kind", [ContainerKind.INIT, ContainerKind.SIDECAR])

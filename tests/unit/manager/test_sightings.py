@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,11 +12,14 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.quota import Limit
-from cpupool.core.workloads import ContainerID
+from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
 from tests.runtimes import told
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import RuntimeContainer
 
 MACHINE = MACHINES["laptop_4c8t"]  # cores 0-1, 2-3, 4-5, 6-7
 POOLS = NodePools.of(
@@ -37,6 +41,14 @@ def manager(pools: NodePools = POOLS) -> Manager:
     made.reconfigure(pools, MACHINE.topology())
     made.set_pods([])
     return made
+
+
+def sight(node: Manager, *found: RuntimeContainer, every: bool = False) -> None:
+    """Let the kubelet ask for the devices of these containers, and the runtime tell of them."""
+    for one in found:
+        for pool, ids in one.devices.items():
+            node.promise(pool, ids)
+    node.sight(found, every=every)
 
 
 def placed(node: Manager, pod: str, container: str = "main-id") -> CPUAssignment:
@@ -90,7 +102,7 @@ class TestOfAListedPod:
     ) -> None:
         node = manager()
         node.set_pods([builders.pod("p", builders.container(exclusive_a=2))])
-        node.sight([told("p-uid", **{pool: ids})])
+        sight(node, told("p-uid", **{pool: ids}))
         assert cpus_of(node, "p-uid") == cpus
         assert (cpus == "1") is bool(node.state()[1].missing)
 
@@ -110,17 +122,17 @@ class TestOfAListedPod:
         node.set_pods([forger, owner])
         node.record_devices(builders.given(owner, "db", exclusive_a="4"))
 
-        node.sight([told("forger-uid", exclusive_a="4"), told("stranger", "x", exclusive_a="4")])
+        sight(node, told("forger-uid", exclusive_a="4"), told("stranger", "x", exclusive_a="4"))
 
         assert owned(node) == {"owner-uid": "4"}
         assert cpus_of(node, "owner-uid", "db-id") == "4"
-        assert placed(node, "forger-uid").cause is Cause.CONTESTED
-        assert placed(node, "stranger", "x-id").cause is Cause.CONTESTED
+        assert placed(node, "forger-uid").cause is Cause.NO_DEVICES
+        assert placed(node, "stranger", "x-id").cause is Cause.NO_DEVICES
 
     def test_nor_does_one_owner_take_them_from_another(self) -> None:
         node = manager()
-        node.sight([told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4")])
-        node.sight([told("a", "x", exclusive_a="2", exclusive_b="4")])
+        sight(node, told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4"))
+        sight(node, told("a", "x", exclusive_a="2", exclusive_b="4"))
         assert owned(node) == {"a": "2", "b": "4"}
         assert (cpus_of(node, "a", "x-id"), cpus_of(node, "b", "y-id")) == ("1", "4")
 
@@ -128,7 +140,7 @@ class TestOfAListedPod:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1))
         node.set_pods([pod])
-        node.sight([told("p-uid", exclusive_a="2")])
+        sight(node, told("p-uid", exclusive_a="2"))
         node.record_devices(builders.given(pod, exclusive_a="4"))
         assert owned(node) == {"p-uid": "4"}
 
@@ -138,16 +150,16 @@ class TestOfAListedPod:
         pod = builders.pod("p", builders.container(exclusive_a=1))
         ended = replace(pod, finished=True)
         node.set_pods([ended if ends_first else pod])
-        node.sight([told("p-uid", exclusive_a="2")])
+        sight(node, told("p-uid", exclusive_a="2"))
         node.set_pods([ended])
         assert owned(node) == {}
-        assert node.state()[0].held_ids() == {}
+        assert node.state()[0].devices == {}
         assert cpus_of(node, "p-uid") == "1"
 
     def test_a_container_that_is_lost_from_sight_takes_nothing_with_it(self) -> None:
         node = manager()
         node.set_pods([builders.pod("p", builders.container(running=False, exclusive_a=1))])
-        node.sight([told("p-uid", exclusive_a="2")])
+        sight(node, told("p-uid", exclusive_a="2"))
 
         node.lose_sight([ContainerID("main-id"), ContainerID("unheard-of")])
 
@@ -164,15 +176,14 @@ class TestOfAListedPod:
         node.sight([told("p-uid", "side", identifier="main-id")])
         assert node.state()[1].containers["p-uid", ContainerID("main-id")].container.name == "side"
 
-    def test_an_annotation_that_does_not_count_fulfils_no_promise(self) -> None:
+    def test_an_annotation_fulfils_no_promise(self) -> None:
         node = manager()
         node.set_pods([builders.pod("p", builders.container(exclusive_a=1))])
-        node.sight([told("p-uid", exclusive_a="2")])
-        node.allocate("exclusive_a", ["4"])
-        node.sight([told("p-uid", exclusive_a="4")])
+        sight(node, told("p-uid", exclusive_a="2"))
+        sight(node, told("p-uid", exclusive_a="4"))
 
         assert owned(node) == {"p-uid": "2"}
-        node.reconfigure(NodePools.of(Pool.named("exclusive_a", "2")), MACHINE.topology())
+        node.reconfigure(NodePools.of(Pool.named("exclusive_b", "6")), MACHINE.topology())
         assert listed(node) == {"2", "4"}
 
 
@@ -181,13 +192,7 @@ class TestOfAStranger:
 
     def test_it_is_placed_by_its_annotations_and_owns_its_cpus(self) -> None:
         node = manager()
-        node.sight(
-            [
-                told("s", ""),
-                told("s", exclusive_a="2", shared_a="0,1"),
-                told("s", "side"),
-            ]
-        )
+        sight(node, told("s", ""), told("s", exclusive_a="2", shared_a="0,1"), told("s", "side"))
         assert (cpus_of(node, "s"), cpus_of(node, "s", "side-id")) == ("0,2", "1")
         assert owned(node) == {"s": "2"}
         assert node.state()[1].pods["s"].qos is None
@@ -199,7 +204,8 @@ class TestOfAStranger:
 
     def test_its_cpus_are_its_own_until_the_last_of_it_is_gone(self) -> None:
         node = manager()
-        node.sight([told("s", ""), told("s", exclusive_a="2")])
+        sight(node, told("s", ""), told("s", exclusive_a="2"))
+        node.forget_promises(node.promised_until())
         node.lose_sight([ContainerID("main-id")])
         assert owned(node) == {"s": "2"}, "its container is about to start again"
         node.sight([told("s", identifier="again", exclusive_a="2")])
@@ -213,7 +219,7 @@ class TestOfAStranger:
 
     def test_nothing_moves_when_the_api_server_lists_it(self) -> None:
         node = manager()
-        node.sight([told("s-uid", ""), told("s-uid", exclusive_b="6")])
+        sight(node, told("s-uid", ""), told("s-uid", exclusive_b="6"))
         before = placed(node, "s-uid")
         node.set_pods([builders.pod("s", builders.container(exclusive_b=1))])
         assert placed(node, "s-uid") == before
@@ -230,16 +236,20 @@ class TestOfAStranger:
         node.set_pods([mirror])
 
         assert cpus_of(node, "hash") == "6-7"
-        assert owned(node) == {"mirror-uid": "6-7"}
+        assert owned(node) == {"hash": "6-7"}
         assert node.state()[0].held_ids() == {"exclusive_b": {"6"}}
 
 
 class TestPromises:
-    def test_one_is_fulfilled_by_the_container_that_carries_it(self) -> None:
+    def test_one_is_kept_until_the_kubelet_names_the_container(self) -> None:
         node = manager()
         node.allocate("exclusive_a", ["2"])
         node.allocate("exclusive_a", ["4"])
-        node.sight([told("s", exclusive_a="2")])
+        node.sight([told("s-uid", exclusive_a="2")])
+        assert [one.ids for one in node.state()[0].promises] == [{"2"}, {"4"}]
+        assert node.state()[0].held_ids() == {"exclusive_a": {"2", "4"}}
+
+        node.record_devices(builders.given(builders.pod("s"), exclusive_a="2"))
         assert [one.ids for one in node.state()[0].promises] == [{"4"}]
         assert node.state()[0].held_ids() == {"exclusive_a": {"2", "4"}}
 
@@ -258,7 +268,7 @@ class TestPromises:
         node = manager()
         node.allocate("exclusive_a", ["4"])
         node.allocate("exclusive_b", ["6"])
-        node.sight([told("s", exclusive_a="2")])
+        sight(node, told("s", exclusive_a="2"))
         assert owned(node) == {"s": "2"}
 
     def test_milli_cpus_are_promised_and_found_alike(self) -> None:
@@ -266,14 +276,117 @@ class TestPromises:
         node.set_pods([builders.pod("p", builders.container(shared_a=2))])
         node.allocate("shared_a", ["7", "8"])
         node.sight([told("p-uid", shared_a="7,8")])
-        assert node.state()[0].promises == ()
         assert (cpus_of(node, "p-uid"), placed(node, "p-uid").limit) == ("0", Limit(2))
+
+
+class TestOfAForger:
+    """A pod whose annotations name devices that the kubelet gave to another, or to no pod."""
+
+    OWNER = builders.pod("owner", builders.container("db", running=False, exclusive_a=1))
+
+    def test_what_allocate_has_not_given_is_none(self) -> None:
+        node = manager()
+        node.sight([told("forger-uid", exclusive_a="4")])
+        assert owned(node) == {}
+        assert placed(node, "forger-uid").cause is Cause.NO_DEVICES
+        assert node.state()[1].missing == (ContainerRef("forger-uid", "main"),), "the kubelet knows"
+
+    def test_a_listed_pod_that_asks_for_nothing_gets_nothing(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["4"])
+        node.sight([told("forger-uid", exclusive_a="4")])
+        assert owned(node) == {"forger-uid": "4"}
+
+        node.set_pods([builders.pod("forger")])
+
+        assert owned(node) == {}
+        assert placed(node, "forger-uid").placement is Placement.DEFAULT
+        assert node.state()[0].held_ids() == {"exclusive_a": {"4"}}, "they are still promised"
+        node.sight([told("owner-uid", "db", exclusive_a="4")])
+        assert owned(node) == {"owner-uid": "4"}
+
+    @pytest.mark.parametrize("listed_first", [False, True])
+    def test_the_kubelets_records_take_it_back(self, *, listed_first: bool) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["4"])
+        forger = builders.pod("forger", builders.container(exclusive_a=1))
+        node.set_pods([forger, self.OWNER] if listed_first else [])
+        node.sight([told("forger-uid", exclusive_a="4")])
+        assert owned(node) == {"forger-uid": "4"}
+        node.sight([told("owner-uid", "db", exclusive_a="4")])
+        assert placed(node, "owner-uid", "db-id").cause is Cause.NO_DEVICES
+
+        node.record_devices(builders.given(self.OWNER, "db", exclusive_a="4"))
+
+        assert owned(node) == {"owner-uid": "4"}
+        assert cpus_of(node, "owner-uid", "db-id") == "4"
+        assert placed(node, "forger-uid").cause is Cause.NO_DEVICES
+
+    def test_so_do_records_of_its_own_without_that_pool(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["4"])
+        node.allocate("exclusive_b", ["6"])
+        node.sight([told("forger-uid", exclusive_a="4", exclusive_b="6")])
+        node.record_devices(builders.given(builders.pod("forger"), exclusive_b="6"))
+        assert owned(node) == {"forger-uid": "6-7"}
+
+    def test_a_part_of_an_answer_of_allocate_is_none(self) -> None:
+        node = manager()
+        node.allocate("exclusive_a", ["2", "4"])
+        node.sight([told("forger-uid", exclusive_a="4")])
+        assert owned(node) == {}
+        node.sight([told("owner-uid", "db", exclusive_a="2,4")])
+        assert owned(node) == {"owner-uid": "2,4"}
+
+    def test_of_two_that_claim_an_answer_the_listed_pod_comes_first(self) -> None:
+        node = manager()
+        node.set_pods([self.OWNER])
+        node.allocate("exclusive_a", ["4"])
+        node.sight([told("forger-uid", exclusive_a="4"), told("owner-uid", "db", exclusive_a="4")])
+        assert owned(node) == {"owner-uid": "4"}
+
+    def test_two_that_have_taken_what_is_the_others_are_put_right(self) -> None:
+        node = manager()
+        pods = [builders.pod(name, builders.container(exclusive_a=1)) for name in "ab"]
+        node.set_pods(pods)
+        for one in "24":
+            node.allocate("exclusive_a", [one])
+        node.sight([told("a-uid", exclusive_a="4"), told("b-uid", identifier="b", exclusive_a="2")])
+        assert node.state()[1].missing == ()
+        assert len(node.state()[1].unconfirmed) == 2, "so the kubelet is asked"
+
+        for pod, ids in zip(pods, "24", strict=True):
+            node.record_devices(builders.given(pod, exclusive_a=ids))
+        assert owned(node) == {"a-uid": "2", "b-uid": "4"}
+        assert node.state()[1].unconfirmed == ()
+
+
+class TestOfTheContainersOfAPod:
+    """The kubelet gives the devices of an init container to later containers of its pod."""
+
+    def test_all_of_them_may_be_those_of_another(self) -> None:
+        node = manager()
+        for name in ("init", "main"):
+            node.allocate("exclusive_a", ["2", "4"])
+            node.sight([told("p-uid", name, exclusive_a="2,4")])
+            assert cpus_of(node, "p-uid", f"{name}-id") == "2,4"
+
+    def test_and_some_of_them(self) -> None:
+        node = manager()
+        init = builders.container("init", running=False, exclusive_a=1)
+        node.allocate("exclusive_a", ["2"])
+        node.allocate("exclusive_a", ["2", "4"])
+        node.sight([told("p-uid", "init", exclusive_a="2")])
+        node.record_devices(builders.given(builders.pod("p", init), "init", exclusive_a="2"))
+        node.sight([told("p-uid", exclusive_a="2,4")])
+        assert cpus_of(node, "p-uid") == "2,4"
 
 
 class TestEverySighting:
     def test_it_replaces_what_was_sighted_before(self) -> None:
         node = manager()
-        node.sight([told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4")])
+        sight(node, told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4"))
+        node.forget_promises(node.promised_until())
         node.sight([told("b", "y", exclusive_a="4"), told("c", "z")], every=True)
         assert owned(node) == {"b": "4"}
         assert set(node.state()[1].pods) == {"b", "c"}
@@ -281,7 +394,7 @@ class TestEverySighting:
 
     def test_what_is_told_again_wakes_nobody_and_decides_nothing_anew(self) -> None:
         node = manager()
-        node.sight([told("s", exclusive_a="2")])
+        sight(node, told("s", exclusive_a="2"))
         before = node.state()[1]
         node.sight([told("s", exclusive_a="2")])
         node.sight([told("s", exclusive_a="2")], every=True)
@@ -301,7 +414,7 @@ def test_what_a_container_is_told_at_creation_is_what_allocate_told() -> None:
 
 def test_a_cpu_of_its_own_that_a_shared_pool_lists_now_is_not_called_shared() -> None:
     node = manager()
-    node.sight([told("s", exclusive_a="2", shared_a="0")])
+    sight(node, told("s", exclusive_a="2", shared_a="0"))
     node.reconfigure(
         NodePools.of(Pool.named("shared_a", "0,2"), Pool.named("default", "1")), MACHINE.topology()
     )

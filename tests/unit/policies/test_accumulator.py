@@ -115,20 +115,43 @@ def test_distributes_evenly(available: str, count: int, group: int, taken: str) 
     assert take_distributed(TWO_SOCKETS, cpus(available), count, group=group).cpus == cpus(taken)
 
 
-def test_nodes_with_nothing_left_take_no_turn_in_giving_the_rest() -> None:
-    """Each of four gives 28, and then two of them have nothing; found by trying everything."""
-    shares = share_out([29, 28, 28, 5, 3, 31, 32], groups=115, group=1, fewest=1)
+@pytest.mark.parametrize(
+    ("free", "groups", "group", "even", "extra"),
+    [
+        pytest.param(
+            [29, 28, 28, 5, 3, 31, 32],
+            115,
+            1,
+            28,
+            {0: 0, 1: 0, 5: 2, 6: 1},
+            id="nodes with nothing left take no turn in giving the rest",
+        ),
+        pytest.param(
+            [2, 6, 2, 7, 3],
+            7,
+            2,
+            2,
+            {0: 0, 1: 2, 3: 1, 4: 0},
+            id="of nodes that leave equally much the first, not 1, 2, 3 and 4",
+        ),
+        pytest.param([5, 2, 3], 8, 1, 2, {0: 2, 1: 0, 2: 0}, id="one node gives the whole rest"),
+        pytest.param(
+            [4, 9, 5, 4],
+            15,
+            1,
+            3,
+            {0: 0, 1: 3, 2: 0, 3: 0},
+            id="one node gives a rest of three groups",
+        ),
+    ],
+)
+def test_shares_are_those_that_trying_everything_finds(
+    free: list[int], groups: int, group: int, even: int, extra: dict[int, int]
+) -> None:
+    shares = share_out(free, groups, group, fewest=1)
 
     assert shares is not None
-    assert (shares.even, shares.extra) == (28, {0: 0, 1: 0, 5: 2, 6: 1})
-
-
-def test_a_later_choice_of_nodes_that_is_no_better_does_not_win() -> None:
-    """Nodes 0, 1, 3, 4 and 1, 2, 3, 4 leave equally much; found by trying everything."""
-    shares = share_out([2, 6, 2, 7, 3], groups=7, group=2, fewest=1)
-
-    assert shares is not None
-    assert (shares.even, shares.extra) == (2, {0: 0, 1: 2, 3: 1, 4: 0})
+    assert (shares.even, shares.extra) == (even, extra)
 
 
 def test_the_kubelet_takes_several_nodes_where_one_has_it_all() -> None:

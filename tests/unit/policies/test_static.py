@@ -76,6 +76,14 @@ def test_app_containers_take_over_what_init_containers_leave() -> None:
     assert str(plain.remove(state, INIT).shared) == "0,2-16,18-31"
 
 
+def test_a_removal_frees_what_only_another_pods_container_has_too() -> None:
+    """The kubelet gives a CPU twice on uneven machines; each pod then gives back its own."""
+    plain = policy()
+    state = NodeState(TELCO.cpus - CPUSet.of(1), {WEB: CPUSet.of(1), DB: CPUSet.of(1)})
+
+    assert plain.remove(state, WEB) == NodeState(TELCO.cpus, {DB: CPUSet.of(1)})
+
+
 def test_no_other_pod_takes_over_and_afterwards_nobody_does() -> None:
     plain = policy()
     state, _ = plain.allocate(plain.start(), INIT, 4, init=True)

@@ -10,6 +10,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
+from cpupool.host.pool_files import PoolFiles
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.manager.manager import Manager
@@ -19,7 +20,7 @@ from cpupool.telemetry.metrics import Metrics
 from tests.builders import container, given, pod
 from tests.events import Heard
 from tests.machines import MACHINES
-from tests.mounts import Mount
+from tests.mounts import Mount, Shown
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class World:
         self.labels_now: Mapping[str, str] | None = {"node": "a"}
         self.restart()
 
-    def restart(self) -> None:
-        """Forget what a process forgets when it ends."""
+    def restart(self, shown: Shown | None = None) -> None:
+        """Forget what a process forgets when it ends; then the API server shows this."""
         self.manager = Manager()
         self.metrics = Metrics()
         self.health = Health()
@@ -52,7 +53,7 @@ class World:
         self.changes = 0
         self.role = Configurator(
             self.manager,
-            self.mount.folder,
+            PoolFiles(self.mount.folder, shown, last=self.root.last_config_map),
             last_good=self.root.last_good_pools,
             labels=self,
             topology=Sysfs.at(self.root.sysfs),
@@ -128,6 +129,18 @@ class TestEdits:
         told = f"{WORKER}: added shared_b; removed default; resized exclusive_a."
         assert world.heard.nodes[1:] == [("CPUPoolConfigApplied", told)]
         assert caplog.text.count("pool configuration applied") == 1
+
+    def test_what_is_wrong_with_and_without_the_machine_is_told_together(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.mount.show(
+            worker="pools: {shared_b: {cpus: '2,99', cpu: 3}}\nnodeSelector: {node: a}\n"
+        )
+
+        world.role.look()
+
+        assert "unknown key" in caplog.text
+        assert "this machine has no CPUs 99" in caplog.text
 
     def test_what_is_as_it_was_costs_reading_it_only(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -380,3 +393,38 @@ class TestRestarts:
         assert world.pools()
         assert world.valid()
         assert caplog.text.count("last good pools not kept") == 1
+
+
+class TestConfigMap:
+    def test_an_edit_is_in_force_whatever_the_folder_shows(self, world: World) -> None:
+        shown = Shown(worker=GOOD)
+        world.restart(shown)
+        with world.running():
+            world.await_pools(exclusive_a="4,6", default="0-1")
+            shown.show(worker=GROWN)
+            world.role.wake()
+            world.await_pools(exclusive_a="2,4,6", default="0-1")
+            world.mount.show(worker=GOOD, other=GOOD.replace("node: a", "node: b"))
+        world.role.look()
+        assert world.pools() == {"exclusive_a": "2,4,6", "default": "0-1"}
+
+    def test_a_restart_takes_no_edit_back(self, world: World) -> None:
+        world.restart(Shown(worker=GROWN))
+        world.role.look()
+        world.restart(Shown())
+        world.role.look()
+
+        assert world.pools() == {"exclusive_a": "2,4,6", "default": "0-1"}
+        assert not world.heard.nodes
+
+    def test_a_bad_edit_leaves_the_last_good_pools_over_a_restart(self, world: World) -> None:
+        shown = Shown(worker=GROWN)
+        world.restart(shown)
+        world.role.look()
+        shown.show(worker=BAD)
+        world.role.look()
+        world.restart(Shown())
+        world.role.look()
+
+        assert world.pools() == {"exclusive_a": "2,4,6", "default": "0-1"}
+        assert not world.valid()

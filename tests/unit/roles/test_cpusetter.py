@@ -17,6 +17,7 @@ from cpupool.core.errors import (
     CPUPoolError,
     HostFileError,
     RemoteProtocolError,
+    RuntimeSilent,
 )
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
@@ -116,7 +117,10 @@ class Node:
     keepers: tuple[Keeper, ...] = ()
     clock: Callable[[], float] | None = None
     now_s: float = 0.0
+    cpu_s: float = 0.0
+    sweep_costs_s: float = 0.0
     swept: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    refusals: int = 0
 
     def __post_init__(self) -> None:
         if self.pools is not None:
@@ -135,8 +139,17 @@ class Node:
             keepers=self.keepers,
             interval_s=60.0,
             swept=lambda _report: self.swept.release(),
+            refused=self._refused,
             now_s=self.clock or (lambda: self.now_s),
+            cpu_s=self.spent_s,
         )
+
+    def spent_s(self) -> float:
+        self.cpu_s += self.sweep_costs_s
+        return self.cpu_s
+
+    def _refused(self) -> None:
+        self.refusals += 1
 
     def run(self, name: str, *containers: Container, listed: bool = True) -> None:
         pod = builders.pod(name, *containers)
@@ -681,6 +694,46 @@ def test_a_fight_is_slowed_told_once_and_holds_up_nobody_else() -> None:
     assert [disturb("owner") for _ in range(10)] == ["2"] * 10, "a minute of quiet forgives"
 
 
+def test_one_that_trespasses_is_moved_back_however_often() -> None:
+    node = owner_on_2()
+    for _ in range(50):
+        node.kernel.write(node.path("plain"), CPUSet.parse(EVERYTHING))
+        assert len(node.setter.sweep().repairs) == 1
+    assert (node.cpus("plain"), node.now_s) == ("1", 0.0)
+    assert [reason for _, reason, _ in node.events.pods] == ["CPUSetContested"]
+
+
+def test_moving_trespassers_back_takes_a_quarter_of_a_cpu() -> None:
+    node = owner_on_2()
+    node.sweep_costs_s = 0.6
+
+    def is_moved_back() -> bool:
+        node.kernel.write(node.path("plain"), CPUSet.parse(EVERYTHING))
+        node.setter.sweep()
+        return node.cpus("plain") == "1"
+
+    # Eleven come before the back-off, and a second of CPU time is saved up.
+    assert [is_moved_back() for _ in range(14)] == [True] * 13 + [False]
+    node.now_s += 0.7
+    assert not is_moved_back()
+    node.now_s += 0.2
+    assert is_moved_back()
+
+
+def test_what_is_refused_though_it_trespasses_is_tried_again_after_a_second() -> None:
+    node = owner_on_2()
+    node.kernel.write(node.path("plain"), CPUSet.parse(EVERYTHING))
+    node.kernel.refusing.add(node.path("plain"))
+    for _ in range(20):
+        node.setter.sweep()
+        node.now_s += 0.45
+    tries = []
+    for _ in range(20):
+        tries.append(len(node.setter.sweep().repairs))
+        node.now_s += 0.25
+    assert sum(tries) == 5
+
+
 def test_who_began_a_fight_is_named_while_it_lasts() -> None:
     node = owner_on_2()
     for number in range(30):
@@ -757,6 +810,20 @@ def test_devices_that_nobody_names_are_told_when_that_lasts() -> None:
     ]
 
 
+def test_devices_that_are_no_cpu_numbers_are_not_called_offline() -> None:
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("core-2")}}
+
+    node.setter.sweep()
+    node.now_s += 100
+    node.setter.sweep()
+
+    ((_, reason, message),) = node.events.pods
+    assert reason == "CPUDevicesUnknown"
+    assert "its devices of exclusive_a are no CPUs: another plugin has listed them" in message
+
+
 def test_a_pod_that_loses_a_cpu_is_told_once_for_each_set() -> None:
     node = Node()
     node.run("owner", builders.container(exclusive_a=2))
@@ -808,6 +875,25 @@ def test_processes_that_the_kernel_moves_into_their_pod_keep_off_the_cpus_of_oth
 
     (moved,) = (told for _, reason, told in node.events.pods if reason == "CPUProcessesMoved")
     assert moved.endswith("restart that container once its CPUs are online")
+
+
+def test_processes_that_the_kernel_has_moved_leave_the_cpus_of_others_first() -> None:
+    node = stray()
+    written = len(node.kernel.writes)
+    node.setter.sweep()
+    assert [write.path for write in node.kernel.writes[written:]] == [OWNER, node.path("owner")]
+
+
+def test_a_cpu_that_the_kernel_refuses_may_be_offline_without_anybody_knowing() -> None:
+    node = stray()
+    node.manager.update_topology(MACHINE.topology())
+    node.setter.sweep()
+    # Of the container, and of its pod's cgroup.
+    assert node.refusals == 2
+
+    node.manager.update_topology(MACHINE.without("2").topology())
+    node.setter.sweep()
+    assert (node.cpus("owner"), node.refusals) == ("1", 2)
 
 
 def test_on_v1_a_runtime_can_create_a_container_on_a_cpu_that_came_back() -> None:
@@ -894,6 +980,23 @@ def test_two_pods_with_one_cpu_are_told() -> None:
     node.now_s += 2
     node.setter.sweep()
     assert [(pod, reason) for pod, reason, _ in node.events.pods] == [("thief", "CPUContested")]
+
+
+def test_a_pod_that_falsely_claims_to_mirror_a_static_pod_is_told() -> None:
+    node = owner_on_2()
+    node.run("hash", builders.container(exclusive_a=1), listed=False)
+    claims = [builders.pod(name, cgroup_uid="hash-uid") for name in ("static", "forged")]
+    assert node.source.listed is not None
+    node.source.listed += claims
+    node.setter.sweep()
+    assert node.cpus("hash") == "1", "neither is believed"
+
+    node.now_s += 2
+    node.setter.sweep()
+    assert [(pod, reason) for pod, reason, _ in node.events.pods] == [
+        ("static", "StaticPodForged"),
+        ("forged", "StaticPodForged"),
+    ]
 
 
 def test_a_container_that_keeps_its_old_shared_cpus_is_told() -> None:
@@ -1183,6 +1286,175 @@ def test_a_container_that_only_the_runtime_may_write_waits_for_the_runtime() -> 
     assert (node.cpus("owner"), written(node)) == ("2", set())
 
 
+def silent_runtime() -> tuple[Node, ModelRuntime]:
+    """A node with `held`, which a runtime that does not answer has on CPUs 0-7, and `owner`."""
+    runtime = ModelRuntime(here=True, lists={"held-id": EVERYTHING}, mute=True)
+    node = Node(nri=runtime)
+    node.run("first", builders.container("held"))
+    node.run("owner", builders.container(exclusive_a=1))
+    node.run("plain")
+    runtime.written = lambda _, cpus: node.kernel.sets.update({node.path("first", "held"): cpus})
+    return node, runtime
+
+
+def test_what_cpupool_writes_itself_goes_before_what_the_runtime_writes() -> None:
+    node, runtime = silent_runtime()
+    runtime.mute = False
+    placed: list[str] = []
+    write = runtime.written
+
+    def written(container: ContainerID, cpus: CPUSet) -> None:
+        placed.append(node.cpus("plain"))
+        write(container, cpus)
+
+    runtime.written = written
+    node.setter.sweep()
+    assert placed == ["1"]
+    assert node.cpus("first", "held") == "1"
+
+
+def test_a_silent_runtime_is_asked_again_after_a_second_and_keeps_nobody_else_waiting() -> None:
+    node, runtime = silent_runtime()
+    for _ in range(30):
+        assert node.setter.sweep().repairs
+        assert node.cpus("plain") == "1"
+        node.kernel.write(node.path("plain"), CPUSet.of(5))
+        node.now_s += 1
+    node.run("late")
+    node.setter.sweep()
+    assert node.cpus("late") == "1"
+    assert node.cpus("first", "held") == EVERYTHING
+    runtime.mute = False
+    node.setter.sweep()
+    assert node.cpus("first", "held") == "1", "an answer is all that it waited for"
+
+
+def test_an_owner_gets_its_cpu_once_the_runtime_has_moved_the_others_away() -> None:
+    node, runtime = silent_runtime()
+    node.setter.sweep()
+    assert node.cpus("owner") == "1", "nobody has named its devices"
+
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    for _ in range(3):
+        node.now_s += 1
+        node.setter.sweep()
+    assert node.cpus("owner") == "1"
+    ((pod, reason, message),) = node.events.pods
+    assert (pod, reason) == ("owner", "CPUOccupied")
+    assert message.startswith("container main: other pods still run on its CPUs 2; look at")
+
+    runtime.mute = False
+    node.setter.sweep()
+    assert (node.cpus("first", "held"), node.cpus("owner")) == ("1", "2")
+
+
+def test_an_owner_does_not_wait_for_what_has_ended() -> None:
+    node, runtime = silent_runtime()
+    node.setter.sweep()
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.now_s += 1
+    runtime.mute = False
+    del runtime.lists["held-id"]
+    node.kernel.remove(node.path("first", "held"))
+    node.setter.sweep()
+    assert node.cpus("owner") == "2"
+
+
+def test_the_runtime_writes_several_containers_in_one_call() -> None:
+    runtime = ModelRuntime(here=True)
+    node = Node(nri=runtime)
+    for number in range(10):
+        name = f"held{number}"
+        node.run("pod", builders.container(name)) if not number else node.kernel.make(
+            f"kubepods/podpod-uid/{name}-id", EVERYTHING
+        )
+        runtime.lists[f"{name}-id"] = EVERYTHING
+    runtime.written = lambda container, cpus: node.kernel.sets.update(
+        {f"kubepods/podpod-uid/{container}": cpus}
+    )
+    node.setter.sweep()
+    assert [len(call) for call in runtime.calls] == [8, 2]
+    assert set(node.kernel.sets.values()) == {CPUSet.parse(EVERYTHING), CPUSet.of(1)}
+    assert {str(node.kernel.effective(f"kubepods/podpod-uid/held{n}-id")) for n in range(10)} == {
+        "1"
+    }
+
+
+class StuckRuntime(ModelRuntime):
+    """A runtime that hangs for as long as it is to update one container.
+
+    Attributes:
+        stuck: the container's id; empty for none.
+        dialled: it counts as away after a call that has hung, as CRI does.
+        now_s: a clock.
+    """
+
+    stuck = ""
+    dialled = False
+    now_s: Callable[[], float]
+    _until_s = 0.0
+
+    def connected(self) -> bool:
+        return not self.dialled or self.now_s() >= self._until_s
+
+    def update(self, container: ContainerID, cpus: CPUSet) -> None:
+        if container == self.stuck and self.now_s() >= self._until_s:
+            self._until_s = self.now_s() + 5
+        if self.now_s() < self._until_s:
+            raise RuntimeSilent(container, f"CPUs {cpus}", "it does not answer")
+        super().update(container, cpus)
+
+
+@pytest.mark.parametrize("way", [Way.NRI, Way.CRI])
+def test_a_container_for_which_the_runtime_hangs_keeps_no_other_from_its_cpus(way: Way) -> None:
+    runtime = StuckRuntime()
+    node = Node(nri=runtime) if way is Way.NRI else Node(cri=runtime)
+    runtime.dialled, runtime.now_s = way is Way.CRI, lambda: node.now_s
+    paths = {f"held{number}-id": node.path(f"pod{number}", f"held{number}") for number in range(3)}
+    for number, identifier in enumerate(paths):
+        node.run(f"pod{number}", builders.container(f"held{number}"))
+        runtime.lists[identifier] = EVERYTHING
+    runtime.written = lambda container, cpus: node.kernel.sets.update({paths[container]: cpus})
+    node.setter.sweep()
+    assert {str(node.kernel.effective(path)) for path in paths.values()} == {"1"}
+
+    runtime.stuck = "held0-id"
+    for path in paths.values():
+        node.kernel.sets[path] = CPUSet.parse(EVERYTHING)
+    for _ in range(30):
+        node.setter.sweep()
+        node.now_s += 1
+    assert [str(node.kernel.effective(path)) for path in paths.values()] == [EVERYTHING, "1", "1"]
+
+    runtime.stuck = ""
+    for _ in range(10):
+        node.setter.sweep()
+        node.now_s += 1
+    assert {str(node.kernel.effective(path)) for path in paths.values()} == {"1"}
+
+
+def test_a_slow_runtime_is_left_for_pods_and_others_after_half_a_second() -> None:
+    runtime = ModelRuntime(here=True)
+    node = Node(cri=runtime)
+    for number in range(6):
+        node.run(f"slow{number}", builders.container(f"held{number}"))
+        runtime.lists[f"held{number}-id"] = EVERYTHING
+
+    def written(container: ContainerID, cpus: CPUSet) -> None:
+        node.now_s += 0.3
+        number = container.removeprefix("held").removesuffix("-id")
+        node.kernel.sets[node.path(f"slow{number}", f"held{number}")] = cpus
+
+    runtime.written = written
+    moved = []
+    for _ in range(4):
+        node.source.asked.clear()
+        node.setter.sweep()
+        assert "pods" in node.source.asked
+        moved.append(sum(node.cpus(f"slow{n}", f"held{n}") == "1" for n in range(6)))
+    assert moved == [2, 4, 6, 6]
+
+
 def test_a_container_that_ends_while_the_runtime_is_called_is_no_error() -> None:
     class Ended(ModelRuntime):
         def update(self, container: ContainerID, cpus: CPUSet) -> None:
@@ -1335,6 +1607,7 @@ def test_a_container_is_placed_as_soon_as_the_runtime_recognises_it() -> None:
         told("owner-uid", identifier="again"),
         told("stranger", identifier="other", exclusive_a="4"),
     )
+    node.manager.promise("exclusive_a", ["4"])
     node.kernel.remove(node.path("owner"))
     for path in ("kubepods/podowner-uid/again", "kubepods/podstranger/other"):
         node.kernel.make(path.rpartition("/")[0], EVERYTHING)

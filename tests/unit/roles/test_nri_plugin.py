@@ -3,14 +3,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.api import nri_pb2, ttrpc_pb2
@@ -21,16 +21,18 @@ from cpupool.core.errors import (
     RemoteProtocolError,
     RuntimeBusy,
     RuntimeRefused,
+    RuntimeSilent,
 )
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager.manager import Manager
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
-from cpupool.runtime.nri_connection import Launch
+from cpupool.runtime.nri_connection import Connection, Launch
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
+from tests.events import Heard
 from tests.machines import MACHINES
 from tests.nri_runtime import (
     FIRST_EVENTS,
@@ -42,10 +44,11 @@ from tests.nri_runtime import (
     frames,
 )
 from tests.nri_runtime import Pod as NRIPod
+from tests.searching import examples
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
@@ -59,6 +62,7 @@ POOLS = NodePools.of(
 )
 OWNER = builders.pod("owner", builders.container(running=False, exclusive_a=1))
 OWNER_SANDBOX = NRIPod(OWNER.uid).sandbox
+EARLIER = builders.pod("earlier", builders.container(running=False, exclusive_a=1))
 PLAIN = builders.pod("plain", builders.container(running=False))
 
 
@@ -83,8 +87,11 @@ class Agent:
     manager: Manager = field(default_factory=Manager)
     health: Health = field(default_factory=Health)
     metrics: Metrics = field(default_factory=Metrics)
+    events: Heard = field(default_factory=Heard)
     patient: bool = False
     """Containers wait for their facts as long as it takes."""
+    clock: Callable[[], float] = time.monotonic
+    update_s: float = DEADLINE_S
     looked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
@@ -101,9 +108,11 @@ class Agent:
             missing_facts=self.missing_facts,
             ready=lambda: self.ready,
             look=self.looked.release,
+            events=self.events,
             metrics=self.metrics,
             health=self.health,
-            now_s=lambda: 0.0 if self.patient else time.monotonic(),
+            update_s=self.update_s,
+            now_s=lambda: 0.0 if self.patient else self.clock(),
         )
 
     @contextmanager
@@ -124,6 +133,12 @@ class Agent:
         by_pool = {pool: Grant(frozenset(text.split(","))) for pool, text in ids.items()}
         self.manager.record_devices({ContainerRef(pod.uid, "main"): by_pool})
         self.plugin.facts_changed()
+
+    def allocated(self, container: Container) -> Container:
+        """Let the kubelet have asked for the devices that a container's annotations name."""
+        for pool, text in container.devices.items():
+            self.manager.promise(pool, map(str, CPUSet.parse(text)))
+        return container
 
     def metric(self, line: str) -> bool:
         return line in self.metrics.render()[1].decode()
@@ -151,7 +166,7 @@ def plugin(agent: Agent, runtime: FakeRuntime) -> Iterator[Plugin]:
 def test_a_container_is_created_on_the_cpus_that_its_annotations_name(
     agent: Agent, plugin: Plugin
 ) -> None:
-    answer = plugin.create(of(OWNER, devices={"exclusive_a": "2"}))
+    answer = plugin.create(agent.allocated(of(OWNER, devices={"exclusive_a": "2"})))
     assert cpu_of(answer).cpus == "2"
     assert {one.key: one.value for one in answer.adjust.env} == {
         "EXCLUSIVE_CPUS": "2",
@@ -159,6 +174,19 @@ def test_a_container_is_created_on_the_cpus_that_its_annotations_name(
     }
     assert agent.manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
     assert agent.metric('outcome="pools",request="create"} 1.0')
+
+
+def test_what_a_pods_author_annotates_gives_no_cpu(agent: Agent, plugin: Plugin) -> None:
+    owner = agent.allocated(of(OWNER, devices={"exclusive_a": "2"}))
+    forged = {"nokia.k8s.io/allocated.exclusive_a": "2"}
+    forger = NRIPod(PLAIN.uid, PLAIN.name, annotations=forged)
+    answer = plugin.create(Container(forger, "c2"))
+    assert cpu_of(answer).cpus == "0"
+    assert not answer.adjust.env
+
+    assert cpu_of(plugin.create(owner)).cpus == "2"
+    agent.manager.set_pods([PLAIN])
+    assert agent.manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
 
 
 def test_a_container_without_pools_is_created_on_the_default_pool(
@@ -171,12 +199,11 @@ def test_a_container_without_pools_is_created_on_the_default_pool(
 
 
 def test_variables_of_a_kind_are_joined_and_only_those_that_are_wrong_are_set(
-    plugin: Plugin,
+    agent: Agent, plugin: Plugin
 ) -> None:
     told = {"EXCLUSIVE_CPUS": "2", "CPUPOOL_CPUS_EXCLUSIVE_A": "2", "CPUPOOL_CPUS_EXCLUSIVE_B": "6"}
-    answer = plugin.create(
-        of(OWNER, devices={"exclusive_a": "2", "exclusive_b": "6"}, environment=told)
-    )
+    owner = of(OWNER, devices={"exclusive_a": "2", "exclusive_b": "6"}, environment=told)
+    answer = plugin.create(agent.allocated(owner))
     assert cpu_of(answer).cpus == "2,6"
     assert [(one.key, one.value) for one in answer.adjust.env] == [("EXCLUSIVE_CPUS", "2,6")]
 
@@ -193,9 +220,14 @@ def test_variables_of_a_kind_are_joined_and_only_those_that_are_wrong_are_set(
     ],
 )
 def test_the_quota_follows_the_pools(
-    plugin: Plugin, devices: dict[str, str], before_us: int | None, quota_us: int | None
+    agent: Agent,
+    plugin: Plugin,
+    devices: dict[str, str],
+    before_us: int | None,
+    quota_us: int | None,
 ) -> None:
-    cpu = cpu_of(plugin.create(of(OWNER, devices=devices, quota_us=before_us)))
+    container = agent.allocated(of(OWNER, devices=devices, quota_us=before_us))
+    cpu = cpu_of(plugin.create(container))
     assert (cpu.quota.value if cpu.HasField("quota") else None) == quota_us
 
 
@@ -221,6 +253,49 @@ def test_a_container_whose_devices_nobody_names_is_held(agent: Agent, plugin: Pl
     with pytest.raises(Refused, match=r"owner/main is held: .*exclusive_a.* tries again"):
         plugin.create(of(OWNER))
     assert agent.metric('outcome="held",request="create"} 1.0')
+    assert [reason for _, reason, _ in agent.events.pods] == ["CPUContainerHeld"]
+
+
+def test_the_runtime_waits_once_for_a_container_and_a_second_in_ten_for_all(folder: Path) -> None:
+    now_s = 100.0
+    agent = Agent(folder / "nri.sock", clock=lambda: now_s)
+    others = [
+        builders.pod(name, builders.container(running=False, exclusive_a=1)) for name in ("b", "c")
+    ]
+    agent.manager.set_pods([OWNER, *others])
+    with FakeRuntime(folder / "nri.sock") as runtime, agent.running():
+        plugin = runtime.welcome()
+        eventually(agent.plugin.connected, "the plugin is connected")
+        answer = waiting(agent, plugin, of(OWNER))
+        now_s += 1.0
+        agent.plugin.wake()
+        with pytest.raises(Refused):
+            answer.result(DEADLINE_S)
+        for unlucky in (of(OWNER, "again"), of(others[0], "other")):
+            with pytest.raises(Refused):
+                plugin.create(unlucky)
+
+        now_s += 10.0
+        answer = waiting(agent, plugin, of(others[0], "other again"))
+        agent.give(others[0], exclusive_a="4")
+        assert cpu_of(answer.result(DEADLINE_S)).cpus == "4"
+        with pytest.raises(Refused):
+            plugin.create(of(OWNER, "once more"))
+        waiting(agent, plugin, of(others[1], "third"))
+
+
+def waiting(
+    agent: Agent, plugin: Plugin, container: Container
+) -> Future[nri_pb2.CreateContainerResponse]:
+    """Let the runtime create a container, and return once it waits for that."""
+    # Its answer comes after everything that was said before.
+    plugin.run_sandbox(container.pod)
+    while agent.looked.acquire(blocking=False):
+        pass
+    answer = plugin.creating(container)
+    assert agent.looked.acquire(timeout=DEADLINE_S), "a container that waits asks for a sweep"
+    assert not answer.done()
+    return answer
 
 
 def test_a_container_that_is_held_is_not_there(agent: Agent, plugin: Plugin) -> None:
@@ -264,6 +339,86 @@ def test_or_released_into_the_default_pool(folder: Path, runtime: FakeRuntime) -
         assert cpu_of(runtime.welcome().create(of(OWNER))).cpus == "0"
 
 
+def taken(agent: Agent, plugin: Plugin) -> Container:
+    """Start a container of an earlier pod on CPU 2, and let the kubelet give that to another."""
+    agent.manager.set_pods([EARLIER, OWNER])
+    agent.give(EARLIER, exclusive_a="2")
+    container = of(EARLIER, "earlier")
+    plugin.run_sandbox(container.pod)
+    plugin.create(container)
+    plugin.start(container)
+    agent.give(OWNER, exclusive_a="2")
+    return container
+
+
+def test_a_container_waits_until_the_pod_that_has_its_cpu_is_gone(
+    agent: Agent, plugin: Plugin
+) -> None:
+    agent.patient = True
+    taken(agent, plugin)
+    answer = plugin.creating(of(OWNER))
+    eventually(lambda: "c1" in agent.manager.state()[0].sighted, "the container waits")
+    assert not answer.done()
+    agent.manager.set_pods([replace(EARLIER, finished=True), OWNER])
+    agent.plugin.facts_changed()
+    created = answer.result(DEADLINE_S)
+    assert cpu_of(created).cpus == "2"
+    assert ("EXCLUSIVE_CPUS", "2") in {(one.key, one.value) for one in created.adjust.env}
+    assert not agent.events.pods
+
+
+def test_the_runtimes_word_on_a_pods_end_is_enough(agent: Agent, plugin: Plugin) -> None:
+    agent.patient = True
+    earlier = taken(agent, plugin)
+    # The API server has never listed it.
+    agent.manager.set_pods([OWNER])
+    answer = plugin.creating(of(OWNER))
+    eventually(lambda: "c1" in agent.manager.state()[0].sighted, "the container waits")
+    plugin.stop(earlier)
+    assert not answer.done()
+    plugin.remove_sandbox(earlier.pod)
+    assert cpu_of(answer.result(DEADLINE_S)).cpus == "2"
+
+
+def test_a_container_whose_cpu_another_pod_has_is_held(agent: Agent, plugin: Plugin) -> None:
+    taken(agent, plugin)
+    with pytest.raises(Refused, match=r"owner/main is held: .* pod default/earlier still has them"):
+        plugin.create(of(OWNER))
+    assert agent.plugin.held(ContainerID("c1")) is None
+    ((pod, reason, message),) = agent.events.pods
+    assert (pod, reason) == ("owner", "CPUContainerHeld")
+    assert "CPUs 2 of exclusive_a" in message
+    assert "pod default/earlier" in message
+    assert "look why that pod does not end" in message
+
+
+def test_or_released_until_it_can_have_its_cpu(folder: Path, runtime: FakeRuntime) -> None:
+    agent = Agent(folder / "nri.sock", MissingFacts.RELEASE)
+    with agent.running():
+        plugin = runtime.welcome()
+        taken(agent, plugin)
+        answer = plugin.create(of(OWNER))
+    assert cpu_of(answer).cpus == "0"
+    ((pod, reason, message),) = agent.events.pods
+    assert (pod, reason) == ("owner", "CPUContainerReleased")
+    assert "starts in the default pool" in message
+    assert "pod default/earlier" in message
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(replace(OWNER, node_critical=True), id="of the class system-node-critical"),
+        pytest.param(replace(OWNER, cgroup_uid="hash"), id="static"),
+    ],
+)
+def test_what_the_node_may_need_is_never_held(agent: Agent, plugin: Plugin, pod: Pod) -> None:
+    agent.manager.set_pods([pod])
+    container = Container(NRIPod(pod.cgroup_uid, pod.name), "c1")
+    assert cpu_of(plugin.create(container)).cpus == "0"
+    assert [reason for _, reason, _ in agent.events.pods] == ["CPUContainerReleased"]
+
+
 def test_others_leave_the_cpus_of_a_container_before_it_starts(
     agent: Agent, plugin: Plugin
 ) -> None:
@@ -271,7 +426,7 @@ def test_others_leave_the_cpus_of_a_container_before_it_starts(
     plugin.start(of(PLAIN, "p"))
     edited = NodePools.of(Pool.named("exclusive_c", "0"), Pool.named("default", "2-3"))
     agent.manager.reconfigure(edited, MACHINE.topology())
-    answer = plugin.create(of(OWNER, devices={"exclusive_c": "0"}))
+    answer = plugin.create(agent.allocated(of(OWNER, devices={"exclusive_c": "0"})))
     assert [(one.container_id, one.linux.resources.cpu.cpus) for one in answer.update] == [
         ("p", "2-3")
     ]
@@ -311,17 +466,17 @@ def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
     ],
 )
 def test_an_update_widens_no_quota(
-    plugin: Plugin, asked_us: int | None, before_us: int, quota_us: int | None
+    agent: Agent, plugin: Plugin, asked_us: int | None, before_us: int, quota_us: int | None
 ) -> None:
-    container = of(OWNER, devices={"shared_a": "0-499"}, quota_us=before_us)
+    container = agent.allocated(of(OWNER, devices={"shared_a": "0-499"}, quota_us=before_us))
     plugin.create(container)
     (update,) = plugin.update(container, quota_us=asked_us).update
     cpu = update.linux.resources.cpu
     assert (cpu.quota.value if cpu.HasField("quota") else None) == quota_us
 
 
-def test_a_quota_keeps_the_runtimes_own_period(plugin: Plugin) -> None:
-    container = of(OWNER, devices={"shared_a": "0-499"}, quota_us=80_000)
+def test_a_quota_keeps_the_runtimes_own_period(agent: Agent, plugin: Plugin) -> None:
+    container = agent.allocated(of(OWNER, devices={"shared_a": "0-499"}, quota_us=80_000))
     plugin.create(container)
     (update,) = plugin.update(container, quota_us=40_000, period_us=50_000).update
     cpu = update.linux.resources.cpu
@@ -329,8 +484,10 @@ def test_a_quota_keeps_the_runtimes_own_period(plugin: Plugin) -> None:
 
 
 @pytest.mark.parametrize("asked", ["", "0-7"])
-def test_an_update_takes_no_container_off_its_cpus(plugin: Plugin, asked: str) -> None:
-    container = of(OWNER, devices={"exclusive_a": "2"})
+def test_an_update_takes_no_container_off_its_cpus(
+    agent: Agent, plugin: Plugin, asked: str
+) -> None:
+    container = agent.allocated(of(OWNER, devices={"exclusive_a": "2"}))
     plugin.create(container)
     (update,) = plugin.update(container, asked, quota_us=300_000).update
     cpu = update.linux.resources.cpu
@@ -339,13 +496,14 @@ def test_an_update_takes_no_container_off_its_cpus(plugin: Plugin, asked: str) -
 
 def test_what_runs_is_corrected_when_the_plugin_comes(agent: Agent, runtime: FakeRuntime) -> None:
     running = nri_pb2.CONTAINER_RUNNING
+    owner = of(OWNER, "owner", cpus="2", devices={"exclusive_a": "2"}, state=running)
     there = [
         of(PLAIN, "right", cpus="0", state=running),
         of(PLAIN, "wrong", cpus="0-7", state=running),
         of(PLAIN, "nobodys", state=running),
         of(PLAIN, "not-started"),
         of(PLAIN, "over", cpus="0-7", state=nri_pb2.CONTAINER_STOPPED),
-        of(OWNER, "owner", cpus="2", devices={"exclusive_a": "2"}, state=running),
+        agent.allocated(owner),
         of(PLAIN, "garbage", cpus="banana", state=running),
     ]
     with agent.running():
@@ -404,6 +562,60 @@ def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
     eventually(lambda: agent.plugin.held(ContainerID("c1")) == "5", "it is moved")
 
 
+def test_several_containers_are_moved_by_one_call(agent: Agent, plugin: Plugin) -> None:
+    for name in ("c1", "c2", "c3"):
+        plugin.create(of(PLAIN, name))
+    plugin.failing.add("c2")
+    agent.plugin.update_all({ContainerID(f"c{number}"): CPUSet.of(5) for number in (1, 2, 3, 4)})
+    (updates,) = plugin.updates
+    assert [one.container_id for one in updates] == ["c1", "c2", "c3"]
+    held = [agent.plugin.held(ContainerID(f"c{number}")) for number in (1, 2, 3)]
+    assert held == ["5", "0", "5"], "a failure concerns one container"
+    agent.plugin.update_all({ContainerID("c4"): CPUSet.of(5)})
+    assert len(plugin.updates) == 1
+
+
+def test_a_runtime_that_does_not_answer_is_asked_nothing_more(folder: Path) -> None:
+    now_s = 0.0
+    agent = Agent(folder / "nri.sock", clock=lambda: now_s, update_s=0.05)
+    with FakeRuntime(folder / "nri.sock") as runtime, agent.running():
+        plugin = runtime.welcome()
+        for name in ("c1", "c2"):
+            plugin.create(of(PLAIN, name))
+        plugin.silent = True
+        with pytest.raises(RuntimeSilent, match="CPUs 5: it does not answer"):
+            agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+        with pytest.raises(RuntimeSilent):
+            agent.plugin.update(ContainerID("c2"), CPUSet.of(5))
+        with pytest.raises(RuntimeSilent):
+            agent.plugin.update_all({ContainerID("c2"): CPUSet.of(5)})
+        with pytest.raises(RuntimeSilent):
+            agent.plugin.limit(ContainerID("c2"), Bandwidth(400_000))
+        eventually(lambda: len(plugin.updates) == 1, "only one call has come")
+        # It says other things meanwhile, and its answer may still come.
+        assert cpu_of(plugin.create(of(PLAIN, "c3"))).cpus == "0"
+
+        now_s = 6.0
+        with pytest.raises(RuntimeSilent):
+            agent.plugin.update(ContainerID("c2"), CPUSet.of(5))
+        eventually(lambda: len(plugin.updates) == 2, "it is asked again after a while")
+
+        while agent.looked.acquire(blocking=False):
+            pass
+        plugin.answer_updates()
+        assert agent.looked.acquire(timeout=DEADLINE_S), "an answer is news"
+        assert agent.plugin.held(ContainerID("c2")) == "5"
+        plugin.silent = False
+        eventually(lambda: moved(agent, "c1"), "it is asked as before")
+
+
+def moved(agent: Agent, container: str) -> bool:
+    with suppress(RuntimeSilent):
+        agent.plugin.update(ContainerID(container), CPUSet.of(5))
+        return True
+    return False
+
+
 def test_nothing_is_asked_of_a_runtime_that_waits_for_an_answer(
     agent: Agent, plugin: Plugin
 ) -> None:
@@ -450,7 +662,7 @@ def test_it_comes_back_when_the_runtime_does(agent: Agent, runtime: FakeRuntime)
     with agent.running():
         first = runtime.welcome([of(PLAIN, cpus="0", state=nri_pb2.CONTAINER_RUNNING)])
         eventually(agent.plugin.connected, "the plugin is connected")
-        first.create(of(OWNER, "c2", devices={"exclusive_a": "2"}))
+        first.create(agent.allocated(of(OWNER, "c2", devices={"exclusive_a": "2"})))
         agent.manager.set_pods([OWNER])
         first.creating(of(OWNER, "c3", name="other"))
         first.hang_up()
@@ -473,6 +685,34 @@ def test_without_a_runtime_it_tries_again(agent: Agent, folder: Path) -> None:
         with FakeRuntime(folder / "nri.sock") as runtime:
             runtime.welcome()
             eventually(lambda: agent.health.ready().ok, "the node is ready")
+
+
+def test_a_runtime_that_refuses_as_its_socket_appears_is_reached_soon(
+    agent: Agent, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of two pauses in a row the second lasts for ever.
+    monkeypatch.setattr("cpupool.roles.nri_plugin._PAUSES_S", (0.0, 100 * DEADLINE_S))
+    reach = Connection.to
+    attempts: list[str] = []
+    refused = threading.Event()
+
+    def recorded(path: Path, timeout_s: float) -> Connection:
+        try:
+            return reach(path, timeout_s)
+        except RemoteProtocolError as error:
+            attempts.append(str(error))
+            if "Connection refused" in str(error):
+                made.listen()
+                refused.set()
+            raise
+
+    monkeypatch.setattr(Connection, "to", recorded)
+    with agent.running():
+        eventually(lambda: len(attempts) == 2, "no pause follows but the last")
+        with FakeRuntime(folder / "nri.sock", listens=False) as made:
+            agent.plugin.wake()
+            assert refused.wait(DEADLINE_S)
+            made.accept()
 
 
 def test_its_end_is_not_overheard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,10 +762,11 @@ def test_a_plugin_that_the_runtime_has_started_serves_at_once_and_ends_with_it(
     assert plugin.registered.result().plugin_idx == "07"
     plugin.configure()
     assert not plugin.synchronize([of(PLAIN, cpus="0-7", state=nri_pb2.CONTAINER_RUNNING)])
-    # Until it is known who owns what, only what the annotations say is certain.
+    # Until it is known who owns what, only what Allocate has answered is certain.
     assert not plugin.create(of(PLAIN, cpus="0-3")).HasField("adjust")
     assert agent.plugin.held(ContainerID("c1")) == "0-3"
-    assert cpu_of(plugin.create(of(OWNER, "c2", devices={"exclusive_a": "2"}))).cpus == "2"
+    owner = agent.allocated(of(OWNER, "c2", devices={"exclusive_a": "2"}))
+    assert cpu_of(plugin.create(owner)).cpus == "2"
     plugin.hang_up()
     loop.join(DEADLINE_S)
     assert ended
@@ -535,7 +776,9 @@ def test_until_the_pools_are_known_who_has_devices_of_one_waits(
     runtime: FakeRuntime, folder: Path
 ) -> None:
     ours, its = socket.socketpair()
-    agent = Agent(folder / "nri.sock", ready=False, launch=Launch(ours.detach(), "cpupool", "07"))
+    now_s = 100.0
+    launch = Launch(ours.detach(), "cpupool", "07")
+    agent = Agent(folder / "nri.sock", ready=False, launch=launch, clock=lambda: now_s)
     agent.manager = Manager()
     agent.plugin = agent.made()
     with ThreadPoolExecutor(1) as pool:
@@ -543,12 +786,15 @@ def test_until_the_pools_are_known_who_has_devices_of_one_waits(
         plugin = runtime.adopt(its)
         plugin.configure()
         plugin.synchronize()
-        owner = of(OWNER, devices={"exclusive_a": "2"})
+        owner = agent.allocated(of(OWNER, devices={"exclusive_a": "2"}))
+        answer = waiting(agent, plugin, owner)
+        now_s += 1.0
+        agent.plugin.wake()
         with pytest.raises(Refused, match="owner/main is held: this node's pools are not known"):
-            plugin.create(owner)
+            answer.result(DEADLINE_S)
         assert not plugin.create(of(PLAIN, "p")).HasField("adjust")
-        agent.patient = True
-        answer = plugin.creating(owner)
+        now_s += 10.0
+        answer = waiting(agent, plugin, replace(owner, id="c2", name="other"))
         agent.manager.reconfigure(POOLS, MACHINE.topology())
         agent.plugin.facts_changed()
         assert cpu_of(answer.result(DEADLINE_S)).cpus == "2"
@@ -574,7 +820,7 @@ METHODS = ("Configure", "Synchronize", "CreateContainer", "UpdateContainer", "St
 
 
 def test_no_bytes_end_the_agent(agent: Agent, runtime: FakeRuntime) -> None:
-    @settings(max_examples=60)
+    @examples(60)
     @given(st.sampled_from(METHODS), st.binary(max_size=200), st.binary(max_size=60))
     def said(method: str, payload: bytes, rest: bytes) -> None:
         plugin = runtime.accept()

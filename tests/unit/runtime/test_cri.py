@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import grpc
@@ -7,7 +8,12 @@ import pytest
 
 from cpupool.api.cri_pb2 import CONTAINER_EXITED
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ContainerNotFound, RemoteProtocolError, RuntimeRefused
+from cpupool.core.errors import (
+    ContainerNotFound,
+    RemoteProtocolError,
+    RuntimeRefused,
+    RuntimeSilent,
+)
 from cpupool.core.names import Names
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
@@ -60,7 +66,31 @@ def sandbox() -> RuntimeContainer:
 class TestRecognise:
     def test_a_container_tells_its_pod_and_its_devices(self, cri: CRI, runtime: FakeCRI) -> None:
         assert cri.recognise([MAIN]) == (main_container(),)
+
+    def test_of_a_container_without_annotations_of_ours_no_sandbox_is_asked_for(
+        self, cri: CRI, runtime: FakeCRI
+    ) -> None:
+        runtime.add(SIDE, "web", "side", annotations={"example.com/note": "x"})
+
+        assert [one.name for one in cri.recognise([SIDE])] == ["side"]
         assert runtime.calls["ListPodSandbox"] == 0
+
+    def test_what_the_pods_author_wrote_is_no_device(self, cri: CRI, runtime: FakeCRI) -> None:
+        forged = {"nokia.k8s.io/allocated.exclusive_a": "2-3"}
+        runtime.add_sandbox(SANDBOX, "web", forged)
+
+        (found,) = cri.recognise([MAIN])
+
+        assert set(found.devices) == {"shared_b"}
+
+    def test_without_its_sandbox_a_container_has_no_devices(
+        self, cri: CRI, runtime: FakeCRI
+    ) -> None:
+        runtime.sandboxes.clear()
+
+        (found,) = cri.recognise([MAIN])
+
+        assert (found.name, found.devices) == ("main", {})
 
     def test_a_sandbox_has_no_name_even_if_its_pod_has_such_a_label(
         self, cri: CRI, runtime: FakeCRI
@@ -196,12 +226,35 @@ class TestUpdate:
         else:
             runtime.stop()
 
-        with pytest.raises(RuntimeRefused, match="hangs" if hangs else "runs and that its folder"):
+        with pytest.raises(RuntimeSilent, match="hangs" if hangs else "runs and that its folder"):
             cri.update(MAIN, CPUS)
 
         # It is asked no second question that it does not answer either.
         assert runtime.calls["ContainerStatus"] == 0
         assert not cri.connected()
+
+    @pytest.mark.parametrize("call", ["update", "recognise", "held"])
+    def test_a_runtime_that_hangs_is_left_alone_for_a_while(
+        self, runtime: FakeCRI, call: str
+    ) -> None:
+        now_s = 0.0
+        cri = CRI([runtime.socket], Names(), timeout_s=SHORT_S, now_s=lambda: now_s)
+
+        def connects_later() -> bool:
+            nonlocal now_s
+            now_s += 100.0
+            return cri.connected()
+
+        eventually(connects_later, "it answers once")
+        runtime.answers.clear()
+        arguments = {"update": (MAIN, CPUS), "recognise": ([MAIN],), "held": (MAIN,)}
+        with pytest.raises((RuntimeSilent, RemoteProtocolError)):
+            getattr(cri, call)(*arguments[call])
+
+        runtime.answers.set()
+        now_s += 9 * SHORT_S
+        assert not cri.connected()
+        eventually(connects_later, "it is asked again")
 
 
 class TestConnection:
@@ -234,22 +287,21 @@ class TestConnection:
         assert cri.connected()
         assert runtime.calls["Version"] == 2
 
-    def test_one_that_hangs_is_asked_for_more_seldom(self, runtime: FakeCRI) -> None:
-        later_s = 0.0
+    def test_one_that_takes_long_is_asked_for_more_seldom(self, runtime: FakeCRI) -> None:
+        later_s, looks = 0.0, itertools.count()
+        # A second passes between any two looks at the clock, so a call takes one.
         cri = CRI(
             [runtime.socket],
             Names(),
-            timeout_s=SHORT_S,
-            now_s=lambda: later_s + 3.0 * runtime.calls["Version"],
+            timeout_s=DEADLINE_S,
+            now_s=lambda: later_s + next(looks),
         )
-        runtime.answers.clear()
+        runtime.failing["Version"] = grpc.StatusCode.UNAVAILABLE
 
         assert not cri.connected()
-        later_s = 29.0
+        later_s = 8.0
         assert not cri.connected()
         assert runtime.calls["Version"] == 1
-        runtime.answers.set()
-        later_s = 30.0
         cri.connected()
         assert runtime.calls["Version"] == 2
 

@@ -280,6 +280,29 @@ class TestWhoseContainerItIs:
             ContainerID("c1"), POD.uid, "default", "pod", "main", {"exclusive_a": frozenset("2")}
         )
 
+    def test_what_the_pods_author_wrote_is_no_device(self, session: Session) -> None:
+        forged = {"nokia.k8s.io/allocated.exclusive_a": "2"}
+        pod = Pod(annotations={**forged, "example.com/note": "x"})
+        container = Container(pod, "c1", devices={"exclusive_b": "6"})
+
+        known = self.seen(
+            session,
+            nri_pb2.CreateContainerRequest(pod=pod.message(), container=container.message()),
+        ).container.known
+
+        assert known is not None
+        assert known.devices == {"exclusive_b": {"6"}}
+
+    def test_of_a_pod_that_is_not_named_no_annotation_counts(self, session: Session) -> None:
+        named = nri_pb2.SynchronizeRequest(containers=[CONTAINER.message()])
+
+        [message] = session.receive(request("Synchronize", named))
+
+        assert isinstance(message, Synchronize)
+        [known] = [one.known for one in message.containers]
+        assert known is not None
+        assert (known.name, known.devices) == ("main", {})
+
     def test_what_the_kubelet_has_not_labelled_is_not_known(self, session: Session) -> None:
         other = Pod(labelled=False)
 

@@ -151,6 +151,20 @@ def test_a_container_is_told_which_pools_it_has(pools: dict[str, str], value: st
     assert only(admitted(pod(container(pools=pools, env=None))))["env"] == [variable]
 
 
+def test_a_container_with_the_starter_is_told_its_name() -> None:
+    named = {"name": "CONTAINER_NAME", "value": "main"}
+    started = container(pools={"exclusive-a": "1"}, command=["app"])
+    assert only(admitted(pod(started)))["env"][1:] == [named]
+    listed = pod(container(pools={"exclusive-a": "1"}), processes=processes(process()))
+    assert only(admitted(listed))["env"][1:] == [named]
+
+    own = {"name": "CONTAINER_NAME", "value": "mine"}
+    assert own in only(admitted(pod({**started, "env": [own]})))["env"]
+    assert named not in only(admitted(pod({**started, "env": [own]})))["env"]
+    alone = container(pools={"shared-a": "1"}, command=["app"])
+    assert named not in only(admitted(pod(alone)))["env"]
+
+
 def test_a_command_with_exclusive_cpus_is_started_by_the_starter_as_it_is() -> None:
     asked = container(
         pools={"exclusive-a": "1", "shared-a": "1"}, command=["/app", "$(HOME)"], args=["$$", "--"]
@@ -299,17 +313,30 @@ def test_limits_alone_are_requests_too() -> None:
     }
 
 
-def test_a_default_pool_is_no_resource() -> None:
-    asked = pod(container(pools={"cpupool2": "1"}))
-    assert denial(asked) == (
-        f"{LIMITS}[nokia.k8s.io/cpupool2]: no pool file has an exclusive or shared pool cpupool2;"
-        " use exclusive-a or exclusive-b or shared-a or shared-b"
-    )
-    assert admitted(asked, UNKNOWN) == asked
-    assert warnings(asked, UNKNOWN) == (
+@pytest.mark.parametrize("rules", [RULES, UNKNOWN], ids=["pools known", "pools unknown"])
+def test_a_device_in_the_domain_is_left_to_its_plugin(rules: Rules) -> None:
+    device = {"sriov_vfio_ens1f0": "1", "cpupool2": "lots"}
+    asked = pod(container(pools=device, env=[{"name": "EXCLUSIVE_CPUS", "value": "1"}]))
+    assert admitted(asked, rules) == asked
+    assert warnings(asked, rules) == ()
+
+    beside = only(admitted(pod(container(pools={**device, "shared-a": "5"})), rules))
+    assert beside["resources"] == {
+        part: {"nokia.k8s.io/shared-a": "5", "cpu": cpu}
+        | {f"nokia.k8s.io/{name}": amount for name, amount in device.items()}
+        for part, cpu in (("requests", "0m"), ("limits", "5m"))
+    }
+
+
+@pytest.mark.parametrize("rules", [RULES, UNKNOWN], ids=["pools known", "pools unknown"])
+@pytest.mark.parametrize("name", ["exlusive-a", "default"])
+def test_a_device_with_nearly_a_pools_name_is_a_warning(name: str, rules: Rules) -> None:
+    asked = pod(container(pools={name: "1"}))
+    assert admitted(asked, rules) == asked
+    assert warnings(asked, rules) == (
         (
-            f"{LIMITS}[nokia.k8s.io/cpupool2]: a default pool is no resource, so no node can run"
-            " this pod; remove the request, or name an exclusive or shared pool"
+            f"{LIMITS}[nokia.k8s.io/{name}]: this is taken for another plugin's device, as its name"
+            " does not begin with exclusive or shared; correct it if a pool is meant"
         ),
     )
 

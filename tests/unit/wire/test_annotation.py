@@ -159,6 +159,25 @@ def test_unknown_keys_are_passed_over_with_a_hint() -> None:
     ]
 
 
+def test_keys_in_another_case_are_taken_with_a_warning() -> None:
+    """CPU-Pooler takes them: Go's encoding/json compares keys without their case."""
+    entry = {"Container": "main", "PROCESSES": one(cpus=..., CPUs=2)[0]["processes"]}
+    found, problems = parse([entry])
+    assert found == parse(one(cpus=2))[0]
+    assert [str(problem) for problem in problems] == [
+        f"warning: {PATH}[0]: the key Container is taken for container; write that",
+        f"warning: {PATH}[0]: the key PROCESSES is taken for processes; write that",
+        f"warning: {PATH}{FIRST}: the key CPUs is taken for cpus; write that",
+    ]
+
+
+def test_an_exact_key_wins_over_one_in_another_case() -> None:
+    for entry in ({"CPUs": 2, **process()}, {**process(), "CPUs": 2}):
+        found, problems = parse([{"container": "main", "processes": [entry]}])
+        assert found == parse(one())[0]
+        assert len(problems) == 1
+
+
 SCHEMA = json.loads((DOCS / "annotation.schema.json").read_text())
 BEYOND_A_SCHEMA = {"twice", "2.0", "NUL", "no Unicode", "an argument too long", str(2**63)}
 """What JSON Schema cannot say, or counts otherwise."""

@@ -86,7 +86,7 @@ def test_a_container_with_an_exclusive_pool_has_both_kinds_of_cpus(part: str) ->
     body["metadata"]["annotations"] = {"other": "x", "cpu-shared.crio.io/main": "no"}
     made = admitted(body)
     (one,) = made["spec"][part]
-    assert one["env"] == [{"name": "CPU_POOLS", "value": "exclusive&shared"}]
+    assert one["env"][0] == {"name": "CPU_POOLS", "value": "exclusive&shared"}
     assert one["resources"]["requests"]["cpu"] == "0m"
     # Two cores, and the two CPUs of the shared pool.
     assert one["resources"]["limits"]["cpu"] == "4000m"

@@ -1,0 +1,446 @@
+"""Moves containers onto their CPUs: judges what was found, and carries out what differs.
+
+The cpusetter's thread calls it, once or more in each sweep. Nothing that one container or the
+container runtime does keeps another container from its CPUs: what the runtime has to write comes
+last, for a limited time in each sweep.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    CgroupNotFound,
+    CPUPoolError,
+    CPUSetParseError,
+    RuntimeBusy,
+    RuntimeSilent,
+    RuntimeUnreachable,
+)
+from cpupool.core.names import ENABLE_SHARED_CPUS
+from cpupool.core.pools import PoolKind
+from cpupool.core.workloads import ContainerID
+from cpupool.manager import apply, drift, moves, notices
+from cpupool.manager.drift import Reason
+from cpupool.manager.moves import Move
+from cpupool.manager.patience import Backoff, Haste
+from cpupool.manager.ports import POD_ITSELF
+from cpupool.manager.ways import Way
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.notices import Notice, NoticeKey
+    from cpupool.manager.ports import CgroupTree, FoundContainer
+    from cpupool.manager.resolve import ContainerKey, Resolution
+    from cpupool.manager.ways import Ways
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+_SECOND_LOOK_S: Final = 1.0
+"""A watch reaches a new directory a moment after it was made: a second look finds what was written
+meanwhile."""
+_TRY_AGAIN_S: Final = 0.1
+"""A runtime that has just begun to start a container may refuse it other CPUs for a moment."""
+_SILENT_S: Final = 1.0
+"""How long to wait before a runtime that does not answer is asked for a container again."""
+_OTHERS_FIRST_S: Final = 5.0
+"""A runtime that has not answered is really called again after so long. A container that fails at
+once before that says nothing of itself."""
+_TURN_S: Final = 0.5
+"""How long the runtime may write in one sweep; the next one first looks at everything again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One container that was on the wrong CPUs.
+
+    Attributes:
+        path: its cgroup.
+        found: the CPUs it ran on.
+        wanted: the CPUs it belongs on.
+        error: why it is still wrong; empty where it is right now.
+        overwritten: its shared pools, where somebody else had moved it from its CPUs, or may have
+            before the agent started.
+    """
+
+    path: str
+    found: str
+    wanted: CPUSet
+    error: str = ""
+    overwritten: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is remembered of one container directory while it is there.
+
+    Attributes:
+        key: the ids in its path.
+        since_s: when it was seen first.
+        created: the CPUs that it ran on then.
+        new: it has come since the first sweep.
+        measured: whether the time until it ran on its final CPUs has been counted.
+        way: by which way it was written last; None while it has not been written.
+        right: the CPUs on which it was right last; empty if never.
+        tried: the CPUs that the repairs in `backoff` were to bring it to.
+        backoff: how patient to be with it.
+        writer: who overwrote it; None where no write of others is known.
+        stuck: why it could not be put right.
+        occupied: the CPUs of its own that it waits for, since other pods run there.
+        silent_s: when the runtime has been asked for it in vain; infinitely long ago for never.
+    """
+
+    key: ContainerKey
+    since_s: float
+    created: str
+    new: bool
+    measured: bool
+    way: Way | None = None
+    right: str = ""
+    tried: str = ""
+    backoff: Backoff = field(default_factory=Backoff)
+    writer: Reason | None = None
+    stuck: str = ""
+    occupied: CPUSet = field(default_factory=CPUSet)
+    silent_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """A container that is not on its CPUs, and how it was found."""
+
+    move: Move
+    found: FoundContainer
+    seen: _Seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A move that is about to be made.
+
+    Attributes:
+        wrong: what is moved.
+        goal: the CPUs that it is moved to.
+        reason: why it was not there.
+    """
+
+    wrong: _Wrong
+    goal: CPUSet
+    reason: Reason
+
+
+class Mover:
+    """Moves containers onto their CPUs.
+
+    Args:
+        manager: decides where each container belongs.
+        tree: the cgroups.
+        ways: by which way a container is written.
+        metrics: where repairs are counted.
+        beat: called before each container that is moved.
+        refused: called when a container does not get its CPUs; one of them may be offline.
+        now_s: a monotonic clock.
+
+    Attributes:
+        due_s: when to look again without an event; infinite for never.
+        rival: the kubelet's static CPU manager has been at work since the last sweep.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        tree: CgroupTree,
+        ways: Ways,
+        metrics: Metrics,
+        *,
+        beat: Callable[[], None],
+        refused: Callable[[], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self.due_s = math.inf
+        self.rival = False
+        self._manager = manager
+        self._tree = tree
+        self._ways = ways
+        self._metrics = metrics
+        self._beat = beat
+        self._refused = refused
+        self._now_s = now_s
+        self._haste = Haste()
+        self._hurried = False
+        self._runtime_until_s = math.inf
+        self._silent_s = -math.inf
+        self._seen: dict[str, _Seen] = {}
+        self._resolution: Resolution | None = None
+        self._texts: dict[ContainerKey, str] = {}
+
+    def begin(self) -> None:
+        """Begin a sweep."""
+        self.due_s = math.inf
+        self._hurried = False
+        self._runtime_until_s = self._now_s() + _TURN_S
+
+    def end(self, found: Iterable[FoundContainer], cpu_s: float) -> None:
+        """End a sweep that wrote: forget what is gone.
+
+        Args:
+            found: every container directory that there is.
+            cpu_s: the CPU time that the sweep took.
+        """
+        for gone in self._seen.keys() - {container.path for container in found}:
+            self._texts.pop(self._seen.pop(gone).key, None)
+        if self._hurried:
+            self._haste.spend(cpu_s, self._now_s())
+
+    def put_right(self, found: Iterable[FoundContainer], *, new: bool) -> list[Repair]:
+        """Move each container once that is wrong and due, and return what came of it.
+
+        Args:
+            found: what is there.
+            new: what is seen for the first time has come since the agent started.
+        """
+        resolution = self.current()
+        judged = (self._judged(container, resolution, new=new) for container in found)
+        wrong = {one.move.path: one for one in judged if one is not None}
+        staying = {path: one.move for path, one in wrong.items()}
+        due = [one.move for one in wrong.values() if self._is_due(one, resolution)]
+        repairs: list[Repair] = []
+        for batch in moves.batches(due):
+            if batch[0].way is not Way.CGROUP and self._now_s() >= self._runtime_until_s:
+                self._look_at(self._now_s())
+                continue
+            self._beat()
+            steps: list[_Step] = []
+            for move in batch:
+                try:
+                    steps += self._steps(wrong[move.path], staying)
+                except CPUPoolError as error:
+                    repairs += self._failed(wrong[move.path], error, staying)
+            if len(steps) > 1:
+                self._ask_ahead(steps)
+            for step in steps:
+                try:
+                    repairs.append(self._carry_out(step, staying))
+                except CPUPoolError as error:
+                    repairs += self._failed(step.wrong, error, staying)
+        return repairs
+
+    def current(self) -> Resolution:
+        """Return where everything belongs at this moment: NRI decides while a sweep repairs."""
+        return self._manager.state()[1]
+
+    def wanted(self, key: ContainerKey, resolution: Resolution) -> str:
+        """Return the CPUs of a container as the kernel writes them."""
+        # Rendered once per resolution: a sweep compares texts and parses nothing.
+        if self._resolution is not resolution:
+            self._resolution, self._texts = resolution, {}
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = str(resolution.assignment(key).cpus)
+        return text
+
+    def shared_pools(self, key: ContainerKey) -> frozenset[str]:
+        """Return the shared pools of a container, each as it stands in the pool file."""
+        pools = set(self.current().assignment(key).pools)
+        mixed = self._manager.state()[0].pools.mixed
+        if ENABLE_SHARED_CPUS in pools and mixed is not None:
+            pools.add(mixed.pool)
+        pools.discard(ENABLE_SHARED_CPUS)
+        return frozenset(pool for pool in pools if PoolKind.of_name(pool) is PoolKind.SHARED)
+
+    def notices(self) -> Mapping[NoticeKey, Notice]:
+        """Return what pods' owners must know of how their containers are moved."""
+        resolution = self.current()
+        told: dict[NoticeKey, Notice] = {}
+        for seen in self._seen.values():
+            if seen.writer is not None and seen.backoff.delay_s:
+                told.update(notices.about_fight(resolution, seen.key, seen.writer))
+            if seen.occupied:
+                told.update(notices.about_occupied(resolution, seen.key, seen.occupied))
+            if seen.key[1] == POD_ITSELF:
+                told.update(notices.about_moved(resolution, seen.key))
+        return told
+
+    def _judged(
+        self, container: FoundContainer, resolution: Resolution, *, new: bool
+    ) -> _Wrong | None:
+        key = (container.pod, ContainerID(container.id))
+        seen = self._seen.get(container.path)
+        if seen is None:
+            now_s = self._now_s()
+            seen = _Seen(key, now_s, container.cpus, new=new, measured=not new)
+            self._seen[container.path] = seen
+            self._look_at(now_s + _SECOND_LOOK_S)
+        text = self.wanted(key, resolution)
+        if container.cpus == text:
+            self._arrived(seen, text)
+            return None
+        assignment = resolution.assignment(key)
+        if assignment.placement is Placement.KUBELET:
+            return None
+        if seen.tried != text:
+            seen.tried, seen.backoff, seen.writer = text, Backoff(), None
+        if not assignment.cpus:
+            self._tell_stuck(container, seen, "no CPU of its pool is online and free")
+        move = Move(
+            container.path,
+            *key,
+            has=_parsed(container.cpus),
+            wants=assignment.cpus,
+            own=assignment.exclusive,
+            way=self._unasked(seen),
+            silent_s=seen.silent_s,
+        )
+        return _Wrong(move, container, seen)
+
+    def _is_due(self, wrong: _Wrong, resolution: Resolution) -> bool:
+        move, seen = wrong.move, wrong.seen
+        if not move.wants:
+            return False
+        now_s, due_s = self._now_s(), seen.backoff.due_s
+        if now_s < due_s and not move.has.isdisjoint(resolution.owned_by_others(move.pod)):
+            due_s = self._haste.due_s(seen.backoff, now_s, failed=bool(seen.stuck))
+            self._hurried |= due_s <= now_s
+        if now_s < due_s:
+            self._look_at(due_s)
+        return now_s >= due_s
+
+    def _steps(self, wrong: _Wrong, staying: Mapping[str, Move]) -> Iterator[_Step]:
+        """Yield what is to be done now, if anything is.
+
+        Raises:
+            CPUPoolError: its cgroup cannot be read.
+        """
+        move, seen, resolution = wrong.move, wrong.seen, self.current()
+        if self.wanted(seen.key, resolution) != seen.tried:
+            # It belongs elsewhere since it was judged.
+            self._look_at(self._now_s())
+            return
+        goal = moves.goal(move, staying.values(), resolution.unreported.cpus)
+        seen.occupied = move.gains - goal
+        if goal != move.has:
+            yield _Step(wrong, goal, self._reason(move.path, seen))
+        else:
+            why = f"other pods still run on its CPUs {seen.occupied}"
+            self._tell_stuck(wrong.found, seen, why)
+
+    def _ask_ahead(self, steps: Sequence[_Step]) -> None:
+        """Let one call of the runtime write several containers; each is then verified by itself."""
+        # The move of each container, which follows, finds what goes wrong here.
+        with suppress(CPUPoolError):
+            wanted = {
+                step.wrong.move.container: step.goal
+                for step in steps
+                if apply.takes_one_write(self._tree, step.wrong.move.path, step.goal)
+            }
+            self._ways.ask_ahead(wanted)
+
+    def _carry_out(self, step: _Step, staying: dict[str, Move]) -> Repair:
+        started_s = self._now_s()
+        move, seen, reason = step.wrong.move, step.wrong.seen, step.reason
+        way = self._unasked(seen) or self._ways.of(move.container, seen.way, new=seen.new)
+        tree = self._ways.through(way, self._tree, move.path, move.container)
+        apply.repair(tree, move.path, step.goal)
+        seen.way = way
+        del staying[move.path]
+        if reason.foreign:
+            # Who began a fight is named while it lasts.
+            seen.writer = seen.writer if seen.backoff.delay_s else reason
+            seen.backoff = seen.backoff.after(started_s)
+        self._metrics.repaired(reason.value)
+        log.info(
+            "cpuset repaired",
+            cgroup=move.path,
+            found=step.wrong.found.cpus or "none",
+            cpus=step.goal,
+            by=reason.value,
+            way=way.value,
+            ms=f"{(self._now_s() - started_s) * 1000:.1f}",
+        )
+        if step.goal == move.wants:
+            self._arrived(seen, seen.tried)
+        # The writer is unknown where a container is older than the agent.
+        foreign = reason.foreign or (reason is Reason.NEW and not seen.new)
+        overwritten = self.shared_pools(seen.key) if foreign else frozenset[str]()
+        return Repair(move.path, step.wrong.found.cpus, move.wants, overwritten=overwritten)
+
+    def _failed(
+        self, wrong: _Wrong, error: CPUPoolError, staying: dict[str, Move]
+    ) -> Iterator[Repair]:
+        seen, now_s = wrong.seen, self._now_s()
+        match error:
+            case CgroupNotFound():
+                del staying[wrong.move.path]
+                return
+            case RuntimeSilent() | RuntimeUnreachable():
+                if now_s >= self._silent_s + _OTHERS_FIRST_S:
+                    # It may hang for this container alone.
+                    seen.silent_s = self._silent_s = now_s
+                self._look_at(now_s + _SILENT_S)
+                self._tell_stuck(wrong.found, seen, str(error))
+            case RuntimeBusy():
+                self._look_at(now_s + _TRY_AGAIN_S)
+            case _:
+                self._refused()
+                seen.backoff = seen.backoff.after(now_s)
+                self._look_at(max(seen.backoff.due_s, now_s + _TRY_AGAIN_S))
+                self._tell_stuck(wrong.found, seen, str(error))
+        yield Repair(wrong.move.path, wrong.found.cpus, wrong.move.wants, str(error))
+
+    def _unasked(self, seen: _Seen) -> Way | None:
+        """Return the way of a container; None where only the runtime knows it."""
+        identifier = seen.key[1]
+        if identifier == POD_ITSELF:
+            return Way.CGROUP
+        sighted = self._manager.state()[0].sighted.get(identifier)
+        if sighted is not None and not sighted.name:
+            # No runtime changes a sandbox.
+            return Way.CGROUP
+        return self._ways.unasked(identifier, seen.way, new=seen.new)
+
+    def _reason(self, path: str, seen: _Seen) -> Reason:
+        if not seen.right:
+            return Reason.NEW
+        if seen.right != seen.tried:
+            return Reason.MOVED
+        _, node = self._tree.read(path)
+        return drift.foreign_writer(
+            path,
+            node.cpus,
+            created=seen.created,
+            online=self._manager.state()[0].topology.online,
+            static_kubelet=self.rival,
+        )
+
+    def _arrived(self, seen: _Seen, text: str) -> None:
+        seen.right, seen.stuck, seen.occupied, seen.silent_s = text, "", CPUSet(), -math.inf
+        placed = self.current().containers.get(seen.key)
+        confined = placed is None or placed.assignment.placement is Placement.CONFINED
+        if not seen.measured and not confined:
+            seen.measured = True
+            self._metrics.placed(self._now_s() - seen.since_s)
+
+    def _look_at(self, due_s: float) -> None:
+        self.due_s = min(self.due_s, due_s)
+
+    def _tell_stuck(self, container: FoundContainer, seen: _Seen, why: str) -> None:
+        """Log once that a container is not where it belongs."""
+        if seen.stuck != why:
+            seen.stuck = why
+            log.warning("container stays on wrong CPUs", cgroup=container.path, error=why)
+
+
+def _parsed(cpus: str) -> CPUSet:
+    """Return what a cgroup's text says; none where that is no list."""
+    with suppress(CPUSetParseError):
+        return CPUSet.parse(cpus)
+    return CPUSet()

@@ -1,0 +1,93 @@
+"""In which order containers move onto other CPUs, and how far each may go.
+
+One that leaves CPUs goes before one that comes onto CPUs of its own, so that a new owner gets none
+while a container of another pod runs there. Of each kind those that cpupool writes itself go before
+those that the container runtime writes: they take a millisecond, whatever the runtime does. Last of
+all go those for which it has not answered: it may hang for one container, and for no other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.manager.ports import POD_ITSELF
+from cpupool.manager.ways import Way
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cpupool.core.workloads import ContainerID
+
+MOST_AT_ONCE: Final = 8
+"""So many containers are moved by one call: containerd takes up to 50 ms for each of them, and
+creates no container meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A container that is not on its CPUs.
+
+    Attributes:
+        path: its cgroup.
+        pod: the id in its pod's cgroup name.
+        container: its id.
+        has: the CPUs that it runs on.
+        wants: the CPUs that it belongs on.
+        own: those of `wants` that are its pod's alone.
+        way: who writes it; None where only the container runtime knows.
+        silent_s: when the runtime has been asked for it in vain; infinitely long ago for never.
+    """
+
+    path: str
+    pod: str
+    container: ContainerID
+    has: CPUSet
+    wants: CPUSet
+    own: CPUSet
+    way: Way | None
+    silent_s: float = -math.inf
+
+    @property
+    def gains(self) -> CPUSet:
+        """The CPUs of its own that it does not run on yet."""
+        return self.own - self.has
+
+
+def batches(moves: Iterable[Move]) -> Iterator[tuple[Move, ...]]:
+    """Order moves; those in one batch may be made by one call of the runtime."""
+    ordered = sorted(moves, key=_rank)
+    for _, group in groupby(ordered, key=_rank):
+        same = tuple(group)
+        together = same[0].way is Way.NRI and same[0].silent_s == -math.inf
+        size = MOST_AT_ONCE if together else 1
+        yield from (same[start : start + size] for start in range(0, len(same), size))
+
+
+def goal(move: Move, others: Iterable[Move], refuge: CPUSet) -> CPUSet:
+    """Return the CPUs that a container may be moved to at this moment.
+
+    Args:
+        move: where it belongs.
+        others: the containers that are not where they belong.
+        refuge: where it waits while other pods run on all of its CPUs; empty for nowhere.
+    """
+    if not move.gains:
+        return move.wants
+    occupied = CPUSet.union(other.has for other in others if other.pod != move.pod)
+    return move.wants - (move.gains & occupied) or refuge or move.wants
+
+
+def _rank(move: Move) -> tuple[float, bool, bool, bool, bool]:
+    # In a pod's own cgroup are processes that the kernel has moved onto the CPUs of others.
+    by_runtime = move.way is not Way.CGROUP
+    return (
+        move.silent_s,
+        bool(move.gains),
+        move.container != POD_ITSELF,
+        by_runtime,
+        move.way is Way.NRI,
+    )

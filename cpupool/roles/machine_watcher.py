@@ -1,0 +1,101 @@
+"""Watches which CPUs the machine has online, and puts every change in force.
+
+Level-triggered: each look compares what is online with what the manager knows. The kernel's events
+only make it look sooner.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.host.uevents import CPUEvents
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import TopologySource
+    from cpupool.telemetry.health import Health
+
+log = logs.get(__name__)
+
+NAME: Final = "machine watcher"
+_LOOK_S: Final = 1.0
+_LOOK_WITHOUT_EVENTS_S: Final = 0.05
+
+
+class MachineWatcher:
+    """The role that owns the topology.
+
+    Args:
+        manager: takes each reading.
+        topology: where the machine's CPUs are read from.
+        health: hears that the loop turns.
+        changed: called when CPUs went offline or came back.
+        listen: where the kernel's events come from.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        topology: TopologySource,
+        *,
+        health: Health,
+        changed: Callable[[], None],
+        listen: Callable[[], CPUEvents] = CPUEvents,
+    ) -> None:
+        self._manager = manager
+        self._topology = topology
+        self._health = health
+        self._changed = changed
+        self._listen = listen
+        self._events: CPUEvents | None = None
+        self._silence = ""
+        self._complaint = ""
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow the machine until `stop` is set; `wake` after setting it returns at once."""
+        with closing(self._listen()) as events:
+            self._events = events
+            while not stop.is_set():
+                self._health.beat(NAME)
+                self.look()
+                events.wait(self._pause_s(events.silence))
+
+    def wake(self) -> None:
+        """Look now: a CPU may be offline, or `run` is to notice that it shall stop."""
+        if self._events is not None:
+            self._events.wake()
+
+    def look(self) -> None:
+        """Put in force which CPUs are online."""
+        try:
+            online = self._topology.online()
+            before = self._manager.state()[0].topology
+            if online == before.online:
+                return
+            # Reading a large machine would keep containers for long on the CPUs of others.
+            shrinks = online <= before.online
+            now = before.cut_to(online) if shrinks else self._topology.topology()
+            problems = self._manager.update_topology(now)
+        except CPUPoolError as error:
+            if str(error) != self._complaint:
+                log.warning("topology not read", reason=error)
+            self._complaint = str(error)
+            return
+        self._changed()
+        self._complaint = ""
+        log.info("online CPUs", cpus=now.online, before=before.online or "not known")
+        for problem in problems:
+            log.warning("pools on this machine", problem=problem)
+
+    def _pause_s(self, silence: str) -> float:
+        pause_s = _LOOK_WITHOUT_EVENTS_S if silence else _LOOK_S
+        if silence != self._silence:
+            self._silence = silence
+            log.warning("no events of CPUs from the kernel", look_s=pause_s, reason=silence)
+        return pause_s

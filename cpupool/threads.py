@@ -1,0 +1,108 @@
+"""Threads that each serve one loop of the process, which asks them at every turn whether they run.
+
+A supervised loop has a heartbeat (`supervisor.py`). A thread that a loop starts for itself has an
+owner instead: where the thread has ended, or does not answer, the owner fails, and with it the
+process. What this leaves out is listed in docs/dev/decisions/0019-every-thread-is-asked.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logs.get(__name__)
+
+SILENT_S: Final = 60.0
+_END_S: Final = 10.0
+
+
+class ThreadFailed(CPUPoolError):
+    """A thread that a loop cannot do without has ended, or hangs.
+
+    Attributes:
+        name: the thread's.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name = name
+        super().__init__(f"the thread {name!r} {what}; this process must be started again")
+
+
+class OwnedThread:
+    """A thread whose owner asks it whether it runs.
+
+    Args:
+        name: the thread's.
+        run: what it does; calls `answer` each time after `ask`.
+        ask: makes the thread call `answer`; called by the owner, must not block.
+        failed: called in the thread when `run` has raised; the owner checks then.
+        silent_s: how long the thread may take to answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[], None],
+        *,
+        ask: Callable[[], None],
+        failed: Callable[[], None],
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self._run = run
+        self._ask = ask
+        self._failed = failed
+        self._silent_s = silent_s
+        self._asked_s: float | None = None
+        self._failure = ""
+        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def answer(self) -> None:
+        """Note that the thread turns; called by `run`."""
+        self._asked_s = None
+
+    def check(self) -> None:
+        """Ask the thread, and see whether it has answered the question of an earlier call.
+
+        A thread that has ended without an error has done what its owner wanted.
+
+        Raises:
+            ThreadFailed: it has raised, or has not answered for too long.
+        """
+        if self._failure:
+            raise ThreadFailed(self._thread.name, f"has ended: {self._failure}")
+        if not self.runs:
+            return
+        asked_s, now_s = self._asked_s, time.monotonic()
+        if asked_s is None:
+            self._asked_s = now_s
+            self._ask()
+        elif now_s - asked_s > self._silent_s:
+            raise ThreadFailed(self._thread.name, f"has not answered for {self._silent_s:g} s")
+
+    def join(self) -> None:
+        """Wait until the thread has ended; what hangs is left to the end of the process."""
+        self._thread.join(_END_S)
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # whatever ends the thread must end the process
+            self._failure = str(error) or type(error).__name__
+            log.exception("thread failed", name=self._thread.name)
+            self._failed()

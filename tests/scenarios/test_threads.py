@@ -1,0 +1,231 @@
+"""Every thread of the agent is ended, and every loop is made to hang: nothing ends in silence."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.app import Agent
+from cpupool.supervisor import LoopFailed
+from cpupool.telemetry.health import Health
+from cpupool.threads import SILENT_S, OwnedThread, ThreadFailed
+from tests.machines import MACHINES
+from tests.processes import Process
+from tests.scenarios.test_agent_process import NODE, POOLS, living
+from tests.unit.test_app import get
+from tests.victim import CONTROLLER
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.scenarios.test_agent_process import World
+
+SERVING = "device plugins"
+LOOPS = {
+    "configurator",
+    "cpusetter",
+    "device manager",
+    "event recorder",
+    "machine watcher",
+    "node watch",
+    "nri plugin",
+    "pod watch",
+    "status",
+}
+"""What has a heartbeat."""
+OWNED = {
+    SERVING,
+    "watch FOLDER/etc",
+    "watch FOLDER/var/lib/kubelet/device-plugins",
+    "watch FOLDER/sys/fs/cgroup/cpuset/kubepods",
+}
+STREAMS = {"cpupool-exclusive_a.sock", "cpupool-shared_b.sock"}
+"""What waits for another list, for the kubelet: it takes the stream with it."""
+MAIN = "MainThread"
+_OF_LIBRARIES = re.compile(r"Thread-\d+ \((_poll_wrapper|channel_spin)\)")
+"""grpc's, which run its C core."""
+_CRASHES = {SERVING: (-signal.SIGSEGV, -signal.SIGABRT)}
+"""How else a process may end: grpc's C core does not always survive its event loop."""
+
+
+class Victim(Process):
+    """An agent whose threads can be ended."""
+
+    def __init__(self, *options: str | os.PathLike[str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.victim", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("COV_CORE", "COVERAGE"))
+            },
+        )
+        self.lines = []
+
+    def threads(self) -> set[str]:
+        self._write("")
+        answer = self.process.stdout
+        assert answer
+        return set(iter(lambda: answer.readline().strip(), ""))
+
+    def end(self, thread: str) -> None:
+        self._write(thread)
+
+    def _write(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    @contextmanager
+    def collecting(self, end: int = signal.SIGTERM) -> Iterator[Victim]:
+        with self.process, super().collecting(end):
+            yield self
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    with living(folder, MACHINES["arm_no_smt"].write(folder), {"role": "worker"}) as world:
+        world.mount.show(worker=POOLS)
+        # Its cgroup is there to be watched from the start.
+        world.run_now("plain")
+        yield world
+
+
+@contextmanager
+def agent(world: World) -> Iterator[Victim]:
+    """Start an agent, and wait until the kubelet listens to each pool."""
+    victim = Victim(
+        *("agent", "--host-root", world.folder, "--config", world.mount.folder),
+        *("--api-server", world.api.url, "--node-name", NODE, "--metrics-port", "1"),
+    )
+    with victim.collecting():
+        world.await_pool("exclusive_a", 4)
+        world.await_pool("shared_b", 2000)
+        eventually(lambda: names(world, victim.threads()) >= OWNED, "the watches")
+        yield victim
+
+
+def names(world: World, threads: set[str]) -> set[str]:
+    return {name.replace(str(world.folder), "FOLDER") for name in threads}
+
+
+def test_every_thread_is_known(world: World) -> None:
+    known = LOOPS | OWNED | STREAMS | {MAIN, CONTROLLER, "telemetry"}
+    with agent(world) as victim:
+        seen = names(world, victim.threads())
+    assert {name for name in seen if not _OF_LIBRARIES.fullmatch(name)} == known
+
+
+@pytest.mark.parametrize("thread", sorted(LOOPS | OWNED | {MAIN, "telemetry"}))
+def test_a_thread_that_is_ended_ends_the_process(world: World, thread: str) -> None:
+    with agent(world) as victim:
+        victim.end(thread.replace("FOLDER", str(world.folder)))
+        eventually(lambda: victim.process.poll() is not None, lambda: victim.log)
+        assert victim.process.returncode in (1, *_CRASHES.get(thread, ())), victim.log
+    if thread in LOOPS:
+        assert f"cpupool: the {thread} stopped: Ended; this process must be started" in victim.log
+
+
+@pytest.mark.parametrize("thread", sorted(STREAMS))
+def test_a_stream_that_is_ended_is_made_again(world: World, thread: str) -> None:
+    resource = thread.removeprefix("cpupool-").removesuffix(".sock")
+    registered = f"device plugin registered resource=nokia.k8s.io/{resource}"
+    with agent(world) as victim:
+        victim.end(thread)
+        eventually(lambda: victim.log.count(registered) == 2, lambda: victim.log)
+        world.run("late", **{resource: 1})
+    assert victim.process.returncode == 0
+
+
+@pytest.mark.parametrize("thread", sorted(OWNED))
+def test_an_owned_thread_that_hangs_ends_the_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    name = thread.replace("FOLDER", str(world.folder))
+    release, failures = threading.Event(), list[str]()
+    run, answer, check = Agent.run, OwnedThread.answer, OwnedThread.check
+
+    def hang(owned: OwnedThread) -> None:
+        if owned._thread.name == name:
+            release.wait(DEADLINE_S)
+        answer(owned)
+
+    def check_late(owned: OwnedThread) -> None:
+        if owned._thread.name == name and owned._asked_s is not None:
+            owned._asked_s -= SILENT_S
+        try:
+            check(owned)
+        except ThreadFailed:
+            release.set()
+            raise
+
+    def run_to_failure(agent: Agent, stop: threading.Event) -> None:
+        try:
+            run(agent, stop)
+        except LoopFailed as error:
+            failures.append(str(error))
+
+    monkeypatch.setattr(Agent, "run", run_to_failure)
+    monkeypatch.setattr(OwnedThread, "answer", hang)
+    monkeypatch.setattr(OwnedThread, "check", check_late)
+    with world.agent_here() as agent:
+
+        def ended() -> list[str]:
+            agent.wake()
+            agent._device_manager.wake()
+            return failures
+
+        eventually(ended, "its end")
+    assert f"the thread {name!r} has not answered for 60 s; this process" in failures[0]
+
+
+def test_a_loop_that_hangs_is_named_by_the_probe(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging: dict[str, threading.Event] = {}
+    now_s, beats = [time.monotonic()], Health.beat
+
+    def beat(health: Health, loop: str) -> None:
+        if release := hanging.get(loop):
+            release.wait(DEADLINE_S)
+        beats(health, loop)
+
+    monkeypatch.setattr(Health, "beat", beat)
+    with world.agent_here() as agent:
+        monkeypatch.setattr(agent.health, "_clock_s", lambda: now_s[0])
+        world.await_pool("exclusive_a", 4)
+
+        def failing() -> set[str]:
+            agent._cluster.wake()
+            agent._untold.set()
+            agent._device_manager.wake()
+            agent.wake()
+            agent._nri.wake()
+            agent._machine_watcher.wake()
+            lines = get(agent, "/healthz")[1].splitlines()
+            return {line.partition(":")[0] for line in lines if ": failing: silent for" in line}
+
+        for loop in sorted(LOOPS):
+            release = hanging[loop] = threading.Event()
+            # Each of the others must beat again before it is known which one hangs.
+            now_s[0] += 1000
+            eventually(partial(lambda loop: failing() == {loop}, loop), lambda: str(failing()))
+            del hanging[loop]
+            release.set()
+            eventually(lambda: not failing(), lambda: str(failing()))

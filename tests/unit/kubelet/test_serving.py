@@ -1,0 +1,101 @@
+"""The one event loop of all device plugins outlives every server, and never ends in silence."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.api.deviceplugin_pb2 import Empty
+from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
+from cpupool.core.pools import Pool
+from cpupool.kubelet import serving
+from cpupool.kubelet.device_plugin import DevicePluginServer
+from cpupool.kubelet.serving import ServingFailed, ServingLoop
+from cpupool.manager.manager import Manager
+from cpupool.threads import ThreadFailed
+from tests.kubelets import dial
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RESTARTS = 60
+
+
+@pytest.fixture
+def _hurried() -> Iterator[None]:
+    """Let threads change places after each microsecond."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("_hurried")
+def test_servers_that_come_and_go_leave_the_loop_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last server that goes must not take grpc.aio's queue away under the loop."""
+    pool = Pool.named("exclusive_a", "2")
+    with ServingLoop() as loop:
+        for _ in range(RESTARTS):
+            server = DevicePluginServer(Manager(), pool, folder, loop)
+            server.start()
+            with dial(folder / server.endpoint) as channel:
+                DevicePluginStub(channel).GetDevicePluginOptions(Empty(), timeout=DEADLINE_S)
+            server.stop()
+            del server
+            gc.collect()
+    assert caplog.messages == []
+
+
+async def _end_the_loop() -> None:
+    raise SystemExit
+
+
+def test_a_loop_that_has_ended_is_an_error_of_its_own(folder: Path) -> None:
+    failed = threading.Event()
+    with ServingLoop(failed.set) as loop:
+        loop.check()
+        server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, loop)
+        server.start()
+        with pytest.raises(SystemExit):
+            loop.call(_end_the_loop())
+        assert failed.wait(DEADLINE_S)
+        with pytest.raises(ThreadFailed, match=r"'device plugins' has ended: SystemExit; .* again"):
+            loop.check()
+        eventually(lambda: not loop.runs, "the end of the thread")
+        with pytest.raises(ServingFailed, match=r"does not run; if this repeats, start the agent"):
+            server.stop()
+        with pytest.raises(ServingFailed):
+            server.start()
+
+
+def test_a_loop_that_hangs_is_no_fault_of_the_socket(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, release = threading.Event(), threading.Event()
+
+    async def hang() -> None:
+        hanging.set()
+        release.wait(DEADLINE_S)
+
+    with ServingLoop() as loop, ThreadPoolExecutor(1) as other:
+        server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, loop)
+        done = other.submit(loop.call, hang())
+        assert hanging.wait(DEADLINE_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(serving, "_CALL_S", 0.01)
+            with pytest.raises(ServingFailed, match=r"has not answered for 0\.01 s"):
+                server.start()
+        release.set()
+        done.result(DEADLINE_S)
+        server.start()
+        server.stop()
+        assert not server.listening

@@ -1,0 +1,85 @@
+"""A thread that one loop owns, and asks whether it runs."""
+
+from __future__ import annotations
+
+import threading
+from queue import Queue
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.threads import OwnedThread, ThreadFailed
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Work:
+    """A thread that answers when it is asked, and does what the test wants besides."""
+
+    def __init__(self, silent_s: float) -> None:
+        self.orders: Queue[str] = Queue()
+        self.failed = threading.Event()
+        self.answered = threading.Semaphore(0)
+        self.release = threading.Event()
+        self.release.set()
+        self.thread = OwnedThread(
+            "worker",
+            self._run,
+            ask=lambda: self.orders.put("answer"),
+            failed=self.failed.set,
+            silent_s=silent_s,
+        )
+
+    def _run(self) -> None:
+        while (order := self.orders.get(timeout=DEADLINE_S)) != "end":
+            if order == "fail":
+                raise SystemExit
+            self.release.wait(DEADLINE_S)
+            self.thread.answer()
+            self.answered.release()
+
+
+@pytest.fixture
+def patient() -> Iterator[Work]:
+    work = Work(silent_s=DEADLINE_S)
+    work.thread.start()
+    yield work
+    work.orders.put("end")
+    work.thread.join()
+
+
+def test_a_thread_that_answers_is_asked_again(patient: Work) -> None:
+    for _ in range(3):
+        patient.thread.check()
+        assert patient.answered.acquire(timeout=DEADLINE_S)
+
+
+def test_a_thread_that_has_failed_is_told_to_its_owner(
+    patient: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient.orders.put("fail")
+    assert patient.failed.wait(DEADLINE_S)
+    with pytest.raises(ThreadFailed, match="the thread 'worker' has ended: SystemExit; this"):
+        patient.thread.check()
+    assert "thread failed name=worker" in caplog.text
+
+
+def test_a_thread_that_has_done_its_work_is_no_failure(patient: Work) -> None:
+    patient.orders.put("end")
+    eventually(lambda: not patient.thread.runs, "its end")
+    patient.thread.check()
+    assert not patient.failed.is_set()
+
+
+def test_a_thread_that_does_not_answer_has_failed() -> None:
+    work = Work(silent_s=0.0)
+    work.release.clear()
+    work.thread.start()
+    work.thread.check()
+    with pytest.raises(ThreadFailed, match="the thread 'worker' has not answered for 0 s"):
+        work.thread.check()
+    work.release.set()
+    work.orders.put("end")
+    eventually(lambda: not work.thread.runs, "its end")
