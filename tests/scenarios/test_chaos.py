@@ -10,6 +10,7 @@ CPUPOOL_CHAOS_SEEDS=50 runs the seeds 0 to 49.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -280,6 +281,13 @@ class Chaos:
             found[pool] = CPUSet(map(int, seen)), (mine & self.online) - others
         return found
 
+    def sees_machine(self) -> bool:
+        """Return whether the agent knows which CPUs are online: no event of a kernel tells it."""
+        status = self.node.root.status
+        return status.exists() and json.loads(status.read_text())["offline"] == str(
+            self.machine.offline
+        )
+
     def shown(self) -> dict[str, tuple[object, object]]:
         """Give pool → the online CPUs that a starting container reads of it, and should read."""
         taken = self.reach(CPUSet.union(held.owned for held in self.pods.values()))
@@ -431,6 +439,7 @@ class Chaos:
         eventually(
             lambda: (
                 not self.astray()
+                and self.sees_machine()
                 and all(seen == should for seen, should in self.listed().values())
                 and all(read == should for read, should in self.shown().values())
             ),
