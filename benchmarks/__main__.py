@@ -30,8 +30,9 @@ from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.commands.drawing import show, table
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
 from cpupool.core.names import Names
-from cpupool.core.pools import MAX_DEVICE_LIST_BYTES, NodePools, Pool
+from cpupool.core.pools import NodePools, Pool
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop

@@ -17,10 +17,11 @@ from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core import hints
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
 from cpupool.core.hints import TopologyPolicy
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
-from cpupool.core.pools import MAX_DEVICE_LIST_BYTES, NodePools, Pool
+from cpupool.core.pools import NodePools, Pool
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager

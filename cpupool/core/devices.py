@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.topology import CPUTopology
 
+MAX_DEVICE_LIST_BYTES: Final = 4 * 1024 * 1024
+"""The kubelet's gRPC client takes no larger message (grpc-go's default)."""
+_DEVICE_BYTES: Final = 13
+"""One healthy device in ListAndWatchResponse beside its id: tags, lengths and `Healthy`."""
 _CANONICAL_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 """The one spelling in which an id is given out: `007` and `+7` are nobody's."""
 _RUN: Final = rf"(?:{_CANONICAL_NUMBER.pattern})(?:-(?:{_CANONICAL_NUMBER.pattern}))?"
@@ -211,6 +215,13 @@ def capacity(pool: Pool) -> int:
     if pool.units is not None:
         return pool.units
     return len(pool.offered) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
+
+
+def device_list_bytes(count: int) -> int:
+    """Size the ListAndWatch message of a pool whose devices have the ids 0 to count-1."""
+    # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
+    further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
+    return count * (_DEVICE_BYTES + 1) + further_digits
 
 
 def offline(pool: Pool, topology: CPUTopology) -> int:

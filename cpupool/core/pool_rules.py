@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import capacity
+from cpupool.core.devices import MAX_DEVICE_LIST_BYTES, capacity, device_list_bytes
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.names import ENABLE_SHARED_CPUS, pool_variable
 from cpupool.core.pool_policy import (
@@ -19,13 +19,7 @@ from cpupool.core.pool_policy import (
     ExclusivePolicy,
     NUMAPolicy,
 )
-from cpupool.core.pools import (
-    MAX_DEVICE_LIST_BYTES,
-    HyperThreadingPolicy,
-    NodePools,
-    Pool,
-    PoolKind,
-)
+from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,9 +30,6 @@ MIXED_CPUS: Final = "mixedCPUs"
 MIXED_POOL: Final = "pool"
 CONTAINERS_LIMIT: Final = "containersLimit"
 """The part of a pool file that offers OpenShift's resource, and its keys."""
-
-_DEVICE_BYTES: Final = 13
-"""One healthy device in ListAndWatchResponse beside its id: tags, lengths and `Healthy`."""
 
 
 def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, ...]:
@@ -173,13 +164,6 @@ def _wrongly_reserved(pool: Pool) -> Iterator[Problem]:
         yield _problem(
             pool, pool.cpus, "no CPU of the pool is left to give out", "reserve fewer", key=RESERVED
         )
-
-
-def device_list_bytes(count: int) -> int:
-    """Size the ListAndWatch message of a pool whose devices have the ids 0 to count-1."""
-    # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
-    further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
-    return count * (_DEVICE_BYTES + 1) + further_digits
 
 
 def _too_long(needed_bytes: int) -> str:

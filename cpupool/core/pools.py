@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
 
 MILLI_PER_CPU: Final = 1000
-MAX_DEVICE_LIST_BYTES: Final = 4 * 1024 * 1024
-"""The kubelet's gRPC client takes no larger message (grpc-go's default)."""
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 

@@ -24,8 +24,8 @@ from cpupool.api.deviceplugin_pb2 import (
     PreStartContainerRequest,
 )
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
+from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.pools import MAX_DEVICE_LIST_BYTES
 from cpupool.kubelet.device_plugin import HEALTHY
 from cpupool.local.devices import IDs, Listing
 from cpupool.telemetry import log as logs

@@ -342,3 +342,10 @@ def test_what_a_pod_carries_itself_counts_for_none_of_its_containers(text: str) 
 )
 def test_what_cpupool_has_not_written_counts_as_no_allocation(text: str) -> None:
     assert annotated(text) == {}
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 11, 256, 1000, 10_000, 10_001, 100_000, 101_000])
+def test_a_device_list_is_sized_to_the_byte(count: int) -> None:
+    # Device{ID, "Healthy"} in ListAndWatchResponse: 2 + (2 + id) + (2 + 7) bytes.
+    expected = sum(13 + len(str(number)) for number in range(count))
+    assert devices.device_list_bytes(count) == expected

@@ -174,13 +174,6 @@ def test_a_problem_names_its_pool_and_cpus() -> None:
     assert (told.pool, told.cpus, told.severity) == ("exclusive", CPUSet.of(12), Severity.ERROR)
 
 
-@pytest.mark.parametrize("count", [0, 1, 10, 11, 256, 1000, 10_000, 10_001, 100_000, 101_000])
-def test_a_device_list_is_sized_to_the_byte(count: int) -> None:
-    # Device{ID, "Healthy"} in ListAndWatchResponse: 2 + (2 + id) + (2 + 7) bytes.
-    expected = sum(13 + len(str(number)) for number in range(count))
-    assert pool_rules.device_list_bytes(count) == expected
-
-
 def test_a_shared_pool_ends_where_the_kubelet_takes_no_more() -> None:
     assert pool_rules.validate(node(shared="0-225"), None) == ()
     assert said(pool_rules.validate(node(shared="0-226"), None)) == [
