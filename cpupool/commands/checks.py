@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from cpupool.config.pool_rules import suits_static_kubelet
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
-from cpupool.core.pool_rules import suits_static_kubelet
 from cpupool.core.pools import PoolKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.learner import POOL_FILE

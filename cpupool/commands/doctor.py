@@ -20,6 +20,7 @@ from cpupool.commands import UsageError, add_command, checks, node
 from cpupool.commands.checks import Row, Verdict
 from cpupool.config import kubelet_config, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.config.pool_rules import validate
 from cpupool.config.poolconfig import Machine, Source
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
@@ -30,7 +31,6 @@ from cpupool.core.errors import (
     refuse_errors,
 )
 from cpupool.core.names import STARTER
-from cpupool.core.pool_rules import validate
 from cpupool.core.pools import PoolKind
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS, hierarchy

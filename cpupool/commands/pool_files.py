@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.commands import UsageError, read_file
-from cpupool.config import poolconfig
-from cpupool.core import pool_rules
+from cpupool.config import pool_rules, poolconfig
 from cpupool.core.errors import ConfigError, Problem, refuse_errors
 
 if TYPE_CHECKING:

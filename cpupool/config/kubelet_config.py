@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.config import document
 from cpupool.config.document import Origin, Table
+from cpupool.config.pool_rules import suits_static_kubelet
 from cpupool.config.reader import Reader
 from cpupool.core import quantity
 from cpupool.core.cpuset import CPUSet, format_ids
@@ -25,7 +26,6 @@ from cpupool.core.errors import (
     Severity,
     refuse_errors,
 )
-from cpupool.core.pool_rules import suits_static_kubelet
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final
 
-from cpupool.config import document
+from cpupool.config import document, pool_rules
 from cpupool.config.document import Origin, Table
+from cpupool.config.pool_rules import MIXED_CPUS, MIXED_POOL
 from cpupool.config.reader import Reader
-from cpupool.core import pool_rules, pools
+from cpupool.core import pools
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
@@ -25,7 +26,6 @@ from cpupool.core.errors import (
     refuse_errors,
 )
 from cpupool.core.names import ENABLE_SHARED_CPUS, OPENSHIFT_DOMAIN
-from cpupool.core.pool_rules import MIXED_CPUS, MIXED_POOL
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from cpupool.config import document
+from cpupool.config import document, pool_rules
 from cpupool.config.document import Listing, Origin, Table, Text
+from cpupool.config.pool_rules import CONTAINERS_LIMIT, MIXED_CPUS, MIXED_POOL
 from cpupool.config.reader import Reader, hint
-from cpupool.core import pool_rules, pools
+from cpupool.core import pools
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
@@ -37,7 +38,6 @@ from cpupool.core.pool_policy import (
     NUMAPolicy,
     PoolPolicy,
 )
-from cpupool.core.pool_rules import CONTAINERS_LIMIT, MIXED_CPUS, MIXED_POOL
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PoolFile:
         node_selector: the labels that a node must have to take this file.
         locations: path of a value → where it stands; "" → where the file begins.
         warnings: what is odd in how the file is written; errors, too, in a file that is refused.
-            What its pools mean, on a machine or by themselves, is for `core.pool_rules.validate`.
+            What its pools mean, on a machine or by themselves, is for `config.pool_rules.validate`.
     """
 
     name: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core import pool_rules
+from cpupool.config import pool_rules
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused, refuse_errors
 from cpupool.core.hints import TopologyPolicy

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+from cpupool.config.pool_rules import validate
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Offer
@@ -24,7 +25,6 @@ from cpupool.core.errors import (
     refuse_errors,
 )
 from cpupool.core.names import Names
-from cpupool.core.pool_rules import validate
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import owners, resolve, sightings

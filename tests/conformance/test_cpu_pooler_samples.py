@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.config import poolconfig
-from cpupool.core import pool_rules
+from cpupool.config import pool_rules, poolconfig
 from cpupool.core.errors import ConfigError, Severity, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool

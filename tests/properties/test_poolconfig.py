@@ -10,9 +10,8 @@ from itertools import product
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cpupool.config import poolconfig
+from cpupool.config import pool_rules, poolconfig
 from cpupool.config.document import Origin
-from cpupool.core import pool_rules
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Location, Problem
 from cpupool.core.names import Names

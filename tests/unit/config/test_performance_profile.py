@@ -10,9 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.config import performance_profile, poolconfig
+from cpupool.config import performance_profile, pool_rules, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
-from cpupool.core import pool_rules
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpupool.core import pool_rules
+from cpupool.config import pool_rules
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
