@@ -15,18 +15,17 @@ from benchmarks.documents import Times, table
 from cpupool import channel
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
-from cpupool.core import hints
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
-from cpupool.core.hints import TopologyPolicy
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
-from cpupool.policies import koordinator, pooled
+from cpupool.policies import hints, koordinator, pooled
 from cpupool.policies.accumulator import take_distributed, take_packed
+from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.koordinator import Held
 from cpupool.policies.layout import Layout
 from tests.machines import Machine

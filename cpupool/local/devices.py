@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpupool.core import hints
 from cpupool.core.errors import NotEnoughDevices
-from cpupool.core.hints import Merged, TopologyHint
 from cpupool.core.workloads import ContainerKind
+from cpupool.policies import hints
+from cpupool.policies.hints import Merged, TopologyHint
 from cpupool.wire.kubelet_checkpoint import NO_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from cpupool.core.hints import TopologyPolicy
     from cpupool.core.workloads import Pod
+    from cpupool.policies.hints import TopologyPolicy
 
 IDs = frozenset[str]
 Prefer = Callable[[IDs, IDs, int], IDs]
@@ -92,7 +92,7 @@ def affinity(wants: Iterable[Want], nodes: Collection[int], manager: TopologyPol
 
     Each resource that has a topology offers the sets of nodes that could serve it, and the Topology
     Manager takes what one set of each shares; so with several resources the nodes need not suffice
-    for each. On a machine with many nodes the work is bounded (`core/hints.py`).
+    for each. On a machine with many nodes the work is bounded (`policies/hints.py`).
 
     Args:
         wants: all that the container asks.

@@ -25,13 +25,13 @@ from cpupool.core.errors import (
     PodRefused,
     RemoteProtocolError,
 )
-from cpupool.core.hints import TopologyPolicy
 from cpupool.core.workloads import ContainerKind, ContainerRef, PodUID
 from cpupool.kubelet.registration import VERSION
 from cpupool.local import devices, services
 from cpupool.local.devices import IDs, Listing, Want
 from cpupool.local.ledger import Ledger
 from cpupool.local.plugins import Plugin
+from cpupool.policies.hints import TopologyPolicy
 from cpupool.telemetry import log as logs
 from cpupool.wire.kubelet_checkpoint import Entry
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from cpupool.core.errors import ManifestError, PodRefused
-from cpupool.core.hints import TopologyPolicy
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerKind, ContainerRef, Pod, PodUID
 from cpupool.host.root import HostRoot
@@ -22,6 +21,7 @@ from cpupool.kube import views
 from cpupool.local.kubelet import EmbeddedKubelet
 from cpupool.local.pods import ContainerProcess, HostedPod
 from cpupool.local.runtime import EmbeddedRuntime
+from cpupool.policies.hints import TopologyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

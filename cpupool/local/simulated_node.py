@@ -2,8 +2,8 @@
 
 It decides as the real one does: the scheduler counts, the kubelet's Topology Manager aligns, its
 device manager uses init containers' devices again and asks for advice about the rest
-(`local/devices.py` and `core/hints.py` name the sources). The advice comes from a chooser, so that
-choosers can be compared.
+(`local/devices.py` and `policies/hints.py` name the sources). The advice comes from a chooser, so
+that choosers can be compared.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from cpupool.policies.pooled import Step
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpupool.core.hints import TopologyPolicy
     from cpupool.core.pools import NodePools, Pool
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod, PodUID
     from cpupool.local.devices import IDs, Want
+    from cpupool.policies.hints import TopologyPolicy
     from cpupool.policies.pooled import Choice
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 from cpupool.config import pool_rules
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused, refuse_errors
-from cpupool.core.hints import TopologyPolicy
 from cpupool.core.pool_policy import NUMAPolicy
 from cpupool.core.pools import NodePools, PoolKind
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import Node, Placement, called
 from cpupool.policies import pooled
 from cpupool.policies.accumulator import take_packed
+from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.layout import Layout, Level
 from cpupool.policies.pooled import Choice, Step
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.core.hints import Merged, TopologyHint, TopologyPolicy, generate, merge
+from cpupool.policies.hints import Merged, TopologyHint, TopologyPolicy, generate, merge
 
 if TYPE_CHECKING:
     from random import Random

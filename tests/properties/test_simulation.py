@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused
-from cpupool.core.hints import TopologyPolicy
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import devices, simulation, workload
 from cpupool.local.simulated_node import Node
 from cpupool.policies import pooled
+from cpupool.policies.hints import TopologyPolicy
 from tests.machines import MACHINES
 from tests.searching import examples
 

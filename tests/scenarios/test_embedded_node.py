@@ -16,13 +16,13 @@ import pytest
 from cpupool.app import Agent, Settings
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError, PodRefused
-from cpupool.core.hints import TopologyPolicy
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import SANDBOX, EmbeddedNode
+from cpupool.policies.hints import TopologyPolicy
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 

@@ -14,11 +14,11 @@ import pytest
 from cpupool.config import poolconfig
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused
-from cpupool.core.hints import TopologyPolicy
 from cpupool.core.names import Names, pool_variable
 from cpupool.core.workloads import Container, ContainerKind, ContainerRef, PodUID
 from cpupool.local import simulation, workload
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.policies.hints import TopologyPolicy
 from tests.machines import MACHINES
 from tests.scenarios.test_embedded_node import living, manifest
 

@@ -10,7 +10,7 @@ from cpupool.policies.static import topology_hints
 from tests.conformance.oracle.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from cpupool.core.hints import Offer
+    from cpupool.policies.hints import Offer
     from cpupool.policies.layout import Layout
     from tests.conformance.oracle.verdicts import Case, Machines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpupool.core.hints import TopologyHint, TopologyPolicy, merge
+from cpupool.policies.hints import TopologyHint, TopologyPolicy, merge
 from tests.conformance.oracle.verdicts import Verdict
 
 if TYPE_CHECKING:

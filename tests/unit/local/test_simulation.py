@@ -8,12 +8,12 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
-from cpupool.core.hints import TopologyPolicy
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import simulation, workload
 from cpupool.local.workload import Event
+from cpupool.policies.hints import TopologyPolicy
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:

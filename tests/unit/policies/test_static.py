@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
-from cpupool.core.hints import TopologyHint, TopologyPolicy
+from cpupool.policies.hints import TopologyHint, TopologyPolicy
 from cpupool.policies.layout import Layout, Place
 from cpupool.policies.static import NodeState, Owner, StaticOptions, StaticPolicy
 from tests.machines import MACHINES

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from cpupool.core.hints import Merged, Offer, TopologyHint, TopologyPolicy, generate, merge
+from cpupool.policies.hints import Merged, Offer, TopologyHint, TopologyPolicy, generate, merge
 
 BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 
