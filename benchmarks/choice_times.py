@@ -23,10 +23,10 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
-from cpupool.policies import hints, koordinator, pooled
-from cpupool.policies.accumulator import take_distributed, take_packed
+from cpupool.policies import hints, koordinator_accumulator, pooled
 from cpupool.policies.hints import TopologyPolicy
-from cpupool.policies.koordinator import Held
+from cpupool.policies.koordinator_accumulator import Held
+from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
 from cpupool.policies.layout import Layout
 from tests.machines import Machine
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from cpupool.core.topology import CPUTopology
-    from cpupool.policies.accumulator import Taken
+    from cpupool.policies.kubelet_accumulator import Taken
     from cpupool.policies.pooled import Choice
 
     _Take = Callable[[CPUSet, int], Taken | Choice]
@@ -120,7 +120,7 @@ def _takers(topology: CPUTopology) -> Mapping[str, Taker]:
 
     def koordinators(*, full_cores: bool, strategy: NUMAPolicy) -> _Take:
         return partial(
-            koordinator.take,
+            koordinator_accumulator.take,
             layout,
             full_cores=full_cores,
             strategy=strategy,

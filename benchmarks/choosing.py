@@ -64,7 +64,7 @@ CPU time of the calling thread: a choice waits for nothing, so this is what it t
 own.
 
 * *kubelet* and *Koordinator* are the algorithms of these programs as cpupool has them
-  (`policies/accumulator.py`, `policies/koordinator.py`).
+  (`policies/kubelet_accumulator.py`, `policies/koordinator_accumulator.py`).
 * *pool* is what GetPreferredAllocation asks (`policies/pooled.py`). *Without a policy* it lists one
   thread of each core and is packed; the others list all threads. *Full cores, apart* is
   `cpuBindPolicy: fullPhysicalCores` with `numaPolicy: leastAllocated` and

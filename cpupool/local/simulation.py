@@ -18,8 +18,8 @@ from cpupool.core.pools import NodePools, PoolKind
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import Node, Placement, called
 from cpupool.policies import pooled
-from cpupool.policies.accumulator import take_packed
 from cpupool.policies.hints import TopologyPolicy
+from cpupool.policies.kubelet_accumulator import take_packed
 from cpupool.policies.layout import Layout, Level
 from cpupool.policies.pooled import Choice, Step
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies import koordinator, narrowing
-from cpupool.policies.accumulator import Taken, take_evenly, take_packed
+from cpupool.policies import koordinator_accumulator, narrowing
 from cpupool.policies.balance import share_out_beside
+from cpupool.policies.kubelet_accumulator import Taken, take_evenly, take_packed
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class _Search:
             threads = {core: len(cores[core] & taken) for core in free}
             fewest = min(threads.values())
             firsts = CPUSet(cpus.first for core, cpus in free.items() if threads[core] == fewest)
-            taken |= koordinator.take(
+            taken |= koordinator_accumulator.take(
                 self.layout,
                 firsts,
                 min(missing, len(firsts)),

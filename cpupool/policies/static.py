@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, SMTAlignmentError, refuse_errors
-from cpupool.policies.accumulator import Taken, take_distributed, take_packed
 from cpupool.policies.hints import Offer, TopologyPolicy, generate
+from cpupool.policies.kubelet_accumulator import Taken, take_distributed, take_packed
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:

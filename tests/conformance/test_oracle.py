@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpuset import CPUSet
-    from cpupool.policies.accumulator import Taken
+    from cpupool.policies.kubelet_accumulator import Taken
     from cpupool.policies.layout import Layout
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.koordinator import Held, take
+from cpupool.policies.koordinator_accumulator import Held, take
 from cpupool.policies.layout import Layout, Level
 from tests.machines import Machine
 

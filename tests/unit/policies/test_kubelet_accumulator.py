@@ -6,8 +6,8 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.policies.accumulator import Taken, take_distributed, take_evenly, take_packed
 from cpupool.policies.balance import share_out, share_out_beside
+from cpupool.policies.kubelet_accumulator import Taken, take_distributed, take_evenly, take_packed
 from cpupool.policies.layout import Layout, Level, Place
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.accumulator import Taken
+from cpupool.policies.kubelet_accumulator import Taken
 from cpupool.policies.layout import Level
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def take(
     preferred: CPUSet = _NOTHING,
 ) -> Taken:
     """Take CPUs of one NUMA node, else of one socket, else of several sockets.
+
+    `pooled.py` only spreads over cores, and passes neither `exclusive` nor `held`.
 
     Args:
         layout: the machine.

@@ -5,7 +5,7 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.koordinator import Held, take
+from cpupool.policies.koordinator_accumulator import Held, take
 from cpupool.policies.layout import Layout
 from tests.machines import MACHINES, Machine
 
