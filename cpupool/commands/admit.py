@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import yaml
 
+from cpupool.admission import review
+from cpupool.admission.decision import Denied, admit
 from cpupool.commands import UsageError, add_command, input_file, read_file, read_text
 from cpupool.commands.rules import add_rules, rules
 from cpupool.config import poolconfig
@@ -18,20 +20,18 @@ from cpupool.core.errors import ConfigError, HostFileError, ManifestError, refus
 from cpupool.core.names import MIXED_CPUS_ALLOWED, Names
 from cpupool.host.pool_files import read_pool_files
 from cpupool.kube import views
-from cpupool.wire import admission
-from cpupool.wire.admission import Denied
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from cpupool.admission.decision import Admitted
+    from cpupool.admission.rules import Rules
     from cpupool.commands import Commands
     from cpupool.core.errors import Problem
     from cpupool.core.pools import NodePools
     from cpupool.kube.views import Body
-    from cpupool.wire.admission import Admitted
-    from cpupool.wire.rules import Rules
 
 _EXAMPLES = """\
 examples:
@@ -115,7 +115,7 @@ def _decide(path: Path, going_by: Rules) -> tuple[list[Body], list[Admitted | De
         pods: list[Body] = [*views.pods_from_text(str(path), read_text(path), copies=False)]
         if not pods:
             raise UsageError(f"{path}: there is no pod in it; name another file")
-        return pods, [admission.admit(pod, going_by, _namespace(pod)) for pod in pods]
+        return pods, [admit(pod, going_by, _namespace(pod)) for pod in pods]
     except ManifestError as error:
         raise UsageError(str(error) if error.source else f"{path}: {error}") from error
 
@@ -170,7 +170,7 @@ def _as_json(before: Body, decision: Admitted | Denied) -> dict[str, Any]:
         "pod": _name(before),
         "admitted": True,
         "warnings": list(decision.warnings),
-        "patch": admission.patch(before, decision.body),
+        "patch": review.patch(before, decision.body),
         "body": decision.body,
     }
 

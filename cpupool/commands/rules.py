@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpupool.admission.rules import CFSQuotas, Rules
 from cpupool.commands import add_resource_domain
 from cpupool.core.names import Names
-from cpupool.wire.rules import CFSQuotas, Rules
 
 if TYPE_CHECKING:
     import argparse

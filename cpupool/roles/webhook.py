@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from cpupool.admission import review
+from cpupool.admission.mixed_cpus import NamespaceUnknown
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
 from cpupool.core.errors import HostFileError, Problem, RemoteProtocolError, errors_in
@@ -31,19 +33,17 @@ from cpupool.kube.client import APIError
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.conversation import Conversation
 from cpupool.telemetry import log as logs
-from cpupool.wire import admission
-from cpupool.wire.mixed_cpus import NamespaceUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from cpupool.admission.rules import Rules
     from cpupool.https.desk import Limits
     from cpupool.kube.client import APIServer
     from cpupool.kube.config_map import ConfigMapName
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import WebhookMetrics
-    from cpupool.wire.rules import Rules
 
 log = logs.get(__name__)
 
@@ -195,7 +195,7 @@ class Webhook:
         asked = _part(document, "request")
         decision = "failed"
         try:
-            answer = admission.review(document, self._rules, mutate=mutate)
+            answer = review.answer(document, self._rules, mutate=mutate)
             decision = _tell(asked, answer["response"])
         except RemoteProtocolError:
             decision = "unreadable"

@@ -16,6 +16,8 @@ LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 VIOLATIONS = [
     ("layers", "core/cpuset", "cpupool.manager.manager"),
     ("layers", "host/sysfs", "cpupool.kube.views"),
+    ("layers", "wire/annotation", "cpupool.admission.rules"),
+    ("admission", "admission/pod_requests", "cpupool.admission.rules"),
     ("roles", "roles/cpusetter", "cpupool.roles.device_manager"),
     ("api", "roles/device_manager", "cpupool.api.deviceplugin_pb2"),
     ("grpc", "roles/device_manager", "grpc"),
@@ -29,10 +31,13 @@ VIOLATIONS = [
     ("deciding", "policies/pooled", "random"),
     ("deciding", "config/poolconfig", "pathlib"),
     ("deciding", "wire/kubelet_checkpoint", "io"),
+    ("deciding", "admission/decision", "datetime"),
     ("deciding", "manager/resolve", "time"),
     ("pure", "core/topology", "logging"),
     ("pure", "policies/pooled", "threading"),
+    ("pure", "admission/review", "logging"),
     ("yaml", "wire/kubelet_checkpoint", "yaml"),
+    ("yaml", "admission/review", "yaml"),
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cpupool import cli
+from cpupool.admission.rules import Rules
 from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster import Cluster
@@ -18,7 +19,6 @@ from cpupool.roles.certificates import CertificateKeeper, Installed
 from cpupool.roles.webhook import Settings, Webhook
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics, WebhookMetrics
-from cpupool.wire.rules import Rules
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.clusters import running

@@ -16,8 +16,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.wire import admission
-from cpupool.wire.rules import Rules
+from cpupool.admission.review import answer
+from cpupool.admission.rules import Rules
 from tests.pods import ANNOTATION, container, pod, process, review
 
 FILE = Path(__file__).parents[2] / "daemonsets/webhook/configuration.yaml"
@@ -161,6 +161,6 @@ def test_what_the_webhook_is_not_asked_about_it_would_let_pass(
     updated = {**body, "metadata": {"annotations": annotations}}
     for document in (review(body), review(updated, "UPDATE", old=body)):
         if not asked(document):
-            response = admission.review(document, Rules(mixed=mixed))["response"]
+            response = answer(document, Rules(mixed=mixed))["response"]
             assert response["allowed"]
             assert "patch" not in response

@@ -11,11 +11,12 @@ import kubernetes_validate  # type: ignore[import-untyped]  # it carries no type
 import pytest
 import yaml
 
+from cpupool.admission.decision import admit
+from cpupool.admission.review import answer
+from cpupool.admission.rules import Rules
 from cpupool.config import poolconfig
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import MIXED_CPUS_ALLOWED, Names
-from cpupool.wire import admission
-from cpupool.wire.rules import Rules
 from tests import testdata
 from tests.pod_security import beyond_baseline
 from tests.pods import stored
@@ -44,9 +45,9 @@ def admitted(body: Any, rules: Rules) -> dict[str, Any]:
     """Admit a pod as the API server has it done, and give its containers by name."""
     request = {"kind": {"group": "", "kind": "Pod"}, "operation": "CREATE", "object": body}
     document = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
-    answer = admission.review({**document, "request": {"uid": "u", **request}}, rules)
-    assert answer["response"]["allowed"], answer
-    made = stored(body, answer["response"])
+    response = answer({**document, "request": {"uid": "u", **request}}, rules)["response"]
+    assert response["allowed"], response
+    made = stored(body, response)
     for version in VERSIONS:
         kubernetes_validate.validate(made, version, strict=True)
     assert beyond_baseline(made["spec"]) == []
@@ -125,10 +126,8 @@ def test_the_pod_with_an_annotation(samples: Path, rules: Rules) -> None:
 def test_the_sample_reviews(samples: Path, name: str, denial: str) -> None:
     document = json.loads((samples / f"pod-spec-{name}.json").read_text())
     with pytest.raises(RemoteProtocolError, match=r"admissionReviewVersions: \[v1\]"):
-        admission.review(document, Rules())
-    response = admission.review({**document, "apiVersion": "admission.k8s.io/v1"}, Rules())[
-        "response"
-    ]
+        answer(document, Rules())
+    response = answer({**document, "apiVersion": "admission.k8s.io/v1"}, Rules())["response"]
     assert response["uid"] == document["request"]["uid"]
     assert response["allowed"] == (denial == "") == ("patch" in response)
     assert denial in response.get("status", {}).get("message", "")
@@ -145,4 +144,4 @@ def test_an_example_is_admitted_where_the_sample_pools_are(path: Path, rules: Ru
     rules = replace(rules, mixed={"shared-pool": 2}, namespaces=lambda _namespace: allowed)
     for body in pods(path):
         assert any("CPU_POOLS" in json.dumps(one) for one in admitted(body, rules).values())
-        assert admission.admit(body, rules).warnings == ()  # type: ignore[union-attr]  # admitted
+        assert admit(body, rules).warnings == ()  # type: ignore[union-attr]  # admitted

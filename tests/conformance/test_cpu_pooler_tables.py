@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from cpupool.admission.review import answer
+from cpupool.admission.rules import Rules
 from cpupool.config import poolconfig
 from cpupool.core.assignments import Grant
 from cpupool.core.errors import ConfigError, Problem, errors_in
@@ -16,8 +18,7 @@ from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerID, ContainerRef, PodUID
 from cpupool.kube import views
 from cpupool.manager.manager import Manager
-from cpupool.wire import admission, annotation
-from cpupool.wire.rules import Rules
+from cpupool.wire import annotation
 from tests import testdata
 from tests.machines import Machine
 
@@ -99,8 +100,7 @@ def pool_file_of(facts: Facts) -> object:
 
 def review_of(facts: Facts) -> object:
     document = json.loads((testdata.folder() / "cpu-pooler" / facts["name"]).read_text())
-    answer = admission.review({**document, "apiVersion": "admission.k8s.io/v1"}, Rules())
-    response = answer["response"]
+    response = answer({**document, "apiVersion": "admission.k8s.io/v1"}, Rules())["response"]
     return "allowed" if response["allowed"] else response["status"]["message"]
 
 

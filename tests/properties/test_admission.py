@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from cpupool.admission.decision import Admitted, Denied, admit
+from cpupool.admission.review import answer, patch
+from cpupool.admission.rules import CFSQuotas, LargestPool, Rules
 from cpupool.core.errors import ManifestError, RemoteProtocolError
 from cpupool.core.names import STARTER
-from cpupool.wire import admission
-from cpupool.wire.admission import Admitted, Denied
-from cpupool.wire.rules import CFSQuotas, LargestPool, Rules
 from tests.pods import container, expanded, pod, process, review, stored
 from tests.searching import examples
 
@@ -72,7 +72,7 @@ def test_every_word_of_the_annotation_reaches_its_process(
     text = json.dumps([{"container": "main", "processes": specs}], ensure_ascii=ascii_only)
     milli = sum(pool == "shared-a" for _, _, pool in wanted)
     body = pod(container(pools={"exclusive-a": 64, "shared-a": milli}), processes=text)
-    response = admission.review(review(body), rules)["response"]
+    response = answer(review(body), rules)["response"]
     (made,) = stored(body, response)["spec"]["containers"]
     argv = [expanded(word, VARIABLES) for word in (*made["command"], *made["args"])]
     assert argv[0] == STARTER
@@ -86,7 +86,7 @@ def test_a_pods_own_command_is_handed_on_as_it_stands(
 ) -> None:
     assume(command[0] != STARTER)
     body = pod(container(pools={"exclusive-a": "1"}, command=command, args=args))
-    decision = admission.admit(body, rules)
+    decision = admit(body, rules)
     assert isinstance(decision, Admitted)
     (made,) = decision.body["spec"]["containers"]
     assert made["args"] == ["--exclusive", "CPUPOOL_CPUS_EXCLUSIVE_A", "--", *command, *args]
@@ -211,7 +211,7 @@ def reviews(draw: st.DrawFn) -> Any:
 def test_a_pod_is_admitted_denied_or_called_none(body: Any, rules: Rules) -> None:
     before = json.dumps(body)
     try:
-        decision = admission.admit(body, rules)
+        decision = admit(body, rules)
     except ManifestError:
         return
     finally:
@@ -221,10 +221,10 @@ def test_a_pod_is_admitted_denied_or_called_none(body: Any, rules: Rules) -> Non
         assert all(line.isprintable() for line in decision.message.splitlines())
         return
     assert all(warning.isprintable() and len(warning) <= 256 for warning in decision.warnings)
-    again = admission.admit(decision.body, rules)
+    again = admit(decision.body, rules)
     assert isinstance(again, Admitted)
     assert json.dumps(again.body) == json.dumps(decision.body)
-    assert admission.patch(decision.body, again.body) == []
+    assert patch(decision.body, again.body) == []
 
 
 def nested(levels: int, *, objects: bool) -> Any:
@@ -262,15 +262,15 @@ def test_a_review_with_anything_anywhere_is_answered_or_refused(
         old=pod(container()),
         subResource="",
     )
-    assert admission.review(document, rules)["response"]["allowed"]
+    assert answer(document, rules)["response"]["allowed"]
     for inside, key in places(document):
         right = inside[key]
         for inside[key] in ODD:
             try:
-                answer = admission.review(document, rules)
+                answered = answer(document, rules)
             except RemoteProtocolError:
                 continue
-            json.dumps(answer)
+            json.dumps(answered)
         inside[key] = right
 
 
@@ -278,19 +278,19 @@ def test_a_review_with_anything_anywhere_is_answered_or_refused(
 @given(reviews(), RULES, st.booleans())
 def test_every_review_is_answered_or_refused(document: Any, rules: Rules, mutate: bool) -> None:
     try:
-        answer = admission.review(document, rules, mutate=mutate)
+        answered = answer(document, rules, mutate=mutate)
     except RemoteProtocolError:
         return
-    response = answer.pop("response")
-    assert answer == {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
+    response = answered.pop("response")
+    assert answered == {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
     assert response["uid"] == document["request"]["uid"]
     assert response["allowed"] is ("status" not in response)
     assert response.keys() <= {"uid", "allowed", "status", "warnings", "patchType", "patch"}
     body = document["request"]["object"]
     if "patch" in response:
-        decision = admission.admit(body, rules)
+        decision = admit(body, rules)
         assert isinstance(decision, Admitted)
         wanted = json.dumps(decision.body)
-        patch = jsonpatch.JsonPatch.from_string(base64.b64decode(response["patch"]).decode())
-        assert json.dumps(stored(body, response)) == json.dumps(patch.apply(body)) == wanted
-    json.dumps(answer)
+        changes = jsonpatch.JsonPatch.from_string(base64.b64decode(response["patch"]).decode())
+        assert json.dumps(stored(body, response)) == json.dumps(changes.apply(body)) == wanted
+    json.dumps(answered)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool import supervisor
+from cpupool.admission.rules import Rules
 from cpupool.cli import main
 from cpupool.commands import certs
 from cpupool.commands import webhook as command
@@ -22,7 +23,6 @@ from cpupool.roles.webhook import NAME, SERVER, Settings, Webhook
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
-from cpupool.wire.rules import Rules
 from tests.apiserver import FakeAPIServer
 from tests.scenarios.test_certs import WATCHED, fill
 from tests.scenarios.test_threads import MAIN, Victim

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 import trustme
 
+from cpupool.admission.rules import Rules
 from cpupool.commands import webhook as command
 from cpupool.roles.webhook import Settings, Webhook
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
-from cpupool.wire import admission
-from cpupool.wire.rules import Rules
 from tests.apiserver import FakeAPIServer
 from tests.mounts import Mount
 from tests.pods import container, pod, review, stored
@@ -618,7 +617,7 @@ class TestMetrics:
             here.ask(review(pod(), "DROP TABLE"))
             assert here.ask({}).status == 400
             with monkeypatch.context() as patched:
-                patched.setattr(admission, "admit", lambda *_: 1 / 0)
+                patched.setattr("cpupool.admission.review.admit", lambda *_: 1 / 0)
                 assert here.ask(asking()).status == 500
             for operation, decision, count in (
                 ("CREATE", "mutated", 1),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from cpupool.wire import admission
-from cpupool.wire.rules import Rules
+from cpupool.admission.review import answer
+from cpupool.admission.rules import Rules
 from tests.pods import container, expanded, pod, process, review, stored
 from tests.searching import examples
 from tests.starter.containers import Containers
@@ -52,7 +52,7 @@ def test_every_word_of_the_annotation_arrives(
         container(pools={"exclusive-a": 1, "shared-a": len(others)}),
         processes=text,
     )
-    response = admission.review(review(body), Rules())["response"]
+    response = answer(review(body), Rules())["response"]
     (made,) = stored(body, response)["spec"]["containers"]
     with Containers(starter, folder) as containers:
         found = containers.run([expanded(word, VARIABLES) for word in made["args"]], VARIABLES)

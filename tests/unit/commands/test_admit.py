@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from cpupool.admission import decision
+from cpupool.admission.rules import Rules
 from cpupool.commands import UsageError, admit
-from cpupool.wire import admission
-from cpupool.wire.rules import Rules
 from tests.pods import container, pod, process
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_the_pod_is_printed_as_it_would_be_stored(path: Path) -> None:
     body = pod(container(pools={"exclusive-a": "1"}, command=["sh", "-c", "a\nb\n"]))
     code, text = run(written(path, body))
     assert code == 0
-    assert yaml.safe_load(text) == admission.admit(body, Rules()).body  # type: ignore[union-attr]
+    assert yaml.safe_load(text) == decision.admit(body, Rules()).body  # type: ignore[union-attr]
     assert "    - |\n      a\n      b\n" in text
 
 

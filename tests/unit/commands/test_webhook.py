@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
+from cpupool.admission.rules import CFSQuotas
 from cpupool.commands import BAD_INPUT
 from cpupool.commands import webhook as command
 from cpupool.https.server import HTTPSServer
 from cpupool.roles.webhook import Webhook
 from cpupool.telemetry.server import TelemetryServer
-from cpupool.wire.rules import CFSQuotas
 
 if TYPE_CHECKING:
     import threading

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from cpupool.admission import mixed_cpus
+from cpupool.admission.pod_requests import amount_text, mapping
+from cpupool.admission.rules import MOST_THREADS, CFSQuotas
 from cpupool.core import pools, quantity
 from cpupool.core.errors import Problem, QuantityError, Severity
 from cpupool.core.names import (
@@ -16,17 +19,15 @@ from cpupool.core.names import (
     is_reserved_variable,
 )
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
-from cpupool.wire import mixed_cpus, starter_argv
+from cpupool.wire import starter_argv
 from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
-from cpupool.wire.pod_requests import amount_text, mapping
-from cpupool.wire.rules import MOST_THREADS, CFSQuotas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from cpupool.admission.pod_requests import ContainerRequests, PodRequests
+    from cpupool.admission.rules import Rules
     from cpupool.wire.annotation import ContainerProcesses
-    from cpupool.wire.pod_requests import ContainerRequests, PodRequests
-    from cpupool.wire.rules import Rules
 
 _SHOWN_POOLS: Final = 8
 _OPENSHIFTS: Final = (OPENSHIFT_SHARED_CPUS, OPENSHIFT_ISOLATED_CPUS)

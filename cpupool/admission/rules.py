@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from cpupool.admission import mixed_cpus
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
-from cpupool.wire import mixed_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from cpupool.admission.mixed_cpus import Namespaces
+    from cpupool.admission.pod_requests import ContainerRequests
     from cpupool.core.pools import NodePools
-    from cpupool.wire.mixed_cpus import Namespaces
-    from cpupool.wire.pod_requests import ContainerRequests
 
 MOST_THREADS: Final = 2
 """CPUs of an exclusive core that an annotation may count on, as with multiThreaded pools."""

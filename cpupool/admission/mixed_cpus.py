@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from cpupool.admission.pod_requests import amount_text, mapping
 from cpupool.core import quantity
 from cpupool.core.errors import CPUPoolError, Problem, QuantityError
 from cpupool.core.names import (
@@ -22,13 +23,12 @@ from cpupool.core.names import (
 )
 from cpupool.core.pools import PoolKind
 from cpupool.wire.annotation import shown
-from cpupool.wire.pod_requests import amount_text, mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from decimal import Decimal
 
-    from cpupool.wire.pod_requests import ContainerRequests, PodRequests
+    from cpupool.admission.pod_requests import ContainerRequests, PodRequests
 
 Namespaces = Callable[[str], Mapping[str, object]]
 """Gives the annotations of a namespace, or raises `NamespaceUnknown`."""

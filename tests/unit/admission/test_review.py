@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from cpupool.admission.decision import Admitted, Denied, admit, admit_update
+from cpupool.admission.review import answer, patch
+from cpupool.admission.rules import CFSQuotas, LargestPool, Rules, largest_pools
 from cpupool.core.errors import ManifestError, RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
-from cpupool.wire import admission
-from cpupool.wire.admission import Admitted, Denied
-from cpupool.wire.rules import CFSQuotas, LargestPool, Rules, largest_pools
 from tests.pods import ANNOTATION, container, pod, process, review, stored
 
 POOLS = {
@@ -31,19 +31,19 @@ LIMITS = "spec.containers[0].resources.limits"
 
 
 def admitted(body: Any, rules: Rules = RULES) -> Any:
-    decision = admission.admit(body, rules)
+    decision = admit(body, rules)
     assert isinstance(decision, Admitted), decision
     return decision.body
 
 
 def warnings(body: Any, rules: Rules = RULES) -> tuple[str, ...]:
-    decision = admission.admit(body, rules)
+    decision = admit(body, rules)
     assert isinstance(decision, Admitted), decision
     return decision.warnings
 
 
 def denial(body: Any, rules: Rules = RULES) -> str:
-    decision = admission.admit(body, rules)
+    decision = admit(body, rules)
     assert isinstance(decision, Denied), decision
     return decision.message
 
@@ -88,7 +88,7 @@ def processes(*listed: Any, name: str = "main") -> list[dict[str, Any]]:
     ],
 )
 def test_a_pod_that_asks_for_nothing_stays_the_same_object(body: Any) -> None:
-    assert admission.admit(body, RULES) == Admitted(body)
+    assert admit(body, RULES) == Admitted(body)
     assert admitted(body) is body
 
 
@@ -241,7 +241,7 @@ def test_what_nobody_asked_to_change_is_the_same_object_and_the_pod_is_left_alon
 def test_admitting_the_result_again_changes_nothing(body: Any) -> None:
     once = admitted(body)
     assert admitted(once) == once
-    assert admission.patch(once, admitted(once)) == []
+    assert patch(once, admitted(once)) == []
     assert not any("cpu of" in warning for warning in warnings(once))
 
 
@@ -694,8 +694,8 @@ def test_warnings_are_as_short_and_few_as_the_api_passes_on() -> None:
 )
 def test_what_is_no_pod_is_told_with_its_place(body: Any, words: str) -> None:
     with pytest.raises(ManifestError, match=words):
-        admission.admit(body, RULES)
-    response = admission.review(review(body), RULES)["response"]
+        admit(body, RULES)
+    response = answer(review(body), RULES)["response"]
     assert not response["allowed"]
 
 
@@ -705,11 +705,11 @@ def test_what_is_no_pod_is_told_with_its_place(body: Any, words: str) -> None:
 def test_an_update_is_refused_for_what_it_brings_only() -> None:
     bad = pod(asking(env=[variable("SHARED_CPUS")]))
     labelled = {**bad, "metadata": {**bad["metadata"], "labels": {"a": "b"}}}
-    assert admission.admit_update(labelled, bad, RULES) == Admitted(labelled)
+    assert admit_update(labelled, bad, RULES) == Admitted(labelled)
 
     debugger = container("debug", env=[variable("EXCLUSIVE_CPUS")])
     debugged = {**bad, "spec": {**bad["spec"], "ephemeralContainers": [debugger]}}
-    decision = admission.admit_update(debugged, bad, RULES)
+    decision = admit_update(debugged, bad, RULES)
     assert isinstance(decision, Denied)
     assert decision.message == (
         "spec.ephemeralContainers[0].env[0]: EXCLUSIVE_CPUS is set by cpupool alone; remove it"
@@ -719,17 +719,17 @@ def test_an_update_is_refused_for_what_it_brings_only() -> None:
 def test_an_update_completes_nothing_and_tells_that_processes_stay() -> None:
     old = pod(asking(), processes=processes(process("a")))
     new = pod(asking(), processes=processes(process("b")))
-    assert admission.admit_update(new, old, RULES) == Admitted(
+    assert admit_update(new, old, RULES) == Admitted(
         new, (f"{ANNOTATED}: read when a pod is created; create this one anew",)
     )
-    assert admission.admit_update(old, old, RULES) == Admitted(old)
+    assert admit_update(old, old, RULES) == Admitted(old)
 
 
 def test_the_annotation_may_go_that_a_command_was_compiled_from() -> None:
-    admitted = admission.admit(pod(asking(), processes=processes(process("a"))), RULES)
+    admitted = admit(pod(asking(), processes=processes(process("a"))), RULES)
     assert isinstance(admitted, Admitted)
     bare = {**admitted.body, "metadata": {**admitted.body["metadata"], "annotations": {"a": "b"}}}
-    decision = admission.admit_update(bare, admitted.body, RULES)
+    decision = admit_update(bare, admitted.body, RULES)
     assert isinstance(decision, Admitted)
     assert decision.body == bare
 
@@ -737,8 +737,8 @@ def test_the_annotation_may_go_that_a_command_was_compiled_from() -> None:
 # The envelope.
 
 
-def answer(document: Any, **options: bool) -> dict[str, Any]:
-    reviewed = admission.review(document, RULES, **options)
+def response_to(document: Any, **options: bool) -> dict[str, Any]:
+    reviewed = answer(document, RULES, **options)
     response = reviewed.pop("response")
     assert reviewed == {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
     assert response.pop("uid") == "u-1"
@@ -752,24 +752,24 @@ def test_the_patch_leads_to_what_admission_made() -> None:
         container("c"),
         initContainers=[asking()],
     )
-    response = answer(review(body))
+    response = response_to(review(body))
     assert response.pop("warnings")
     assert stored(body, response) == admitted(body) != body
     assert response.keys() == {"allowed", "patchType", "patch"}
 
 
 def test_a_pod_that_asks_for_nothing_gets_no_patch() -> None:
-    assert answer(review(pod(container()))) == {"allowed": True}
+    assert response_to(review(pod(container()))) == {"allowed": True}
 
 
 def test_a_webhook_that_only_checks_sends_no_patch() -> None:
-    assert answer(review(pod(asking())), mutate=False) == {"allowed": True}
-    assert not answer(review(limited({"exclusive-a": "x"})), mutate=False)["allowed"]
+    assert response_to(review(pod(asking())), mutate=False) == {"allowed": True}
+    assert not response_to(review(limited({"exclusive-a": "x"})), mutate=False)["allowed"]
 
 
 def test_a_denial_is_a_status_of_kubernetes() -> None:
     body, message = DENIALS[0].values
-    assert answer(review(body)) == {
+    assert response_to(review(body)) == {
         "allowed": False,
         "status": {"code": 422, "reason": "Invalid", "message": message},
     }
@@ -792,13 +792,13 @@ BAD = limited({"exclusive-a": "x"})
     ],
 )
 def test_other_requests_are_let_through(document: Any) -> None:
-    assert answer(document) == {"allowed": True}
+    assert response_to(document) == {"allowed": True}
 
 
 @pytest.mark.parametrize("subresource", ["", "ephemeralcontainers"])
 def test_updates_are_checked(subresource: str) -> None:
     document = review(BAD, "UPDATE", old=pod(container()), subResource=subresource)
-    assert not answer(document)["allowed"]
+    assert not response_to(document)["allowed"]
 
 
 @pytest.mark.parametrize(
@@ -814,7 +814,7 @@ def test_updates_are_checked(subresource: str) -> None:
 )
 def test_what_is_no_review_is_refused(document: Any, words: str) -> None:
     with pytest.raises(RemoteProtocolError, match=words):
-        admission.review(document, RULES)
+        answer(document, RULES)
 
 
 @pytest.mark.parametrize(
@@ -830,14 +830,14 @@ def test_what_is_no_review_is_refused(document: Any, words: str) -> None:
     ],
 )
 def test_a_patch_says_what_is_different(before: Any, after: Any, changes: Any) -> None:
-    assert admission.patch(before, after) == changes
-    assert admission.patch(before, copy.deepcopy(before)) == []
+    assert patch(before, after) == changes
+    assert patch(before, copy.deepcopy(before)) == []
 
 
 def test_an_amount_that_is_replaced_stays_in_its_place() -> None:
     amounts = {"cpu": "2", "nokia.k8s.io/exclusive-a": "1", "memory": "1Gi"}
     body = pod(container(command=["app"], resources={"limits": amounts, "requests": amounts}))
-    decision = admission.admit(body, Rules())
+    decision = admit(body, Rules())
     assert isinstance(decision, Admitted)
     made = decision.body["spec"]["containers"][0]["resources"]
     assert [list(made[part]) for part in ("limits", "requests")] == [list(amounts)] * 2

@@ -4,34 +4,26 @@ What is written into a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler'
 the request `0m`, the process starter before the command and `CONTAINER_NAME` with it, and CRI-O's
 annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay. A body
 is never changed in place: what stays as it is is the same object before and after.
-
-The envelope is AdmissionReview of admission.k8s.io/v1 (k8s.io/api/admission/v1/types.go).
 """
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.errors import ManifestError, Problem, RemoteProtocolError, errors_in
+from cpupool.admission import checks, mixed_cpus
+from cpupool.admission.checks import same_cpu
+from cpupool.admission.pod_requests import REQUESTING, PodRequests, mapping
+from cpupool.core.errors import Problem, errors_in
 from cpupool.core.names import CONTAINER_NAME, CPU_POOLS, STARTER
 from cpupool.core.pools import PoolKind
-from cpupool.wire import mixed_cpus, pod_rules, starter_argv
-from cpupool.wire.pod_requests import REQUESTING, PodRequests, mapping
-from cpupool.wire.pod_rules import same_cpu
+from cpupool.wire import starter_argv
 
 if TYPE_CHECKING:
+    from cpupool.admission.pod_requests import Body, ContainerRequests
+    from cpupool.admission.rules import Rules
     from cpupool.wire.annotation import ContainerProcesses
-    from cpupool.wire.pod_requests import Body, ContainerRequests
-    from cpupool.wire.rules import Rules
 
-_REVIEW: Final = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
-_UPDATED: Final = ("", "ephemeralcontainers")
-"""Subresources of pods whose updates can bring variables that are not the author's to set."""
-_UNPROCESSABLE: Final = 422
 _SHOWN_PROBLEMS: Final = 20
 _SHOWN_WARNINGS: Final = 16
 _WARNING_LENGTH: Final = 256
@@ -89,7 +81,7 @@ def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | 
     pod = _read(body, rules)
     problems = _problems(pod, rules)
     if pod.asks:
-        problems += pod_rules.check_commands(pod)
+        problems += checks.check_commands(pod)
         if any(container.enables_shared for container in pod.containers):
             problems += mixed_cpus.check_namespace(namespace, rules.namespaces)
     if refused := errors_in(problems):
@@ -118,117 +110,13 @@ def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denie
     return Admitted(new.body, (warning,) if edited else ())
 
 
-def review(document: object, rules: Rules, *, mutate: bool = True) -> dict[str, Any]:
-    """Answer an AdmissionReview.
-
-    Args:
-        document: the request, as JSON.
-        rules: what to go by.
-        mutate: whether the webhook may complete pods; otherwise it only checks them.
-
-    Returns:
-        The AdmissionReview with the response, as JSON.
-
-    Raises:
-        RemoteProtocolError: the document is no request of admission.k8s.io/v1.
-    """
-    request = _request(document)
-    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
-    try:
-        decision = _decide(request, rules)
-    except ManifestError as error:
-        response |= _refusal(str(error))
-    else:
-        if isinstance(decision, Denied):
-            response |= _refusal(decision.message)
-        elif decision:
-            response |= _completion(decision, request["object"] if mutate else decision.body)
-    return {**_REVIEW, "response": response}
-
-
-def patch(before: object, after: object, path: str = "") -> list[dict[str, Any]]:
-    """Write the way from one document to another as a JSON patch (RFC 6902).
-
-    It knows what admission does: entries of an object are added, replaced and removed, and a list
-    grows at its end, keeps its length or is replaced. What is the same object in both is not looked
-    into, so that a body may be as deep as it likes; a general diff compares everything.
-    """
-    if before is after:
-        return []
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        keys = {**before, **after}
-        return [change for key in keys for change in _entry(before, after, key, path)]
-    if isinstance(before, list) and isinstance(after, list):
-        pairs = list(zip(before, after, strict=False))
-        if len(before) == len(after):
-            return [
-                change
-                for place, (old, new) in enumerate(pairs)
-                for change in patch(old, new, f"{path}/{place}")
-            ]
-        if len(pairs) == len(before) and all(old is new for old, new in pairs):
-            added = after[len(before) :]
-            return [{"op": "add", "path": f"{path}/-", "value": value} for value in added]
-    elif type(before) is type(after) and before == after:
-        return []
-    return [{"op": "replace", "path": path, "value": after}]
-
-
-def _entry(before: Body, after: Body, key: str, path: str) -> list[dict[str, Any]]:
-    inner = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
-    if key not in after:
-        return [{"op": "remove", "path": inner}]
-    if key not in before:
-        return [{"op": "add", "path": inner, "value": after[key]}]
-    return patch(before[key], after[key], inner)
-
-
-def _request(document: object) -> Mapping[str, Any]:
-    if not isinstance(document, Mapping) or any(
-        document.get(key) != value for key, value in _REVIEW.items()
-    ):
-        raise RemoteProtocolError(
-            "this is no AdmissionReview of admission.k8s.io/v1; set admissionReviewVersions: [v1]"
-        )
-    request = document.get("request")
-    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
-        raise RemoteProtocolError("this AdmissionReview has no request with a uid; send one")
-    return request
-
-
-def _decide(request: Mapping[str, Any], rules: Rules) -> Admitted | Denied | None:
-    """Decide on the creation or update of a pod; None where the request is another one."""
-    kind, subresource = request.get("kind"), request.get("subResource") or ""
-    if isinstance(kind, Mapping) and (kind.get("group"), kind.get("kind")) == ("", "Pod"):
-        if request.get("operation") == "CREATE" and not subresource:
-            return admit(request.get("object"), rules, str(request.get("namespace") or "default"))
-        if request.get("operation") == "UPDATE" and subresource in _UPDATED:
-            return admit_update(request.get("object"), request.get("oldObject"), rules)
-    return None
-
-
-def _completion(decision: Admitted, before: object) -> dict[str, Any]:
-    answer: dict[str, Any] = {}
-    if decision.warnings:
-        answer["warnings"] = list(decision.warnings)
-    if changes := patch(before, decision.body):
-        encoded = base64.b64encode(json.dumps(changes).encode())
-        answer |= {"patchType": "JSONPatch", "patch": encoded.decode()}
-    return answer
-
-
-def _refusal(message: str) -> dict[str, Any]:
-    status = {"code": _UNPROCESSABLE, "reason": "Invalid", "message": message}
-    return {"allowed": False, "status": status}
-
-
 def _read(body: object, rules: Rules) -> PodRequests:
     return PodRequests.read(body, rules.names, mixed=bool(rules.mixed))
 
 
 def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
-    found = [*pod.problems, *pod_rules.check(pod, rules)] if pod.asks else []
-    return [*found, *pod_rules.check_names(pod)]
+    found = [*pod.problems, *checks.check(pod, rules)] if pod.asks else []
+    return [*found, *checks.check_names(pod)]
 
 
 def _cut(warning: Problem) -> str:
@@ -264,7 +152,7 @@ def _complete(container: ContainerRequests, entry: ContainerProcesses | None, ru
     if entry:
         args = starter_argv.for_processes(rules.awaited(container), entry)
     elif container.command and container.of_kind(PoolKind.EXCLUSIVE):
-        words = pod_rules.own_command(container) or ()
+        words = checks.own_command(container) or ()
         args = starter_argv.for_command(rules.awaited(container), words)
     else:
         return body

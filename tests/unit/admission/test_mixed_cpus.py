@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool.admission.decision import Admitted, Denied, admit
+from cpupool.admission.mixed_cpus import NamespaceUnknown
+from cpupool.admission.review import answer
+from cpupool.admission.rules import CFSQuotas, LargestPool, Rules
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.wire import admission
-from cpupool.wire.admission import Admitted, Denied
-from cpupool.wire.mixed_cpus import NamespaceUnknown
-from cpupool.wire.rules import CFSQuotas, LargestPool, Rules
 from tests.pods import ANNOTATION, container, pod, process, review, stored
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ def exclusive(pools: Mapping[str, str] | None = None, **fields: Any) -> Any:
 
 
 def admitted(body: Any, rules: Rules = RULES) -> Any:
-    decision = admission.admit(body, rules, "apps")
+    decision = admit(body, rules, "apps")
     assert isinstance(decision, Admitted), decision
     return decision.body
 
 
 def denial(body: Any, rules: Rules = RULES) -> str:
-    decision = admission.admit(body, rules, "apps")
+    decision = admit(body, rules, "apps")
     assert isinstance(decision, Denied), decision
     return decision.message
 
@@ -130,10 +130,10 @@ def test_the_patch_leads_there_and_admitting_again_changes_nothing(metadata: Any
     body = {"metadata": copy.deepcopy(metadata), "spec": {"containers": [one]}}
     if metadata is None:
         del body["metadata"]
-    made = stored(body, admission.review(review(body), RULES)["response"])
+    made = stored(body, answer(review(body), RULES)["response"])
     assert made == admitted(body)
     assert made["metadata"]["annotations"]["cpu-shared.crio.io/main"] == "enable"
-    assert "patch" not in admission.review(review(made), RULES)["response"]
+    assert "patch" not in answer(review(made), RULES)["response"]
     assert admitted(made)["metadata"] is made["metadata"]
 
 
@@ -347,7 +347,7 @@ def test_a_namespace_without_the_annotation_is_refused_and_any_value_will_do() -
         return {"other": ""}
 
     document = review(pod(mixed()), namespace="apps")
-    response = admission.review(document, replace(RULES, namespaces=annotated))["response"]
+    response = answer(document, replace(RULES, namespaces=annotated))["response"]
     assert asked == ["apps"]
     assert response["status"]["message"] == (
         f"metadata.namespace: apps is not allowed to have {RESOURCE}: it lacks the annotation"
@@ -365,7 +365,7 @@ def test_nobody_is_asked_about_pods_that_do_not_request_it() -> None:
     rules = replace(RULES, namespaces=asked)
     admitted(pod(container(pools={"exclusive-a": "1"}, command=["x"])), rules)
     old = pod(mixed())
-    updated = admission.review(review(old, "UPDATE", old=old), rules)["response"]
+    updated = answer(review(old, "UPDATE", old=old), rules)["response"]
     assert updated == {"uid": "u-1", "allowed": True}
 
 

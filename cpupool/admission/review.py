@@ -1,0 +1,127 @@
+"""The API server's question about a pod, and the answer to it: a JSON patch, or a denial.
+
+The envelope is AdmissionReview of admission.k8s.io/v1 (k8s.io/api/admission/v1/types.go).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.admission.decision import Admitted, Denied, admit, admit_update
+from cpupool.core.errors import ManifestError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from cpupool.admission.pod_requests import Body
+    from cpupool.admission.rules import Rules
+
+_REVIEW: Final = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
+_UPDATED: Final = ("", "ephemeralcontainers")
+"""Subresources of pods whose updates can bring variables that are not the author's to set."""
+_UNPROCESSABLE: Final = 422
+
+
+def answer(document: object, rules: Rules, *, mutate: bool = True) -> dict[str, Any]:
+    """Answer an AdmissionReview.
+
+    Args:
+        document: the request, as JSON.
+        rules: what to go by.
+        mutate: whether the webhook may complete pods; otherwise it only checks them.
+
+    Returns:
+        The AdmissionReview with the response, as JSON.
+
+    Raises:
+        RemoteProtocolError: the document is no request of admission.k8s.io/v1.
+    """
+    request = _request(document)
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+    try:
+        decided = _decide(request, rules)
+    except ManifestError as error:
+        response |= _refusal(str(error))
+    else:
+        if isinstance(decided, Denied):
+            response |= _refusal(decided.message)
+        elif decided:
+            response |= _completion(decided, request["object"] if mutate else decided.body)
+    return {**_REVIEW, "response": response}
+
+
+def patch(before: object, after: object, path: str = "") -> list[dict[str, Any]]:
+    """Write the way from one document to another as a JSON patch (RFC 6902).
+
+    It knows what admission does: entries of an object are added, replaced and removed, and a list
+    grows at its end, keeps its length or is replaced. What is the same object in both is not looked
+    into, so that a body may be as deep as it likes; a general diff compares everything.
+    """
+    if before is after:
+        return []
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        keys = {**before, **after}
+        return [change for key in keys for change in _entry(before, after, key, path)]
+    if isinstance(before, list) and isinstance(after, list):
+        pairs = list(zip(before, after, strict=False))
+        if len(before) == len(after):
+            return [
+                change
+                for place, (old, new) in enumerate(pairs)
+                for change in patch(old, new, f"{path}/{place}")
+            ]
+        if len(pairs) == len(before) and all(old is new for old, new in pairs):
+            added = after[len(before) :]
+            return [{"op": "add", "path": f"{path}/-", "value": value} for value in added]
+    elif type(before) is type(after) and before == after:
+        return []
+    return [{"op": "replace", "path": path, "value": after}]
+
+
+def _entry(before: Body, after: Body, key: str, path: str) -> list[dict[str, Any]]:
+    inner = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+    if key not in after:
+        return [{"op": "remove", "path": inner}]
+    if key not in before:
+        return [{"op": "add", "path": inner, "value": after[key]}]
+    return patch(before[key], after[key], inner)
+
+
+def _request(document: object) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping) or any(
+        document.get(key) != value for key, value in _REVIEW.items()
+    ):
+        raise RemoteProtocolError(
+            "this is no AdmissionReview of admission.k8s.io/v1; set admissionReviewVersions: [v1]"
+        )
+    request = document.get("request")
+    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
+        raise RemoteProtocolError("this AdmissionReview has no request with a uid; send one")
+    return request
+
+
+def _decide(request: Mapping[str, Any], rules: Rules) -> Admitted | Denied | None:
+    """Decide on the creation or update of a pod; None where the request is another one."""
+    kind, subresource = request.get("kind"), request.get("subResource") or ""
+    if isinstance(kind, Mapping) and (kind.get("group"), kind.get("kind")) == ("", "Pod"):
+        if request.get("operation") == "CREATE" and not subresource:
+            return admit(request.get("object"), rules, str(request.get("namespace") or "default"))
+        if request.get("operation") == "UPDATE" and subresource in _UPDATED:
+            return admit_update(request.get("object"), request.get("oldObject"), rules)
+    return None
+
+
+def _completion(admitted: Admitted, before: object) -> dict[str, Any]:
+    completion: dict[str, Any] = {}
+    if admitted.warnings:
+        completion["warnings"] = list(admitted.warnings)
+    if changes := patch(before, admitted.body):
+        encoded = base64.b64encode(json.dumps(changes).encode())
+        completion |= {"patchType": "JSONPatch", "patch": encoded.decode()}
+    return completion
+
+
+def _refusal(message: str) -> dict[str, Any]:
+    status = {"code": _UNPROCESSABLE, "reason": "Invalid", "message": message}
+    return {"allowed": False, "status": status}
