@@ -116,7 +116,10 @@ def config_map(body: Body) -> dict[str, bytes]:
         ManifestError: one is no text, or no base64.
     """
     read = Field("ConfigMap", "", body)
-    entries = {key: value.text("").encode() for key, value in read["data"].entries()}
+    # Half of a surrogate pair is JSON, and no text: the reader of the file refuses it.
+    entries = {
+        key: value.text("").encode(errors="surrogatepass") for key, value in read["data"].entries()
+    }
     for key, value in read["binaryData"].entries():
         try:
             entries[key] = base64.b64decode(value.text(""), validate=True)

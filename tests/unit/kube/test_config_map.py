@@ -78,10 +78,12 @@ def test_each_edit_arrives_and_only_this_object_is_asked_for(server: FakeAPIServ
 
 def test_what_is_no_text_is_read_as_the_folder_shows_it(server: FakeAPIServer) -> None:
     binary = base64.b64encode(b"\xff\xfe").decode()
-    server.keep(PATH, {"kind": "ConfigMap", "data": {"a": "é"}, "binaryData": {"b": binary}})
+    data = {"a": "é", "half": "\ud800"}
+    server.keep(PATH, {"kind": "ConfigMap", "data": data, "binaryData": {"b": binary}})
     with following(server) as watched:
         watched.wait(DEADLINE_S)
-        assert watched.entries() == {"a": "é".encode(), "b": b"\xff\xfe"}
+        half = b"\xed\xa0\x80"
+        assert watched.entries() == {"a": "é".encode(), "half": half, "b": b"\xff\xfe"}
 
 
 def test_a_body_that_cannot_be_read_changes_nothing(
