@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.commands import UsageError, read_file
-from cpupool.config import pool_rules, poolconfig
+from cpupool.config import poolconfig
+from cpupool.config.poolconfig import Machine
 from cpupool.core.errors import ConfigError, Problem, refuse_errors
 
 if TYPE_CHECKING:
@@ -34,19 +35,25 @@ def choose(
     """
     text = read_file(path)
     try:
-        source, file = _choose(path, text, labels, names)
-        refuse_errors(file.located(pool_rules.validate(file.pools, machine)))
+        source, file = _choose(path, text, labels, names, machine)
+        refuse_errors(file.problems(machine))
     except ConfigError as error:
         raise UsageError(str(error)) from error
     return source, file
 
 
 def _choose(
-    path: Path, text: bytes, labels: Mapping[str, str] | None, names: Names
+    path: Path,
+    text: bytes,
+    labels: Mapping[str, str] | None,
+    names: Names,
+    machine: CPUTopology,
 ) -> tuple[Source, PoolFile]:
     problems: list[Problem] = []
     sources = poolconfig.sources(str(path), text, problems)
-    files = poolconfig.parse_all(sources, names, problems)
+    # One of several pool files need not be the one that must fit the machine.
+    known = Machine(machine, labels) if labels is not None or len(sources) == 1 else None
+    files = poolconfig.parse_all(sources, names, problems, known)
     refuse_errors(problems)
     if labels is None and len(files) != 1:
         raise UsageError(f"{path}: there are {len(files)} pool files in it; add --node-labels")

@@ -153,6 +153,45 @@ def test_a_file_whose_answer_is_no_is_exit_code_1(
     assert printed.err == ""
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("validate", "FILE", "--topology", "MACHINE"),
+        ("topology", "--topology", "MACHINE", "--pools", "FILE"),
+        ("simulate", "--topology", "MACHINE", "--pools", "FILE", "--random", "1"),
+        ("kubelet-config", "--topology", "MACHINE", "FILE"),
+        ("demo", "--config", "FILE"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_with_pools_by_themselves_and_on_the_machine_is_told_together(
+    command: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine"
+    file.write_text('pools: {exclusive_a: {cpus: "1,4000", color: red}, default: {cpus: "0"}}\n')
+
+    assert cli.main(filled(command, tmp_path, str(file))) in (1, 2)
+
+    said = "".join(capsys.readouterr())
+    assert "pools.exclusive_a.color: unknown key" in said
+    assert "this machine has no CPUs 4000" in said
+
+
+def test_several_files_are_not_held_against_the_machine_of_a_node_without_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine"
+    wrong = FIRST.replace('"1"', '"1,4000", color: red')
+    file.write_text(f"{wrong}---\n{SECOND}")
+    command = ("topology", "--topology", "MACHINE", "--pools", "FILE")
+
+    assert cli.main(filled(command, tmp_path, str(file))) == 2
+
+    said = capsys.readouterr().err
+    assert "pools.exclusive_a.color: unknown key" in said
+    assert said.count("\n") == 1
+
+
 PIPED = (
     (("admit", "FILE"), POD),
     (("admit", "POD", "--pool-files", "FILE"), POOLS),
@@ -264,7 +303,7 @@ def test_simulate_places_each_pod_of_a_workload(
     [
         ("kind: Job\nmetadata: {name: a}\n", "spec.template.spec: is missing"),
         (workload("Deployment", "replicas: -1"), "spec.replicas: is not a number from 0 to 10000"),
-        (workload("Deployment", "replicas: 99999999"), "spec.replicas: is not a number"),
+        (workload("Deployment", "replicas: 40009999"), "spec.replicas: is not a number"),
         (workload("Deployment", "replicas: 0"), "there is no pod in it"),
         ("kind: Deployment\nspec: {template: {spec: {}}}", "metadata.name: is missing"),
         ("kind: Service\n", "kind: 'Service' is not one of Pod, Deployment"),
