@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.names import STATIC_POD_MIRROR
+from cpupool.core.pools import MILLI_PER_CPU, PoolKind
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import static_pods
 from cpupool.telemetry import log as logs
@@ -182,6 +183,27 @@ def _of(placed: PlacedContainer) -> Iterator[Notice]:
             f"it stays on the shared CPUs {assignment.shared} that its pools had before: moved, "
             "its pinned threads would roam on this kernel",
             "restart it to take the pools' present CPUs",
+        )
+    yield from _about_limit(placed)
+
+
+def _about_limit(placed: PlacedContainer) -> Iterator[Notice]:
+    limit, written_milli = placed.assignment.limit, placed.container.limit_milli
+    if limit is None or limit.milli is not None or written_milli is None:
+        return
+    requests = placed.container.requests
+    exclusive = [pool for pool in requests if PoolKind.of_name(pool) is PoolKind.EXCLUSIVE]
+    own = sum(requests[pool] for pool in exclusive)
+    if written_milli < own * MILLI_PER_CPU:
+        yield Notice(
+            "CPULimitIgnored",
+            "cpu limit ignored",
+            placed.pod,
+            placed.container.name,
+            f"its cpu limit of {written_milli}m is less than its exclusive CPUs ({own}), and"
+            " throttles nothing: it keeps them all, without a quota",
+            "for another number of CPUs request that number of"
+            f" {' or '.join(exclusive)} in a new pod",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import signal
 from typing import TYPE_CHECKING
@@ -68,6 +69,22 @@ def test_cpus_that_go_offline_are_left_and_come_back(world: World) -> None:
         world.await_pool("exclusive_a", 4)
         await_answer(agent, "/metrics", f"{offline} 0.0")
         assert not any(world.events("CPUOffline", name) for name in ("other", "sharer", "plain"))
+
+
+def test_a_cpu_limit_that_is_resized_below_a_containers_own_cpus_is_told(world: World) -> None:
+    with world.agent():
+        world.await_pool("exclusive_a", 4)
+        world.run("owner", exclusive_a=2)
+        world.await_cpus(owner="2-3")
+
+        resized = copy.deepcopy(world.node.bodies()["items"])
+        resized[0]["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "500m"
+        world.api.set_pods(resized)
+
+        assert "500m is less than its exclusive CPUs (2)" in world.await_event(
+            "CPULimitIgnored", "owner"
+        )
+        world.await_cpus(owner="2-3")
 
 
 def test_a_static_cpu_manager_is_refused_until_it_is_gone(world: World) -> None:

@@ -847,6 +847,43 @@ def test_a_pod_that_loses_a_cpu_is_told_once_for_each_set() -> None:
     ]
 
 
+TWO_CPUS = builders.container(exclusive_a=2, cpu=2000)
+BOTH_KINDS = builders.container(exclusive_a=2, shared_a=100, cpu=2100)
+SHARED_ALONE = builders.container(shared_a=1000, cpu=1000)
+
+
+@pytest.mark.parametrize(
+    ("container", "limits_milli", "told"),
+    [
+        pytest.param(TWO_CPUS, [2000, 500], ["500m"], id="a resize"),
+        pytest.param(TWO_CPUS, [1999, 1999], ["1999m"], id="as written"),
+        pytest.param(TWO_CPUS, [None, 4000], [], id="more"),
+        pytest.param(BOTH_KINDS, [2100, 2000], [], id="not its own CPUs"),
+        pytest.param(SHARED_ALONE, [1000, 500], [], id="shared CPUs alone"),
+    ],
+)
+def test_a_limit_below_a_containers_own_cpus_is_told_once(
+    container: Container, limits_milli: Sequence[int | None], told: Sequence[str]
+) -> None:
+    node = Node()
+    node.source.saved = {"owner": {"exclusive_a": ids("2", "4"), "shared_a": ids("7")}}
+    node.run("owner")
+    for limit_milli in limits_milli:
+        limited = replace(container, limit_milli=limit_milli)
+        node.source.listed = [builders.pod("owner", limited)]
+        for _ in range(2):
+            node.setter.sweep()
+            node.now_s += 100
+
+    assert [reason for _, reason, _ in node.events.pods] == ["CPULimitIgnored" for _ in told]
+    for (_, _, message), limit in zip(node.events.pods, told, strict=True):
+        assert message == (
+            f"container main: its cpu limit of {limit} is less than its exclusive CPUs (2), and"
+            " throttles nothing: it keeps them all, without a quota; for another number of CPUs"
+            " request that number of exclusive_a in a new pod"
+        )
+
+
 def stray() -> Node:
     """Take the only CPU of `owner` offline, so that its processes are in its pod's cgroup."""
     node = owner_on_2()
