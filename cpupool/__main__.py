@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` imports what Ctrl-C may interrupt
 import os
-import signal
-from typing import NoReturn
 
 
-def run() -> NoReturn:
+def run() -> None:
     """Run the command line of this process and exit."""
-    interrupted = signal.getsignal(signal.SIGINT)
+    interrupted = _signal.getsignal(_signal.SIGINT)
     # A signal that the parent has switched off stays off.
-    if interrupted is signal.default_int_handler:
+    if interrupted is _signal.default_int_handler:
         # Until the command line can say a word about it, Ctrl-C ends an import without a traceback.
-        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(128 + signal.SIGINT))
+        _signal.signal(_signal.SIGINT, lambda _number, _frame: os._exit(128 + _signal.SIGINT))
     from cpupool import cli  # noqa: PLC0415 - what takes time is imported under that handler
 
-    signal.signal(signal.SIGINT, interrupted)
+    _signal.signal(_signal.SIGINT, interrupted)
     cli.run()
 
 

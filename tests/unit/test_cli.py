@@ -158,6 +158,24 @@ def test_the_agent_is_spared_the_drawing_library() -> None:
     assert result.stdout.endswith("[]\n")
 
 
+def test_nothing_that_takes_time_is_imported_before_ctrl_c_is_awaited() -> None:
+    program = (
+        "import os, sys; before = set(sys.modules)\n"
+        "import cpupool.__main__; print(*sorted(set(sys.modules) - before))"
+    )
+    result = subprocess.run(
+        # The site's hooks may import anything, and Python itself has imported os.
+        [sys.executable, "-S", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+    assert result.stdout.split() == ["__future__", "cpupool", "cpupool.__main__"]
+
+
 @pytest.mark.parametrize("imported", ["cpupool.cli", "cpupool.commands.topology"])
 def test_ctrl_c_during_an_import_is_no_traceback(imported: str) -> None:
     """The import says that it has begun, and then waits for the signal."""
