@@ -5,19 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import threading
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trustme
 
 from cpupool.https.desk import Limits
+from tests.loops import running
 from tests.mounts import Mount
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import threading
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from cpupool.https.server import HTTPSServer
@@ -103,15 +104,6 @@ class Client:
         self.connection.close()
 
 
-@contextmanager
-def serving(server: HTTPSServer) -> Iterator[threading.Event]:
+def serving(server: HTTPSServer) -> AbstractContextManager[threading.Event]:
     """Run a server in a thread; what is given ends it."""
-    stop = threading.Event()
-    thread = threading.Thread(target=server.run, args=(stop,))
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.set()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
+    return running(server.run)

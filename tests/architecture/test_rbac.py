@@ -21,7 +21,7 @@ from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics, WebhookMetrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
-from tests.clusters import running
+from tests.loops import running_all
 from tests.pods import container, pod, review
 from tests.waiting import eventually
 from tests.webhooks import LOCALHOST
@@ -98,7 +98,7 @@ def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
             lambda: None,
             config_map=followed("agent"),
         )
-        with running(cluster):
+        with running_all(cluster):
             for resource in ("pods", "nodes", "configmaps"):
                 eventually(partial(server.watching, resource), f"a watch of {resource}")
             cluster.events.pod(builders.pod("upf"), "CPUOffline", "CPU 3 is offline; switch it on")
@@ -135,7 +135,7 @@ def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
         server.keep(paths["secrets"], secret)
         server.keep(paths["mutatingwebhookconfigurations"], configuration)
         keeper = CertificateKeeper(APIServer.at(server.url), installed)
-        with running(keeper):
+        with running_all(keeper):
             watched = "mutatingwebhookconfigurations"
             eventually(lambda: len(server.updates) == 3 and server.watching(watched), "all is made")
         asked, kept = server.verbs(), server.kept(paths["mutatingwebhookconfigurations"])
@@ -165,7 +165,7 @@ def test_the_webhook_itself_may_look_at_namespaces_and_its_pools_only(tmp_path: 
         )
         webhook = Webhook(settings, WebhookMetrics(), Health())
         webhook.review(review(pod(container(resources=resources)), namespace="apps"), mutate=True)
-        with running(webhook):
+        with running_all(webhook):
             eventually(lambda: server.watching("configmaps"), "a watch of the ConfigMap")
         webhook.server.close()
         asked = server.verbs()

@@ -32,7 +32,7 @@ from cpupool.kube.client import APIError, APIServer
 from cpupool.roles import certificates as roles
 from cpupool.roles.certificates import TRIES, CertificateKeeper, Installed, NotInstalled
 from tests.apiserver import FakeAPIServer
-from tests.clusters import running
+from tests.loops import running_all
 from tests.processes import Process
 from tests.waiting import DEADLINE_S, eventually
 
@@ -573,7 +573,7 @@ def test_the_loop_tries_again_after_trouble_and_ends_when_it_shall(
     server: FakeAPIServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.refuse(500, "InternalError", times=2)  # one for the look, one for the list
-    with caplog.at_level(logging.INFO, "cpupool"), running(keeper(server)):
+    with caplog.at_level(logging.INFO, "cpupool"), running_all(keeper(server)):
         eventually(lambda: "certificates are good" in caplog.text, "all is made")
     assert "500 InternalError" in caplog.text
 
@@ -589,7 +589,7 @@ def test_another_configuration_is_filled_as_soon_as_it_is_there(
     # So that no look happens but for the watch.
     monkeypatch.setattr(roles, "LOOK_S", 1000 * DEADLINE_S)
     applied = server.kept(CONFIGURATION)
-    with running(keeper(server)):
+    with running_all(keeper(server)):
         eventually(lambda: filled(server) and server.watching(WATCHED), "the first one is filled")
         for _ in range(2):
             began_s = time.monotonic()
@@ -606,7 +606,7 @@ def test_without_the_right_to_watch_it_looks_every_minute_and_says_so_once(
     monkeypatch.setattr(roles, "LOOK_S", 0.01)
     server.forbidden = {("list", WATCHED), ("watch", WATCHED)}
     applied = server.kept(CONFIGURATION)
-    with caplog.at_level(logging.WARNING, "cpupool"), running(keeper(server)):
+    with caplog.at_level(logging.WARNING, "cpupool"), running_all(keeper(server)):
         eventually(lambda: filled(server), "the first one is filled")
         server.forget(CONFIGURATION)
         server.keep(CONFIGURATION, applied)

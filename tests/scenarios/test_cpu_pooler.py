@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from cpupool.local.node import EmbeddedNode
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
 from tests import testdata
+from tests.loops import running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -69,17 +69,10 @@ def agent_of(settings: Settings, root: HostRoot, sysfs: Sysfs, pods: PodSource) 
 
 
 @contextmanager
-def running(agent: Agent) -> Iterator[Agent]:
+def started(agent: Agent) -> Iterator[Agent]:
     agent.configure()
-    stop = threading.Event()
-    thread = threading.Thread(target=agent.run, args=(stop,))
-    thread.start()
-    try:
+    with running(agent.run, wake=agent.wake):
         yield agent
-    finally:
-        stop.set()
-        agent.wake()
-        thread.join(DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +104,7 @@ def test_a_sample_pod_runs_unedited(
         EmulatedCgroups(folder, sysfs.online(), "a test") as place,
         # The agent is made after the node whose changes wake it.
         EmbeddedNode(folder, place, changed=lambda: agent.wake()) as node,  # noqa: PLW0108
-        running(agent_of(settings, node.root, sysfs, node)) as agent,
+        started(agent_of(settings, node.root, sysfs, node)) as agent,
     ):
         for pool, count in {"exclusive-pool": 2, "shared-pool": 1000}.items():
             node.kubelet.wait_for(f"nokia.k8s.io/{pool}", partial(offers, count), DEADLINE_S)
@@ -186,5 +179,5 @@ def test_a_node_is_taken_over_with_its_pods_running(folder: Path, generation: Ge
         pods: PodSource = Listed(views.pod(body, names))
         settings = Settings(folder / "etc")
 
-        with running(agent_of(settings, root, sysfs, pods)):
+        with started(agent_of(settings, root, sysfs, pods)):
             eventually(lambda: str(tree.effective(f"{pod}/{cid}")) == "4-5", "back on its CPUs")

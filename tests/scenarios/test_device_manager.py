@@ -22,11 +22,13 @@ from cpupool.telemetry.metrics import Metrics
 from tests.builders import container, given, pod
 from tests.events import Heard
 from tests.kubelets import RegisteringKubelet, dial
+from tests.loops import running
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from tests.machines import WrittenMachine
@@ -71,18 +73,8 @@ class Node:
         self.during_a_look: Callable[[], None] = lambda: None
         self.kubelets = 0
 
-    @contextmanager
-    def running(self) -> Iterator[threading.Event]:
-        stop = threading.Event()
-        thread = threading.Thread(target=self.role.run, args=(stop,), name="device-manager")
-        thread.start()
-        try:
-            yield stop
-        finally:
-            stop.set()
-            self.role.wake()
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
+    def running(self) -> AbstractContextManager[threading.Event]:
+        return running(self.role.run, wake=self.role.wake)
 
     def _kubelet_changed(self) -> None:
         self.kubelets += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import SANDBOX, EmbeddedNode
 from cpupool.policies.hints import TopologyPolicy
+from tests.loops import running
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
@@ -126,7 +126,6 @@ def living(
     config.mkdir()
     (config / "poolconfig-node.yaml").write_text(pools + "nodeSelector: {node: this}\n")
     settings = Settings(config, cgroup_root=home.cgroup_root, interval_s=interval_s)
-    stop = threading.Event()
 
     def changed() -> None:
         agent.wake()
@@ -135,14 +134,8 @@ def living(
         cluster = EmbeddedCluster(node, {"node": "this"})
         agent = Agent(settings, node.root, Sysfs.at(sysfs), lambda _metrics, _changed: cluster)
         agent.configure()
-        thread = threading.Thread(target=agent.run, args=(stop,), name="agent")
-        thread.start()
-        try:
+        with running(agent.run, wake=agent.wake):
             yield World(node, agent)
-        finally:
-            stop.set()
-            agent.wake()
-            thread.join(DEADLINE_S)
 
 
 @pytest.fixture

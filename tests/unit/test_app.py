@@ -26,6 +26,7 @@ from cpupool.telemetry.health import Health
 from tests import builders
 from tests.cgroups import overwrite
 from tests.events import Heard
+from tests.loops import running
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
@@ -120,15 +121,8 @@ class World:
 
 @contextmanager
 def started(agent: Agent) -> Iterator[Agent]:
-    stop = threading.Event()
-    thread = threading.Thread(target=agent.run, args=(stop,), name="agent")
-    thread.start()
-    try:
+    with running(agent.run):
         yield agent
-    finally:
-        stop.set()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
 
 
 def get(agent: Agent, path: str) -> tuple[int, str]:

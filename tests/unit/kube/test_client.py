@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ssl
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,8 @@ from cpupool.kube.client import APIError, APIServer, NoAPIServer
 from cpupool.kube.conversation import Conversation
 from cpupool.kube.reflector import Reflector
 from tests.apiserver import FakeAPIServer
-from tests.waiting import DEADLINE_S, eventually
+from tests.loops import running
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,17 +87,11 @@ def test_a_missing_or_damaged_token_says_so(folder: Path, text: bytes | None) ->
 
 def test_a_watch_over_tls_tells_changes_and_ends_when_it_shall(folder: Path) -> None:
     with pod_of_a_cluster(folder) as (fake, server):
-        stop = threading.Event()
         nodes = Reflector(server, "/api/v1/nodes", "", views.node_labels, changed=lambda: None)
-        thread = threading.Thread(target=nodes.run, args=(stop,))
-        thread.start()
-        eventually(lambda: fake.watching("nodes"), "a watch")
-        fake.set_labels({"nodeType": "dpdk"})
-        eventually(lambda: nodes.items() == ({"nodeType": "dpdk"},), "the label")
-        stop.set()
-        nodes.wake()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
+        with running(nodes.run, wake=nodes.wake):
+            eventually(lambda: fake.watching("nodes"), "a watch")
+            fake.set_labels({"nodeType": "dpdk"})
+            eventually(lambda: nodes.items() == ({"nodeType": "dpdk"},), "the label")
 
 
 def test_an_ipv6_service_address_is_understood(folder: Path) -> None:

@@ -9,7 +9,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.cluster import Cluster
 from cpupool.telemetry.metrics import Metrics
 from tests.apiserver import FakeAPIServer
-from tests.clusters import running
+from tests.loops import running_all
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def body(name: str, **spec: Any) -> dict[str, Any]:
 def joined(server: FakeAPIServer, node: str) -> Iterator[tuple[Cluster, threading.Event]]:
     changed = threading.Event()
     cluster = Cluster(APIServer.at(server.url), node, Names(), Metrics(), changed.set)
-    with running(cluster):
+    with running_all(cluster):
         yield cluster, changed
 
 

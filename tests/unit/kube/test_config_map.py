@@ -13,6 +13,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.config_map import ConfigMapName, ConfigMapWatch
 from cpupool.telemetry.metrics import Metrics
 from tests.apiserver import FakeAPIServer
+from tests.loops import running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -43,16 +44,9 @@ def watch(server: FakeAPIServer, changed: threading.Event | None = None) -> Conf
 def following(
     server: FakeAPIServer, changed: threading.Event | None = None
 ) -> Iterator[ConfigMapWatch]:
-    stop, watched = threading.Event(), watch(server, changed)
-    thread = threading.Thread(target=watched.run, args=(stop,))
-    thread.start()
-    try:
+    watched = watch(server, changed)
+    with running(watched.run, wake=watched.wake):
         yield watched
-    finally:
-        stop.set()
-        watched.wake()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
 
 
 def expect(watched: ConfigMapWatch, text: str) -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,10 +10,13 @@ from cpupool.kube.events import BURST, MOST_WAITING, REFILL_S, SAME_AGAIN_S, Eve
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
+from tests.loops import running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from cpupool.core.workloads import Pod
 
@@ -40,19 +41,9 @@ class Told:
             self.metrics,
             clock=self.clock,
         )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self.recorder.run, args=(self._stop,))
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            self.recorder.wake()
-            self._thread.join(DEADLINE_S)
-            assert not self._thread.is_alive()
+    def running(self) -> AbstractContextManager[threading.Event]:
+        return running(self.recorder.run, wake=self.recorder.wake)
 
     def dropped(self, number: int) -> bool:
         return f"cpupool_events_dropped_total {number}.0" in self.metrics.render()[1].decode()

@@ -14,6 +14,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.reflector import Reflector
 from cpupool.telemetry.metrics import Metrics
 from tests.apiserver import FakeAPIServer
+from tests.loops import running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -418,7 +419,6 @@ def test_a_single_object_is_followed_through_its_deletion(
     server: FakeAPIServer, collection: str
 ) -> None:
     changed = threading.Semaphore(0)
-    stop = threading.Event()
     reflector = Reflector(
         APIServer.at(server.url),
         collection,
@@ -426,10 +426,8 @@ def test_a_single_object_is_followed_through_its_deletion(
         kept,
         changed=changed.release,
     )
-    thread = threading.Thread(target=reflector.run, args=(stop,))
     server.keep(f"{collection}/other", body("other"))
-    thread.start()
-    try:
+    with running(reflector.run, wake=reflector.wake):
         known: list[object] = []
         for there in (False, True, False, True):
             if there:
@@ -438,9 +436,4 @@ def test_a_single_object_is_followed_through_its_deletion(
                 server.forget(f"{collection}/wanted")
             assert changed.acquire(timeout=DEADLINE_S)
             known.append(reflector.items())
-    finally:
-        stop.set()
-        reflector.wake()
-        thread.join(DEADLINE_S)
     assert known == [(), (("wanted", "1"),), (), (("wanted", "1"),)]
-    assert not thread.is_alive()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,12 +17,15 @@ from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests.builders import container, given, pod
 from tests.events import Heard
+from tests.loops import running
 from tests.machines import MACHINES
 from tests.mounts import Mount, Shown
-from tests.waiting import DEADLINE_S, eventually
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import threading
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -66,18 +67,8 @@ class World:
     def labels(self) -> Mapping[str, str] | None:
         return self.labels_now
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        stop = threading.Event()
-        thread = threading.Thread(target=self.role.run, args=(stop,), name="configurator")
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            self.role.wake()
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
+    def running(self) -> AbstractContextManager[threading.Event]:
+        return running(self.role.run, wake=self.role.wake)
 
     def pools(self) -> dict[str, str]:
         return {pool.name: str(pool.cpus) for pool in self.manager.pools()}

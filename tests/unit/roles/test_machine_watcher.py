@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,12 +13,14 @@ from cpupool.host.uevents import CPUEvents
 from cpupool.manager.manager import Manager
 from cpupool.roles.machine_watcher import MachineWatcher
 from cpupool.telemetry.health import Health
+from tests.loops import running
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    import threading
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from cpupool.core.topology import CPUTopology
@@ -79,18 +79,8 @@ class Node:
     def topology(self) -> CPUTopology:
         return self.manager.state()[0].topology
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        stop = threading.Event()
-        thread = threading.Thread(target=self.role.run, args=(stop,))
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            self.role.wake()
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
+    def running(self) -> AbstractContextManager[threading.Event]:
+        return running(self.role.run, wake=self.role.wake)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -33,6 +33,7 @@ from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.events import Heard
+from tests.loops import running
 from tests.machines import MACHINES
 from tests.nri_runtime import (
     FIRST_EVENTS,
@@ -49,6 +50,7 @@ from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
@@ -115,18 +117,8 @@ class Agent:
             now_s=lambda: 0.0 if self.patient else self.clock(),
         )
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        stop = threading.Event()
-        loop = threading.Thread(target=self.plugin.run, args=(stop,))
-        loop.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            self.plugin.wake()
-            loop.join(DEADLINE_S)
-            assert not loop.is_alive()
+    def running(self) -> AbstractContextManager[threading.Event]:
+        return running(self.plugin.run, wake=self.plugin.wake)
 
     def give(self, pod: Pod, **ids: str) -> None:
         """Let the kubelet's word on a container's devices come."""

@@ -11,6 +11,7 @@ import pytest
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from cpupool.telemetry.server import CannotListen, TelemetryServer
+from tests.loops import running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -40,16 +41,8 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def _serving(server: TelemetryServer) -> Iterator[TelemetryServer]:
-    stop = threading.Event()
-    thread = threading.Thread(target=server.run, args=(stop,))
-    thread.start()
-    try:
+    with running(server.run, wake=server.wake):
         yield server
-    finally:
-        stop.set()
-        server.wake()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
 
 
 def _asked(
