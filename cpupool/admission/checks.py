@@ -6,9 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from cpupool.admission import mixed_cpus
-from cpupool.admission.pod_requests import amount_text, mapping
 from cpupool.admission.rules import MOST_THREADS, CFSQuotas
-from cpupool.core import pools, quantity
+from cpupool.core import pools
 from cpupool.core.errors import Problem, QuantityError, Severity
 from cpupool.core.names import (
     CPU_POOLS,
@@ -19,6 +18,7 @@ from cpupool.core.names import (
     is_reserved_variable,
 )
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
+from cpupool.core.resources import CPU
 from cpupool.wire import starter_argv
 from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from cpupool.admission.pod_requests import ContainerRequests, PodRequests
     from cpupool.admission.rules import Rules
+    from cpupool.core.quantity import Quantity
     from cpupool.wire.annotation import ContainerProcesses
 
 _SHOWN_POOLS: Final = 8
@@ -46,14 +47,21 @@ def own_command(container: ContainerRequests) -> list[str] | None:
     return starter_argv.command_in(words[1:])
 
 
-def same_cpu(value: object, milli: int | None) -> bool:
-    """Tell whether an amount of cpu, as written, is so many milli-CPUs; None is no amount."""
-    if value is None or milli is None:
-        return value is None and milli is None
-    try:
-        return quantity.parse(amount_text(value)) * MILLI_PER_CPU == milli
-    except QuantityError:
-        return False
+def replaced_cpu(
+    container: ContainerRequests, rules: Rules
+) -> Iterator[tuple[str, Quantity | None, int | None]]:
+    """Find each native cpu of a container with pools that is not what its pools come to.
+
+    Yields:
+        `requests` or `limits`, the amount there, and milli-CPUs instead; None for no amount.
+    """
+    limit, request = container.written.of(CPU)
+    for part, amount, milli in (
+        ("requests", request, 0),
+        ("limits", limit, rules.limit_milli(container)),
+    ):
+        if not (milli is None if amount is None else amount.is_milli(milli)):
+            yield part, amount, milli
 
 
 def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
@@ -138,17 +146,16 @@ def _native_cpu(container: ContainerRequests, pod: PodRequests, rules: Rules) ->
     if not container.has_pools:
         return
     path = f"{container.path}.resources"
-    limit = rules.limit_milli(container)
-    for part, milli in (("requests", 0), ("limits", limit)):
-        written = container.native(part, "cpu")
-        if written is not None and not same_cpu(written, milli):
+    for part, written, milli in replaced_cpu(container, rules):
+        if written is not None:
             instead = "removed" if milli is None else f"replaced by {milli}m"
             yield Problem(
-                f"the cpu of {_shown_amount(written)} is {instead}, as pools are requested, too",
+                f"the cpu of {shown(written.text)} is {instead}, as pools are requested, too",
                 "remove it",
                 Severity.WARNING,
                 f"{path}.{part}.cpu",
             )
+    limit = rules.limit_milli(container)
     if limit is not None:
         yield from _pod_level(container, limit, pod)
     elif rules.pools is None and rules.cfs_quotas is CFSQuotas.ALL:
@@ -162,22 +169,21 @@ def _native_cpu(container: ContainerRequests, pod: PodRequests, rules: Rules) ->
 
 def _pod_level(container: ContainerRequests, milli: int, pod: PodRequests) -> Iterator[Problem]:
     # A container's limit may not exceed its pod's (KEP-2837).
-    path = "spec.resources.limits"
-    resources = mapping(mapping(pod.body.get("spec"), "spec").get("resources"), "spec.resources")
-    written = mapping(resources.get("limits"), path).get("cpu")
+    path = "spec.resources.limits.cpu"
+    written = pod.written.limits.get(CPU)
     if written is None:
         return
     try:
-        allowed = quantity.parse(amount_text(written)) * MILLI_PER_CPU
+        allowed = written.value * MILLI_PER_CPU
     except QuantityError as error:
-        yield Problem(str(error), "correct it", path=f"{path}.cpu")
+        yield Problem(str(error), "correct it", path=path)
         return
     if milli > allowed:
         yield Problem(
-            f"the pod is limited to {_shown_amount(written)} cpu, and its container"
+            f"the pod is limited to {shown(written.text)} cpu, and its container"
             f" {shown(container.name)} gets the limit {milli}m for its pools",
             f"raise it to {milli}m at least, or remove it",
-            path=f"{path}.cpu",
+            path=path,
         )
 
 
@@ -261,13 +267,6 @@ def _amounts(
                 Severity.WARNING,
                 path,
             )
-
-
-def _shown_amount(value: object) -> str:
-    try:
-        return shown(amount_text(value))
-    except QuantityError as error:
-        return shown(error.text)
 
 
 def _either(names: Iterable[str]) -> str:

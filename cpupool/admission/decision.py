@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.admission import checks, mixed_cpus
-from cpupool.admission.checks import same_cpu
 from cpupool.admission.pod_requests import REQUESTING, PodRequests, mapping
 from cpupool.core.errors import Problem, errors_in
 from cpupool.core.names import CONTAINER_NAME, CPU_POOLS, STARTER
 from cpupool.core.pools import PoolKind
+from cpupool.core.resources import CPU
 from cpupool.wire import starter_argv
 
 if TYPE_CHECKING:
@@ -170,12 +170,11 @@ def _set_variable(
 
 def _resources(container: ContainerRequests, rules: Rules) -> dict[str, Any]:
     resources = dict(container.body["resources"])
-    for part, milli in (("requests", 0), ("limits", rules.limit_milli(container))):
-        if not same_cpu(container.native(part, "cpu"), milli):
-            amounts = dict(resources.get(part) or {})
-            if milli is None:
-                del amounts["cpu"]
-            else:
-                amounts["cpu"] = f"{milli}m"
-            resources[part] = amounts
+    for part, _, milli in checks.replaced_cpu(container, rules):
+        amounts = dict(resources.get(part) or {})
+        if milli is None:
+            del amounts[CPU]
+        else:
+            amounts[CPU] = f"{milli}m"
+        resources[part] = amounts
     return resources

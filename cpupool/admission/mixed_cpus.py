@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from cpupool.admission.pod_requests import amount_text, mapping
-from cpupool.core import quantity
+from cpupool.admission.pod_requests import mapping
 from cpupool.core.errors import CPUPoolError, Problem, QuantityError
 from cpupool.core.names import (
     CRIO_SHARED_CPUS,
@@ -22,11 +21,11 @@ from cpupool.core.names import (
     OPENSHIFT_DOMAIN,
 )
 from cpupool.core.pools import PoolKind
+from cpupool.core.resources import CPU, NATIVE
 from cpupool.wire.annotation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from decimal import Decimal
 
     from cpupool.admission.pod_requests import ContainerRequests, PodRequests
 
@@ -108,10 +107,8 @@ def _whole(container: ContainerRequests) -> Iterator[Problem]:
 
     Source: kubernetes pkg/kubelet/cm/cpumanager/policy_static.go, guaranteedCPUs.
     """
-    try:
-        cpus = _amount(container, "limits", "cpu")
-    except QuantityError:
-        return
+    limit = container.written.limits.get(CPU)
+    cpus = limit and limit.number
     if cpus and cpus != cpus.to_integral_value():
         yield Problem(
             f"{cpus.normalize():f} is no whole number of CPUs, so container"
@@ -142,11 +139,12 @@ def _guaranteed(pod: PodRequests, name: str) -> Iterator[Problem]:
             yield Problem(f"it requests pools, {why}", remedy, path=path)
             continue
         otherwise = f"or request an exclusive pool for {name}"
-        for resource in ("cpu", "memory"):
+        for resource in NATIVE:
             where = f"{path}.limits.{resource}"
             try:
-                limit = _amount(container, "limits", resource)
-                request = _amount(container, "requests", resource)
+                limit, request = (
+                    amount and amount.value for amount in container.written.of(resource)
+                )
             except QuantityError as error:
                 yield Problem(str(error), "correct it", path=where)
                 continue
@@ -155,13 +153,3 @@ def _guaranteed(pod: PodRequests, name: str) -> Iterator[Problem]:
             elif request is not None and request != limit:
                 remedy = f"make both the same, {otherwise}"
                 yield Problem(f"the request is another, {why}", remedy, path=where)
-
-
-def _amount(container: ContainerRequests, part: str, resource: str) -> Decimal | None:
-    """Read an amount; None where there is none.
-
-    Raises:
-        QuantityError: it is no quantity.
-    """
-    written = container.native(part, resource)
-    return None if written is None else quantity.parse(amount_text(written))

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core import quantity
 from cpupool.core.errors import ManifestError, Problem, QuantityError
 from cpupool.core.names import ENABLE_SHARED_CPUS, STATIC_POD_MIRROR
 from cpupool.core.pools import PoolKind
+from cpupool.core.resources import Requirements
 from cpupool.wire import annotation
 from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from cpupool.core.names import Names
     from cpupool.wire.annotation import ContainerProcesses
@@ -42,6 +42,7 @@ class ContainerRequests:
         command: its entry point; empty for the image's own.
         args: the arguments of that.
         env: name and value of each variable; None for a value from elsewhere.
+        written: the amounts of its `resources`, of pools and its native ones.
         requests: pool name → amount, cores or milli-CPUs.
         enables_shared: how often it requests OpenShift's resource for shared CPUs beside its own;
             0 where that is not switched on.
@@ -55,6 +56,7 @@ class ContainerRequests:
     command: Sequence[str]
     args: Sequence[str]
     env: Sequence[tuple[str, str | None]]
+    written: Requirements
     requests: Mapping[str, int]
     enables_shared: int
     doubtful: Sequence[str]
@@ -79,12 +81,6 @@ class ContainerRequests:
         kinds = {PoolKind.EXCLUSIVE: exclusive, PoolKind.SHARED: shared}
         return "&".join(kind.value for kind, has in kinds.items() if has)
 
-    def native(self, part: str, resource: str) -> object:
-        """Give cpu or memory of `requests` or `limits`, as written; None where it is not."""
-        path = f"{self.path}.resources"
-        resources = mapping(self.body.get("resources"), path)
-        return mapping(resources.get(part), f"{path}.{part}").get(resource)
-
 
 @dataclass(frozen=True, slots=True)
 class PodRequests:
@@ -94,6 +90,7 @@ class PodRequests:
         body: the pod.
         containers: those that may have requests, init containers first.
         ephemeral: path and variables of the others.
+        written: the amounts of the pod's own `resources`.
         annotations: all of the pod's.
         entries: the annotation of processes, by container.
         problems: what is wrong with how it asks.
@@ -103,6 +100,7 @@ class PodRequests:
     body: Body
     containers: tuple[ContainerRequests, ...]
     ephemeral: tuple[ContainerRequests, ...]
+    written: Requirements
     annotations: Mapping[str, str]
     entries: Mapping[str, ContainerProcesses]
     problems: tuple[Problem, ...]
@@ -141,6 +139,7 @@ class PodRequests:
             body=pod,
             containers=tuple(containers),
             ephemeral=ephemeral,
+            written=Requirements.read(*_amounts(spec, "spec"), names, "spec.resources"),
             annotations=annotations,
             entries={entry.container: entry for entry in entries},
             problems=tuple(problems),
@@ -162,22 +161,6 @@ def mapping(value: object, path: str) -> Mapping[str, Any]:
     return value
 
 
-def amount_text(value: object) -> str:
-    """Give an amount's text, which JSON and YAML may hold as a number.
-
-    Raises:
-        QuantityError: it is neither text nor number, or a number that no quantity can hold.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        # Python writes no number of thousands of digits.
-        if not -(2**63) <= value < 2**63:
-            raise QuantityError(type(value).__name__, "a quantity is from -2^63 to 2^63 - 1")
-        return str(value)
-    if isinstance(value, str | float):
-        return str(value)
-    raise QuantityError(type(value).__name__, "write a number, as 2, 500m or 1k")
-
-
 def _annotations(metadata: Body) -> dict[str, str]:
     path = "metadata.annotations"
     found = mapping(metadata.get("annotations"), path)
@@ -197,7 +180,10 @@ class _Reader:
             path = f"spec.{part}[{place}]"
             body = mapping(value, path)
             before = len(self.problems)
-            requests = self._requests(body, path)
+            amounts = _amounts(body, path)
+            written = Requirements.read(*amounts, self.names, f"{path}.resources")
+            resources = sorted({resource for part in amounts for resource in part})
+            requests = self._requests(resources, written, path)
             enables_shared = requests.pop(ENABLE_SHARED_CPUS, 0)
             yield ContainerRequests(
                 path=path,
@@ -206,26 +192,24 @@ class _Reader:
                 command=_texts(body.get("command"), f"{path}.command"),
                 args=_texts(body.get("args"), f"{path}.args"),
                 env=tuple(_variables(body, f"{path}.env")),
+                written=written,
                 requests=requests,
                 enables_shared=enables_shared,
-                doubtful=self._doubtful(body, path),
+                doubtful=tuple(filter(self.names.is_doubtful, resources)),
                 readable=len(self.problems) == before,
             )
 
-    def _doubtful(self, body: Body, path: str) -> tuple[str, ...]:
-        named = {resource for part in _amounts(body, path) for resource in part}
-        return tuple(sorted(filter(self.names.is_doubtful, named)))
-
-    def _requests(self, body: Body, path: str) -> dict[str, int]:
-        limits, requests = _amounts(body, path)
+    def _requests(
+        self, resources: Iterable[str], written: Requirements, path: str
+    ) -> dict[str, int]:
         found = {}
-        for resource in sorted({*requests, *limits}):
+        for resource in resources:
             where = f"{path}.resources.limits[{shown(resource)}]"
             pool = self._pool_of(resource, where)
             if pool is None:
                 continue
             try:
-                limit, request = _count(limits.get(resource)), _count(requests.get(resource))
+                limit, request = (amount and amount.count for amount in written.of(resource))
             except QuantityError as error:
                 remedy = "an exclusive pool counts cores, a shared one milli-CPUs"
                 if pool == ENABLE_SHARED_CPUS:
@@ -250,17 +234,13 @@ class _Reader:
 
 
 def _amounts(body: Body, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Take the limits and the requests of a container."""
+    """Take the requests and the limits of a container or a pod."""
     path = f"{path}.resources"
     resources = mapping(body.get("resources"), path)
-    limits, requests = (
-        mapping(resources.get(part), f"{path}.{part}") for part in ("limits", "requests")
+    requests, limits = (
+        mapping(resources.get(part), f"{path}.{part}") for part in ("requests", "limits")
     )
-    return limits, requests
-
-
-def _count(amount: object) -> int | None:
-    return None if amount is None else quantity.parse_count(amount_text(amount))
+    return requests, limits
 
 
 def _variables(body: Body, path: str) -> Iterator[tuple[str, str | None]]:

@@ -40,11 +40,18 @@ class CPUSetParseError(CPUPoolError, ValueError):
 
 
 class QuantityError(CPUPoolError, ValueError):
-    """A quantity outside Kubernetes' grammar, or not whole where a whole number is needed."""
+    """A quantity outside Kubernetes' grammar, or not whole where a whole number is needed.
 
-    def __init__(self, text: str, reason: str) -> None:
+    Attributes:
+        text: as written.
+        reason: what it should be.
+        path: where it stands in a pod's body; empty for any other text.
+    """
+
+    def __init__(self, text: str, reason: str, path: str = "") -> None:
         self.text = text
         self.reason = reason
+        self.path = path
         super().__init__(f"{text[:60]!r} is not a quantity: {reason}")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact
 from typing import Final
 
@@ -19,6 +21,9 @@ _SCALE: Final = {
     **{suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", start=1)},
     **{f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", start=1)},
 }
+_MILLI: Final = 1000
+_END: Final = 2**63
+_GRAMMAR: Final = "write a number, as 2, 500m or 1k"
 _DIGITS: Final = 28
 """The 19 digits of the largest quantity, 2^63 - 1, and the 9 behind the point that it may have."""
 
@@ -31,7 +36,7 @@ def parse(text: str) -> Decimal:
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise QuantityError(text, "write a number, as 2, 500m or 1k")
+        raise QuantityError(text, _GRAMMAR)
     number, suffix, exponent = match.groups()
     scale = Decimal(10) ** int(exponent) if exponent else _SCALE[suffix or ""]
     try:
@@ -40,17 +45,85 @@ def parse(text: str) -> Decimal:
         raise QuantityError(text, "it has more digits than a quantity can hold") from None
 
 
-def parse_count(text: str) -> int:
-    """Read the amount of an extended resource: a whole number, zero or more.
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """An amount of a resource in a pod's body, parsed when the body is read.
 
-    The API server stores 1000 as `1k`, so a suffix is the ordinary case.
+    A wrong one is refused only where it is needed: resources of others may be anything.
 
-    Raises:
-        QuantityError: the text is no quantity, or not a whole number from 0 to 2^63 - 1.
+    Attributes:
+        text: as written; the type of what is neither text nor number.
+        path: where it stands.
+        number: what it comes to; None where it is no quantity.
+        fault: why it is none.
     """
-    value = parse(text)
-    if not 0 <= value < 2**63:
-        raise QuantityError(text, "an extended resource is counted from 0 to 2^63 - 1")
-    if value != value.to_integral_value():
-        raise QuantityError(text, "an extended resource is asked for in whole numbers")
-    return int(value)
+
+    text: str
+    path: str = ""
+    number: Decimal | None = None
+    fault: str = ""
+
+    @classmethod
+    def read(cls, written: object, path: str = "") -> Quantity:
+        """Read an amount, which JSON and YAML may hold as a number."""
+        try:
+            text = _text(written)
+            return cls(text, path, parse(text))
+        except QuantityError as error:
+            return cls(error.text, path, fault=error.reason)
+
+    @property
+    def value(self) -> Decimal:
+        """What it comes to.
+
+        Raises:
+            QuantityError: it is no quantity.
+        """
+        if self.number is None:
+            raise self._error(self.fault)
+        return self.number
+
+    @property
+    def milli(self) -> int:
+        """What it comes to in thousandths, 0 or more.
+
+        The API's quantities round up (MilliValue in apimachinery's quantity.go).
+
+        Raises:
+            QuantityError: it is no quantity.
+        """
+        return max(0, math.ceil(self.value * _MILLI))
+
+    @property
+    def count(self) -> int:
+        """The amount of an extended resource: a whole number, zero or more.
+
+        The API server stores 1000 as `1k`, so a suffix is the ordinary case.
+
+        Raises:
+            QuantityError: it is no quantity, or not a whole number from 0 to 2^63 - 1.
+        """
+        value = self.value
+        if not 0 <= value < _END:
+            raise self._error("an extended resource is counted from 0 to 2^63 - 1")
+        if value != value.to_integral_value():
+            raise self._error("an extended resource is asked for in whole numbers")
+        return int(value)
+
+    def is_milli(self, milli: int | None) -> bool:
+        """Return whether it is exactly so many thousandths; None is no amount."""
+        return self.number is not None and self.number * _MILLI == milli
+
+    def _error(self, reason: str) -> QuantityError:
+        return QuantityError(self.text, reason, self.path)
+
+
+def _text(written: object) -> str:
+    if isinstance(written, int) and not isinstance(written, bool):
+        # Python writes no number of thousands of digits.
+        if not -_END <= written < _END:
+            raise QuantityError(type(written).__name__, "a quantity is from -2^63 to 2^63 - 1")
+        return str(written)
+    if isinstance(written, str | float):
+        return str(written)
+    raise QuantityError(type(written).__name__, _GRAMMAR)

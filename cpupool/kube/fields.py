@@ -75,15 +75,6 @@ class Field:
             raise self.error(f"{shown(text)} is not a name; use letters, digits, '-' and '.'")
         return text
 
-    def number(self) -> str:
-        """Give the text of a quantity."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
-            raise self.error(f"{shown(self.value)} is not a quantity")
-        try:
-            return str(self.value)
-        except ValueError as error:
-            raise self.error("is a number of too many digits") from error
-
     def _mapping(self) -> Mapping[str, object]:
         if self.value is None:
             return {}

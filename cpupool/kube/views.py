@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import yaml
 
-from cpupool.core.errors import Location, ManifestError
+from cpupool.core.errors import Location, ManifestError, QuantityError
 from cpupool.core.names import CRIO_LOAD_BALANCING, DISABLE, STATIC_POD_HASH, STATIC_POD_MIRROR
-from cpupool.core.workloads import Container, ContainerID, Pod, PodUID, QoSClass
-from cpupool.kube import resources, templates
-from cpupool.kube.fields import Field
+from cpupool.core.quantity import Quantity
+from cpupool.core.resources import CPU, Requirements, pod_limit_milli, qos_class
+from cpupool.core.workloads import Container, ContainerID, ContainerKind, Pod, PodUID, QoSClass
+from cpupool.kube import templates
+from cpupool.kube.fields import Field, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cpupool.core.names import Names
 
 Body = Mapping[str, Any]
@@ -78,25 +82,10 @@ def pod(body: Body, names: Names) -> Pod:
         ManifestError: a field that is read is missing or holds something else than it should.
     """
     top = Field.of(body)
-    metadata, status = top["metadata"], top["status"]
-    annotations = metadata["annotations"]
-    static = annotations[STATIC_POD_HASH].text("")
-    # The kubelet writes the hash into both; a mark that somebody else forged names no cgroup.
-    mirrored = static and annotations[STATIC_POD_MIRROR].text("") == static and static.isalnum()
-    uid = PodUID(metadata["uid"].name())
-    qos = resources.qos(top["spec"], status["qosClass"])
-    containers = tuple(_containers(top, qos, names))
-    return Pod(
-        uid=uid,
-        namespace=metadata["namespace"].name("default"),
-        name=metadata["name"].name(),
-        qos=qos,
-        containers=containers,
-        cgroup_uid=static if mirrored else "",
-        finished=status["phase"].text("") in _FINISHED,
-        limit_milli=resources.pod_limit_milli(top["spec"], qos, containers),
-        node_critical=top["spec"]["priorityClassName"].text("") == _NODE_CRITICAL,
-    )
+    try:
+        return _pod(top, names)
+    except QuantityError as error:
+        raise ManifestError(top.source, error.path, str(error)) from error
 
 
 def node_labels(body: Body) -> dict[str, str]:
@@ -135,7 +124,7 @@ def environment(body: Body, container: str) -> dict[str, str]:
         ManifestError: a variable without a name, or one that no process can carry.
     """
     literal = {}
-    for _, found in resources.container_fields(Field.of(body)["spec"]):
+    for _, found in _container_fields(Field.of(body)["spec"]):
         if found["name"].value != container:
             continue
         for variable in found["env"]:
@@ -147,23 +136,92 @@ def environment(body: Body, container: str) -> dict[str, str]:
     return literal
 
 
-def _containers(body: Field, qos: QoSClass, names: Names) -> Iterator[Container]:
+def _pod(top: Field, names: Names) -> Pod:
+    metadata, spec, status = top["metadata"], top["spec"], top["status"]
+    annotations = metadata["annotations"]
+    static = annotations[STATIC_POD_HASH].text("")
+    # The kubelet writes the hash into both; a mark that somebody else forged names no cgroup.
+    mirrored = static and annotations[STATIC_POD_MIRROR].text("") == static and static.isalnum()
+    uid = PodUID(metadata["uid"].name())
+    pod_level = _requirements(spec["resources"], names)
+    asked = [
+        (kind, found, _requirements(found["resources"], names))
+        for kind, found in _container_fields(spec)
+    ]
+    qos = _qos(status["qosClass"]) or qos_class(
+        pod_level, (needs for kind, _, needs in asked if kind is not ContainerKind.EPHEMERAL)
+    )
+    containers = tuple(_containers(top, asked, qos, names))
+    return Pod(
+        uid=uid,
+        namespace=metadata["namespace"].name("default"),
+        name=metadata["name"].name(),
+        qos=qos,
+        containers=containers,
+        cgroup_uid=static if mirrored else "",
+        finished=status["phase"].text("") in _FINISHED,
+        limit_milli=pod_limit_milli(pod_level, _overhead(spec), qos, containers),
+        node_critical=spec["priorityClassName"].text("") == _NODE_CRITICAL,
+    )
+
+
+def _container_fields(spec: Field) -> Iterator[tuple[ContainerKind, Field]]:
+    """Give every container of a pod's spec, init containers first."""
+    for found in spec["initContainers"]:
+        sidecar = found["restartPolicy"].value == "Always"
+        yield (ContainerKind.SIDECAR if sidecar else ContainerKind.INIT), found
+    for found in spec["containers"]:
+        yield ContainerKind.APP, found
+    for found in spec["ephemeralContainers"]:
+        yield ContainerKind.EPHEMERAL, found
+
+
+def _requirements(resources: Field, names: Names) -> Requirements:
+    """Read `resources` of a container or of a pod."""
+    requests, limits = (
+        {key: amount.value for key, amount in resources[part].entries()}
+        for part in ("requests", "limits")
+    )
+    return Requirements.read(requests, limits, names, resources.path)
+
+
+def _overhead(spec: Field) -> Quantity | None:
+    cpu = spec["overhead"][CPU]
+    return None if cpu.value is None else Quantity.read(cpu.value, cpu.path)
+
+
+def _qos(given: Field) -> QoSClass | None:
+    """Read the class that the API server has set; None where it has set none."""
+    if given.value is None:
+        return None
+    try:
+        return QoSClass(given.value)
+    except ValueError:
+        choices = ", ".join(known.value for known in QoSClass)
+        raise given.error(f"{shown(given.value)} is none of {choices}") from None
+
+
+def _containers(
+    body: Field,
+    asked: Iterable[tuple[ContainerKind, Field, Requirements]],
+    qos: QoSClass,
+    names: Names,
+) -> Iterator[Container]:
     spec, annotations = body["spec"], body["metadata"]["annotations"]
     ids = dict(_running_ids(body["status"]))
     seen: set[str] = set()
-    for kind, found in resources.container_fields(spec):
+    for kind, found, needs in asked:
         name = found["name"].name()
         if name in seen:
             raise found["name"].error(f"{name!r} is the name of two containers")
         seen.add(name)
-        asked = found["resources"]
         yield Container(
             name,
             kind,
-            resources.pool_requests(asked, names),
+            needs.pools(names),
             ids.get(name),
-            limit_milli=resources.cpu_limit_milli(asked),
-            whole_cpus=resources.whole_cpus(asked) if qos is QoSClass.GUARANTEED else 0,
+            limit_milli=needs.limit_milli,
+            whole_cpus=needs.whole_cpus if qos is QoSClass.GUARANTEED else 0,
             balanced=not _unbalanced(annotations, name, names),
         )
     if not seen:

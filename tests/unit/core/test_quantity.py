@@ -8,6 +8,7 @@ import pytest
 
 from cpupool.core import quantity
 from cpupool.core.errors import QuantityError
+from cpupool.core.quantity import Quantity
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_quantity_is_never_rounded() -> None:
 
 
 def test_zeros_behind_the_point_do_not_count_as_digits() -> None:
-    assert quantity.parse_count(f"3.{'0' * 100}") == 3
+    assert Quantity.read(f"3.{'0' * 100}").count == 3
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_zeros_behind_the_point_do_not_count_as_digits() -> None:
     [("0", 0), ("2", 2), ("1k", 1000), ("1.5k", 1500), ("2000m", 2), (str(2**63 - 1), 2**63 - 1)],
 )
 def test_an_extended_resource_is_a_whole_number(text: str, count: int) -> None:
-    assert quantity.parse_count(text) == count
+    assert Quantity.read(text).count == count
 
 
 @pytest.mark.parametrize(
@@ -84,4 +85,49 @@ def test_an_extended_resource_is_a_whole_number(text: str, count: int) -> None:
 )
 def test_other_amounts_of_an_extended_resource_are_refused(text: str, reason: str) -> None:
     with pytest.raises(QuantityError, match=reason):
-        quantity.parse_count(text)
+        Quantity.read(text).count  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("written", "text", "number"),
+    [
+        ("500m", "500m", "0.5"),
+        (2, "2", "2"),
+        (0.5, "0.5", "0.5"),
+        (-(2**63), str(-(2**63)), str(-(2**63))),
+    ],
+)
+def test_an_amount_is_text_or_a_number_in_a_body(written: object, text: str, number: str) -> None:
+    read = Quantity.read(written)
+    assert (read.text, read.value) == (text, Decimal(number))
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("two", "'two' is not a quantity: write a number"),
+        ([], "'list' is not a quantity: write a number"),
+        (True, "'bool' is not a quantity: write a number"),
+        (float("nan"), "'nan' is not a quantity: write a number"),
+        pytest.param(
+            10**5000, "'int' is not a quantity: a quantity is from", id="a number of many digits"
+        ),
+    ],
+)
+def test_what_is_no_amount_is_refused_by_whoever_needs_it(written: object, message: str) -> None:
+    read = Quantity.read(written, "spec.overhead.cpu")
+    assert not read.is_milli(0)
+    with pytest.raises(QuantityError, match=message) as raised:
+        read.milli  # noqa: B018
+    assert raised.value.path == "spec.overhead.cpu"
+
+
+@pytest.mark.parametrize(("text", "milli"), [("2", 2000), ("0.0005", 1), ("-1", 0), ("1k", 10**6)])
+def test_thousandths_are_rounded_up(text: str, milli: int) -> None:
+    assert Quantity.read(text).milli == milli
+
+
+def test_so_many_thousandths_is_exact() -> None:
+    assert Quantity.read("0.5").is_milli(500)
+    assert not Quantity.read("0.5001").is_milli(500)
+    assert not Quantity.read("0").is_milli(None)

@@ -1,0 +1,179 @@
+"""What pods and containers request, and what Kubernetes makes of it: QoS class and limits.
+
+`resources` of a pod's body is ResourceRequirements of k8s.io/api/core/v1/types.go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.core.quantity import Quantity
+from cpupool.core.workloads import ContainerKind, QoSClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cpupool.core.names import Names
+    from cpupool.core.workloads import Container
+
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+NATIVE: Final = (CPU, MEMORY)
+"""The resources of the QoS class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a container, or a whole pod, requests and is limited to.
+
+    Attributes:
+        requests: resource → amount, of cpu, memory and what comes with a pool.
+        limits: the same.
+    """
+
+    requests: Mapping[str, Quantity] = field(default_factory=dict)
+    limits: Mapping[str, Quantity] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls, requests: Mapping[str, object], limits: Mapping[str, object], names: Names, path: str
+    ) -> Requirements:
+        """Read both parts of `resources`; null is no amount.
+
+        Args:
+            requests: resource → amount, as JSON or YAML holds it.
+            limits: the same.
+            names: for the resources of pools.
+            path: where `resources` stands.
+        """
+        parts = (
+            {
+                resource: Quantity.read(written, f"{path}.{part}.{resource}")
+                for resource, written in amounts.items()
+                if written is not None and (resource in NATIVE or names.pool_of(resource))
+            }
+            for part, amounts in (("requests", requests), ("limits", limits))
+        )
+        return cls(*parts)
+
+    def of(self, resource: str) -> tuple[Quantity | None, Quantity | None]:
+        """Return the limit and the request of one resource; None for no amount."""
+        return self.limits.get(resource), self.requests.get(resource)
+
+    def pools(self, names: Names) -> dict[str, int]:
+        """Return what is requested of the pools: pool → amount.
+
+        For an extended resource the API server takes equal requests and limits, or limits alone.
+
+        Raises:
+            QuantityError: an amount is no count.
+        """
+        wanted = {**self.requests, **self.limits}
+        pools = ((names.pool_of(resource), amount) for resource, amount in wanted.items())
+        counts = ((pool, amount.count) for pool, amount in pools if pool is not None)
+        return {pool: count for pool, count in counts if count}
+
+    @property
+    def limit_milli(self) -> int | None:
+        """The cpu limit; None for no limit.
+
+        Raises:
+            QuantityError: it is no quantity.
+        """
+        return _milli(self.limits.get(CPU)) or None
+
+    @property
+    def whole_cpus(self) -> int:
+        """How many CPUs of its own the static CPU manager gives a Guaranteed container.
+
+        Source: guaranteedCPUs in kubernetes pkg/kubelet/cm/cpumanager/policy_static.go.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        cpus, part = divmod(_milli(self.requests.get(CPU, self.limits.get(CPU))), MILLI_PER_CPU)
+        return 0 if part else cpus
+
+
+def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass:
+    """Compute a pod's class as Kubernetes does.
+
+    Source: pkg/apis/core/v1/helper/qos/qos.go.
+
+    Args:
+        pod: what is written for the pod itself; it stands for all containers.
+        containers: what is written for each, without ephemeral ones.
+
+    Raises:
+        QuantityError: an amount is no quantity.
+    """
+    pod_level = _positive(pod)
+    parts = [pod_level] if any(pod_level) else [_positive(one) for one in containers]
+    if not any(requests or limits for requests, limits in parts):
+        return QoSClass.BEST_EFFORT
+    limited = all(len(limits) == len(NATIVE) for _, limits in parts)
+    equal = all(
+        sum(requests.get(name, Decimal()) for requests, _ in parts)
+        == sum(limits.get(name, Decimal()) for _, limits in parts)
+        for name in NATIVE
+    )
+    return QoSClass.GUARANTEED if limited and equal else QoSClass.BURSTABLE
+
+
+def pod_limit_milli(
+    pod: Requirements, overhead: Quantity | None, qos: QoSClass, containers: Iterable[Container]
+) -> int | None:
+    """Compute what the kubelet limits a pod's cgroup to, in milli-CPUs; None for no limit.
+
+    Source: ResourceConfigForPod in kubernetes pkg/kubelet/cm/helpers_linux.go, and PodLimits in
+    component-helpers/resource/helpers.go.
+
+    Args:
+        pod: what is written for the pod itself.
+        overhead: the cpu of its sandbox; None for none.
+        qos: its class.
+        containers: its containers, with their limits.
+
+    Raises:
+        QuantityError: an amount is no quantity.
+    """
+    limits = [
+        (one.kind, one.limit_milli) for one in containers if one.kind is not ContainerKind.EPHEMERAL
+    ]
+    total = pod.limit_milli
+    declared = total is not None or all(limit is not None for _, limit in limits)
+    if qos is QoSClass.BEST_EFFORT or not declared:
+        return None
+    if total is None:
+        total = _largest_moment((kind, limit or 0) for kind, limit in limits)
+    return total + _milli(overhead)
+
+
+def _largest_moment(limits: Iterable[tuple[ContainerKind, int]]) -> int:
+    together = sidecars = peak = 0
+    for kind, limit in limits:
+        if kind is ContainerKind.INIT:
+            peak = max(peak, sidecars + limit)
+            continue
+        together += limit
+        if kind is ContainerKind.SIDECAR:
+            sidecars += limit
+    return max(together, peak)
+
+
+def _milli(amount: Quantity | None) -> int:
+    return 0 if amount is None else amount.milli
+
+
+def _positive(asked: Requirements) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
+    """Return requests and limits of cpu and memory; a missing request is the limit."""
+    limits = _amounts(asked.limits)
+    return _amounts({**asked.limits, **asked.requests}), limits
+
+
+def _amounts(parsed: Mapping[str, Quantity]) -> dict[str, Decimal]:
+    values = {name: parsed[name].value for name in NATIVE if name in parsed}
+    return {name: value for name, value in values.items() if value > 0}

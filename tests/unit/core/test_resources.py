@@ -1,0 +1,52 @@
+"""What `resources` of a pod's body come to, for the webhook and for the agent alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpupool.admission.pod_requests import PodRequests
+from cpupool.core.errors import ManifestError, QuantityError
+from cpupool.core.names import Names
+from cpupool.core.resources import Requirements
+from cpupool.kube import views
+from tests.pods import container, pod
+
+NAMES = Names()
+SHARED = "nokia.k8s.io/shared-a"
+
+
+def read(requests: dict[str, object], limits: dict[str, object]) -> Requirements:
+    return Requirements.read(requests, limits, NAMES, "spec.resources")
+
+
+def test_a_wrong_amount_is_refused_where_it_is_needed_with_its_place() -> None:
+    asked = read({}, {"cpu": "2", "memory": "much", SHARED: "1.5"})
+
+    assert (asked.limit_milli, asked.whole_cpus) == (2000, 2)
+    with pytest.raises(QuantityError, match="an extended resource") as raised:
+        asked.pools(NAMES)
+    assert raised.value.path == f"spec.resources.limits.{SHARED}"
+
+
+def test_null_and_the_amounts_of_others_are_none() -> None:
+    asked = read({"cpu": None, SHARED: "0"}, {"memory": None, "example.com/gpu": []})
+
+    assert asked == read({SHARED: "0"}, {})
+    assert asked.pools(NAMES) == {}
+
+
+@pytest.mark.parametrize(
+    "amount", ["1k", "1000", "1e3", 1000, 1000.0, "1000000m", "0.5k", "0", " 1", [], True, 2**63]
+)
+def test_the_agent_and_the_webhook_read_the_same_amount(amount: Any) -> None:
+    body = pod(container(resources={"requests": {SHARED: amount}, "limits": {SHARED: amount}}))
+    body["metadata"]["uid"] = "u"
+
+    (webhooks,) = PodRequests.read(body, NAMES).containers
+    if webhooks.readable:
+        assert views.pod(body, NAMES).containers[0].requests == webhooks.requests
+    else:
+        with pytest.raises(ManifestError, match="is not a quantity"):
+            views.pod(body, NAMES)
