@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +22,7 @@ from tests.kubelets import dial
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 RESTARTS = 60
@@ -55,6 +55,11 @@ def test_servers_that_come_and_go_leave_the_loop_alone(
     assert caplog.messages == []
 
 
+async def _later(work: Callable[[], object]) -> None:
+    """Let the loop do something once the call of this has been answered."""
+    asyncio.get_running_loop().call_later(0, work)
+
+
 async def _end_the_loop() -> None:
     raise SystemExit
 
@@ -82,20 +87,19 @@ def test_a_loop_that_hangs_is_no_fault_of_the_socket(
 ) -> None:
     hanging, release = threading.Event(), threading.Event()
 
-    async def hang() -> None:
+    def hang() -> None:
         hanging.set()
         release.wait(DEADLINE_S)
 
-    with ServingLoop() as loop, ThreadPoolExecutor(1) as other:
+    with ServingLoop() as loop:
         server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, loop)
-        done = other.submit(loop.call, hang())
+        loop.call(_later(hang))
         assert hanging.wait(DEADLINE_S)
         with monkeypatch.context() as patched:
             patched.setattr(serving, "_CALL_S", 0.01)
             with pytest.raises(ServingFailed, match=r"has not answered for 0\.01 s"):
                 server.start()
         release.set()
-        done.result(DEADLINE_S)
         server.start()
         server.stop()
         assert not server.listening
