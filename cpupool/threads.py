@@ -65,8 +65,8 @@ class OwnedThread:
 
     @property
     def runs(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self._thread.is_alive()
+        """Whether it has begun, and neither ended nor failed."""
+        return self._thread.is_alive() and not self._failure
 
     def start(self) -> None:
         """Begin."""

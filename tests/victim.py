@@ -1,7 +1,7 @@
 """A command of cpupool whose threads can be ended: `python -m tests.victim agent ...`.
 
 A line on stdin that names a thread ends that thread by an exception that no code expects, and wakes
-the loops. An empty line lists the threads on stdout, with an empty line at the end.
+the loops. An empty line lists the threads on stdout. An empty line there ends each answer.
 
 It must run without coverage: CPython 3.11 hangs where such an exception meets a tracer in C.
 """
@@ -58,12 +58,13 @@ class Controller:
     def run(self) -> None:
         """Obey until stdin ends."""
         for line in sys.stdin:
+            names = []
             if name := line.strip():
                 self._end(name)
             else:
                 names = sorted(thread.name for thread in threading.enumerate())
-                sys.stdout.write("\n".join([*names, "", ""]))
-                sys.stdout.flush()
+            sys.stdout.write("\n".join([*names, "", ""]))
+            sys.stdout.flush()
 
     def _end(self, name: str) -> None:
         number = next(one.ident for one in threading.enumerate() if one.name == name)

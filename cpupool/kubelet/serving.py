@@ -102,25 +102,16 @@ class ServingLoop:
             self._loop.call_soon_threadsafe(callback)
 
     def _run(self) -> None:
-        with self._runner as runner:
-            runner.run(self._hold())
-            try:
-                runner.run(self._until_end())
-            finally:
-                runner.run(self._release())
+        # Where it fails, nothing of grpc's is touched any more, not even by a close: grpc's core
+        # writes a server's next call into memory that a cancelled task frees.
+        self._runner.run(self._serve())
+        self._runner.close()
 
-    async def _hold(self) -> None:
-        """Keep grpc.aio initialised for as long as the loop runs.
-
-        With its last server grpc.aio closes the queue that this loop reads, in the thread in which
-        that server is collected.
-        """
+    async def _serve(self) -> None:
+        # Until the end, not until the last server's: with that grpc.aio would close the queue that
+        # this loop reads, in the thread in which the server is collected.
         grpc.aio.init_grpc_aio()
-
-    async def _until_end(self) -> None:
         await self._end.wait()
-
-    async def _release(self) -> None:
         # A server that is never stopped would not let the process end.
         for server in self._servers:
             await server.stop(grace=None)

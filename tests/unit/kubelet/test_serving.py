@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from cpupool.kubelet.serving import ServingFailed, ServingLoop
 from cpupool.manager.manager import Manager
 from cpupool.threads import ThreadFailed
 from tests.kubelets import dial
-from tests.waiting import DEADLINE_S, eventually
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,26 +61,34 @@ async def _later(work: Callable[[], object]) -> None:
     asyncio.get_running_loop().call_later(0, work)
 
 
-async def _end_the_loop() -> None:
-    raise SystemExit
-
-
-def test_a_loop_that_has_ended_is_an_error_of_its_own(folder: Path) -> None:
+def see_a_loop_end(folder: Path) -> None:
+    """Let a loop that serves end by an error, and see that everybody hears of it."""
     failed = threading.Event()
     with ServingLoop(failed.set) as loop:
         loop.check()
         server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, loop)
         server.start()
-        with pytest.raises(SystemExit):
-            loop.call(_end_the_loop())
+        loop.call(_later(sys.exit))
         assert failed.wait(DEADLINE_S)
         with pytest.raises(ThreadFailed, match=r"'device plugins' has ended: SystemExit; .* again"):
             loop.check()
-        eventually(lambda: not loop.runs, "the end of the thread")
         with pytest.raises(ServingFailed, match=r"does not run; if this repeats, start the agent"):
             server.stop()
         with pytest.raises(ServingFailed):
             server.start()
+
+
+def test_a_loop_that_has_ended_is_an_error_of_its_own(folder: Path) -> None:
+    # What it has served ends with the process only.
+    code = f"from pathlib import Path; from {__name__} import see_a_loop_end as see; "
+    code += f"see(Path({str(folder)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
+
+
+def test_a_loop_that_has_not_begun_is_an_error_of_its_own(folder: Path) -> None:
+    server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, ServingLoop())
+    with pytest.raises(ServingFailed, match="does not run"):
+        server.start()
 
 
 def test_a_loop_that_hangs_is_no_fault_of_the_socket(
