@@ -41,6 +41,11 @@ def mark() -> Mapping[str, str]:
     return {RUN: os.environ[RUN]} if RUN in os.environ else {}
 
 
+def unmarked() -> dict[str, str]:
+    """Return the environment for a process that is not of this run, and may outlive it."""
+    return {name: value for name, value in os.environ.items() if name != RUN}
+
+
 def children() -> dict[int, str]:
     """Return this process's children and their commands, those included that nobody waited for."""
     found = dict[int, str]()

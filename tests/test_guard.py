@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,11 +33,15 @@ with guard.guarding():
     print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
+UNMARKED = """
+import subprocess
+from tests import guard
 
-
-def unguarded() -> dict[str, str]:
-    """Return the environment for a run of its own."""
-    return {name: value for name, value in os.environ.items() if name != guard.RUN}
+with guard.guarding():
+    child = subprocess.Popen(["sleep", "1000"], env=guard.unmarked())
+child.terminate()
+print(child.wait())
+"""
 
 
 def run(*arguments: str | Path, before: tuple[str, ...] = (), deadline_s: float) -> str:
@@ -46,7 +50,7 @@ def run(*arguments: str | Path, before: tuple[str, ...] = (), deadline_s: float)
     done = subprocess.run(
         [*before, *pytest_, *arguments],
         cwd=ROOT,
-        env={**unguarded(), DEADLINE: str(deadline_s)},
+        env={**guard.unmarked(), DEADLINE: str(deadline_s)},
         stdout=subprocess.PIPE,
         text=True,
         timeout=DEADLINE_S,
@@ -87,7 +91,7 @@ def test_what_a_killed_run_has_started_is_ended() -> None:
     killed = subprocess.run(
         [sys.executable, "-c", KILLED],
         cwd=ROOT,
-        env=unguarded(),
+        env=guard.unmarked(),
         stdout=subprocess.PIPE,
         timeout=DEADLINE_S,
         check=False,
@@ -99,3 +103,15 @@ def test_what_a_killed_run_has_started_is_ended() -> None:
         return not status.exists() or "State:\tZ" in status.read_text()
 
     eventually(ended, "the child has ended")
+
+
+def test_what_does_not_belong_to_a_run_outlives_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNMARKED],
+        cwd=ROOT,
+        env=guard.unmarked(),
+        stdout=subprocess.PIPE,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert int(done.stdout) == -signal.SIGTERM

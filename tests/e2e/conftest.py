@@ -26,6 +26,7 @@ from cpupool.host.sysfs import Sysfs
 from tests.e2e.agents import DeployedAgent, HostAgent
 from tests.e2e.cluster import kubectl, read
 from tests.e2e.node import Layout, RealNode
+from tests.guard import unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,14 +96,15 @@ def node(cluster_node: RealNode) -> Iterator[RealNode]:
 
 
 @pytest.fixture
-def restart_kubelet(cluster_node: RealNode) -> str:
-    """The command that restarts the kubelet."""
-    if command := _setting("KUBELET_RESTART", ""):
-        return command
-    systemd = ["systemctl", "is-active", "--quiet", "kubelet"]
-    if shutil.which("systemctl") and not subprocess.run(systemd, check=False).returncode:
-        return "systemctl restart kubelet"
-    pytest.skip("CPUPOOL_E2E_KUBELET_RESTART does not say how to restart the kubelet")
+def restart_kubelet(cluster_node: RealNode) -> Callable[[], object]:
+    """Return what restarts the kubelet, which outlives the tests."""
+    command = _setting("KUBELET_RESTART", "")
+    if not command:
+        running = ["systemctl", "is-active", "--quiet", "kubelet"]
+        if not shutil.which("systemctl") or subprocess.run(running, check=False).returncode:
+            pytest.skip("CPUPOOL_E2E_KUBELET_RESTART does not say how to restart the kubelet")
+        command = "systemctl restart kubelet"
+    return lambda: subprocess.run(["sh", "-c", command], env=unmarked(), check=True)
 
 
 def _setting(name: str, default: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,8 @@ from cpupool.core.cpuset import CPUSet
 from tests.e2e.cluster import UNCHECKED, missing, patiently, told
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.e2e.node import RealNode
 
 if missing():
@@ -86,7 +87,7 @@ def test_a_cpuset_that_somebody_writes_is_put_right(node: RealNode) -> None:
 
 
 def test_pods_keep_their_cpus_when_the_kubelet_restarts(
-    node: RealNode, restart_kubelet: str
+    node: RealNode, restart_kubelet: Callable[[], object]
 ) -> None:
     node.run("owner", main={"exclusive_e2e": 1})
     node.run("sharer", main={"shared_e2e": 100})
@@ -94,7 +95,7 @@ def test_pods_keep_their_cpus_when_the_kubelet_restarts(
     before = [node.instance("owner"), node.instance("sharer")]
 
     for _ in range(2):
-        subprocess.run(["sh", "-c", restart_kubelet], check=True)
+        restart_kubelet()
         node.await_devices(
             exclusive_e2e=len(node.layout.exclusive), shared_e2e=1000 * len(node.layout.shared)
         )
@@ -123,7 +124,7 @@ def test_an_edit_moves_shared_containers_at_once(node: RealNode) -> None:
 
 
 def test_a_cpu_that_leaves_its_pool_stays_with_its_pod(
-    node: RealNode, restart_kubelet: str
+    node: RealNode, restart_kubelet: Callable[[], object]
 ) -> None:
     node.run("owner", main={"exclusive_e2e": 1})
     node.run("sharer", main={"shared_e2e": 100})
@@ -136,7 +137,7 @@ def test_a_cpu_that_leaves_its_pool_stays_with_its_pod(
     node.await_cpus("sharer", main=rest)
     node.await_cpus("owner", main=own)
 
-    subprocess.run(["sh", "-c", restart_kubelet], check=True)
+    restart_kubelet()
     node.await_devices(exclusive_e2e=1)
     node.await_cpus("owner", main=own)
     assert node.instance("owner") == before
