@@ -52,7 +52,7 @@ from tests.runtimes import ModelRuntime, without_runtime
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from cpupool.core.assignments import PodDevices
+    from cpupool.core.devices import PodDevices
     from cpupool.core.workloads import Pod
     from cpupool.local.pods import ContainerProcess
 
@@ -142,7 +142,7 @@ def shared_pool() -> Iterator[Row]:
     manager = Manager(Names())
     manager.reconfigure(NodePools.of(pool), Machine(cores=200).topology())
     with tempfile.TemporaryDirectory(prefix="cpl-") as folder, ServingLoop() as loop:
-        server = DevicePluginServer(manager, pool, Path(folder), loop)
+        server = DevicePluginServer(manager, builders.resource(pool.name), Path(folder), loop)
         server.start()
         socket = Path(folder) / server.endpoint
         with channel.opened(socket, MAX_DEVICE_LIST_BYTES) as opened:

@@ -28,6 +28,7 @@ from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.koordinator_accumulator import Held
 from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
 from cpupool.policies.layout import Layout
+from tests import builders
 from tests.machines import Machine
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def calls(tell: Callable[[str], None]) -> str:
             pool = replace(Pool.named(f"exclusive_{name}", str(topology.online)), policy=policy)
             manager = Manager(Names())
             manager.reconfigure(NodePools.of(pool), topology)
-            server = DevicePluginServer(manager, pool, Path(folder), loop)
+            server = DevicePluginServer(manager, builders.resource(pool.name), Path(folder), loop)
             server.start()
             stack.callback(server.stop)
             socket = Path(folder) / server.endpoint

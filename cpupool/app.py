@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.host.root import HostRoot
+    from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import ConfigMapSource, EventSink, TopologySource
-    from cpupool.manager.resolve import NodeFacts
     from cpupool.roles.cpusetter import SweepReport
     from cpupool.runtime.nri_connection import Launch
     from cpupool.supervisor import Loop
@@ -351,7 +351,7 @@ class Agent:
         for watch in self._watches:
             watch.ensure()
         self._nri.facts_changed()
-        _, resolution = self.manager.state()
+        _, resolution = self.manager.snapshot()
         heeded = (self._cpusetter.informed, self._cpusetter.ready, resolution.shared)
         if heeded != self._heeded:
             self._heeded = heeded
@@ -371,7 +371,7 @@ class Agent:
             self._untold.clear()
             swept = self._told
             if swept is not None:
-                facts, resolution = self.manager.state()
+                facts, resolution = self.manager.snapshot()
                 way = self._ways.node
                 self._metrics.enforced_by(way.value, [one.value for one in Way])
                 self._measure(facts)

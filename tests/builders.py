@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from cpupool.core.assignments import Grant
+from typing import TYPE_CHECKING
+
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import ENABLE_SHARED_CPUS
+from cpupool.core.devices import AllocatedDevices
+from cpupool.core.grants import AnswerOwner
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, resource_named
 from cpupool.core.workloads import (
     Container,
     ContainerID,
@@ -14,6 +17,24 @@ from cpupool.core.workloads import (
     PodUID,
     QoSClass,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.requests import Resource
+    from cpupool.manager.manager import Manager
+
+
+def resource(name: str) -> Resource:
+    """Make the reference to a pool's resource, OpenShift's, or the kubelet's own CPUs."""
+    found = KUBELET_CPUS if name == KUBELET_CPUS else resource_named(name)
+    assert found is not None, name
+    return found
+
+
+def asking(amounts: Mapping[str, int]) -> dict[Resource, int]:
+    """Make what a container requests: pool → amount."""
+    return {resource(name): amount for name, amount in amounts.items()}
 
 
 def container(
@@ -35,7 +56,7 @@ def container(
     return Container(
         name,
         kind,
-        requests,
+        asking(requests),
         ContainerID(f"{name}-id") if running else None,
         limit_milli=cpu,
         whole_cpus=0 if cpu is None or cpu % 1000 else cpu // 1000,
@@ -67,10 +88,24 @@ def pod(
 
 def given(
     pod: Pod, container: str = "main", /, *, told: str = "", **ids: str
-) -> dict[ContainerRef, dict[str, Grant]]:
+) -> dict[ContainerRef, dict[Resource, AllocatedDevices]]:
     """Say which devices the kubelet gave to a container: pool → ids separated by commas."""
     by_pool = {
-        pool: Grant(frozenset(listed.split(",")), CPUSet.parse(told))
+        resource(pool): AllocatedDevices(frozenset(listed.split(",")), CPUSet.parse(told))
         for pool, listed in ids.items()
     }
     return {ContainerRef(pod.cgroup_uid, container): by_pool}
+
+
+def owned(manager: Manager) -> dict[str, dict[str, CPUSet]]:
+    """Return what pods own: the id in a pod's cgroup → pool → CPUs."""
+    found: dict[str, dict[str, CPUSet]] = {}
+    for uid, grant in manager.snapshot().resolution.grants.of_pods:
+        found.setdefault(uid, {})[grant.resource] = grant.cpus
+    return found
+
+
+def promised(manager: Manager) -> dict[str, CPUSet]:
+    """Return the CPUs of answers that no pod has turned up with: pool → CPUs."""
+    grants = manager.snapshot().resolution.grants
+    return {one.resource: one.cpus for one in grants if isinstance(one.owner, AnswerOwner)}

@@ -15,6 +15,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager.ways import Ways
+from tests import builders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -120,5 +121,5 @@ def told(pod: str, name: str = "main", /, *, identifier: str = "", **ids: str) -
         "default",
         pod.removesuffix("-uid"),
         name,
-        {pool: frozenset(listed.split(",")) for pool, listed in ids.items()},
+        {builders.resource(pool): frozenset(listed.split(",")) for pool, listed in ids.items()},
     )

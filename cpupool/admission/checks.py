@@ -18,6 +18,7 @@ from cpupool.core.names import (
     is_reserved_variable,
 )
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
+from cpupool.core.requests import ResourceKind
 from cpupool.core.resources import CPU
 from cpupool.wire import starter_argv
 from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
@@ -188,7 +189,7 @@ def _pod_level(container: ContainerRequests, milli: int, pod: PodRequests) -> It
 
 
 def _command(container: ContainerRequests) -> Iterator[Problem]:
-    if not container.of_kind(PoolKind.EXCLUSIVE):
+    if not container.of_kind(ResourceKind.EXCLUSIVE):
         return
     path = f"{container.path}.command"
     if not container.command:
@@ -243,7 +244,7 @@ def _amounts(
         used[process.pool] += process.cpus
     path = f"{entry.path}.processes"
     name = shown(entry.container)
-    for pool, requested in container.of_kind(PoolKind.SHARED).items():
+    for pool, requested in container.of_kind(ResourceKind.SHARED).items():
         if used[pool] != requested:
             yield Problem(
                 f"they have {used[pool]} milli-CPUs of {shown(pool)} together, and container {name}"
@@ -251,7 +252,7 @@ def _amounts(
                 "make both the same",
                 path=path,
             )
-    for pool, requested in container.of_kind(PoolKind.EXCLUSIVE).items():
+    for pool, requested in container.of_kind(ResourceKind.EXCLUSIVE).items():
         if used[pool] > requested * MOST_THREADS:
             yield Problem(
                 f"they have {used[pool]} CPUs of {shown(pool)} together, and the {requested} cores"

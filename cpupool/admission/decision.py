@@ -15,7 +15,7 @@ from cpupool.admission import checks, mixed_cpus
 from cpupool.admission.pod_requests import REQUESTING, PodRequests, mapping
 from cpupool.core.errors import Problem, errors_in
 from cpupool.core.names import CONTAINER_NAME, CPU_POOLS, STARTER
-from cpupool.core.pools import PoolKind
+from cpupool.core.requests import ResourceKind
 from cpupool.core.resources import CPU
 from cpupool.wire import starter_argv
 
@@ -151,7 +151,7 @@ def _complete(container: ContainerRequests, entry: ContainerProcesses | None, ru
     _set_variable(body, container, CPU_POOLS, container.cpu_pools)
     if entry:
         args = starter_argv.for_processes(rules.awaited(container), entry)
-    elif container.command and container.of_kind(PoolKind.EXCLUSIVE):
+    elif container.command and container.of_kind(ResourceKind.EXCLUSIVE):
         words = checks.own_command(container) or ()
         args = starter_argv.for_command(rules.awaited(container), words)
     else:

@@ -20,7 +20,7 @@ from cpupool.core.names import (
     MIXED_CPUS_ALLOWED,
     OPENSHIFT_DOMAIN,
 )
-from cpupool.core.pools import PoolKind
+from cpupool.core.requests import ResourceKind
 from cpupool.core.resources import CPU, NATIVE
 from cpupool.wire.annotation import shown
 
@@ -97,7 +97,7 @@ def _container(container: ContainerRequests) -> Iterator[Problem]:
     if container.enables_shared > 1:
         what = f"{container.enables_shared} are requested, and the first brings all the shared CPUs"
         yield Problem(what, _REMEDY, path=path)
-    if shared := container.of_kind(PoolKind.SHARED):
+    if shared := container.of_kind(ResourceKind.SHARED):
         what = f"the container requests the shared pool {shown(min(shared))}, too"
         yield Problem(what, "remove one of the two requests", path=path)
 

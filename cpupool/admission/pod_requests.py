@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.errors import ManifestError, Problem, QuantityError
 from cpupool.core.names import ENABLE_SHARED_CPUS, STATIC_POD_MIRROR
 from cpupool.core.pools import PoolKind
+from cpupool.core.requests import ResourceKind
 from cpupool.core.resources import Requirements
 from cpupool.wire import annotation
 from cpupool.wire.annotation import MAX_ANNOTATIONS_BYTES, shown
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from cpupool.core.names import Names
+    from cpupool.core.requests import Resource
     from cpupool.wire.annotation import ContainerProcesses
 
 Body = Mapping[str, Any]
@@ -43,7 +45,7 @@ class ContainerRequests:
         args: the arguments of that.
         env: name and value of each variable; None for a value from elsewhere.
         written: the amounts of its `resources`, of pools and its native ones.
-        requests: pool name → amount, cores or milli-CPUs.
+        requests: resource of a pool → amount, cores or milli-CPUs.
         enables_shared: how often it requests OpenShift's resource for shared CPUs beside its own;
             0 where that is not switched on.
         doubtful: resources of the domain that are no pool's, and look as if they should be.
@@ -57,16 +59,14 @@ class ContainerRequests:
     args: Sequence[str]
     env: Sequence[tuple[str, str | None]]
     written: Requirements
-    requests: Mapping[str, int]
+    requests: Mapping[Resource, int]
     enables_shared: int
     doubtful: Sequence[str]
     readable: bool
 
-    def of_kind(self, kind: PoolKind) -> dict[str, int]:
-        """Give the requests of one kind of pools."""
-        return {
-            pool: amount for pool, amount in self.requests.items() if PoolKind.of_name(pool) is kind
-        }
+    def of_kind(self, kind: ResourceKind) -> dict[Resource, int]:
+        """Return the requests of one kind of pools."""
+        return {one: amount for one, amount in self.requests.items() if one.kind is kind}
 
     @property
     def has_pools(self) -> bool:
@@ -76,8 +76,8 @@ class ContainerRequests:
     @property
     def cpu_pools(self) -> str:
         """What `CPU_POOLS` tells the container; empty where it has CPUs of no pool."""
-        exclusive = bool(self.of_kind(PoolKind.EXCLUSIVE))
-        shared = bool(self.of_kind(PoolKind.SHARED) or self.enables_shared)
+        exclusive = bool(self.of_kind(ResourceKind.EXCLUSIVE))
+        shared = bool(self.of_kind(ResourceKind.SHARED) or self.enables_shared)
         kinds = {PoolKind.EXCLUSIVE: exclusive, PoolKind.SHARED: shared}
         return "&".join(kind.value for kind, has in kinds.items() if has)
 
@@ -201,8 +201,8 @@ class _Reader:
 
     def _requests(
         self, resources: Iterable[str], written: Requirements, path: str
-    ) -> dict[str, int]:
-        found = {}
+    ) -> dict[Resource, int]:
+        found: dict[Resource, int] = {}
         for resource in resources:
             where = f"{path}.resources.limits[{shown(resource)}]"
             pool = self._pool_of(resource, where)
@@ -225,7 +225,7 @@ class _Reader:
                 found[pool] = limit
         return found
 
-    def _pool_of(self, resource: str, path: str) -> str | None:
+    def _pool_of(self, resource: str, path: str) -> Resource | None:
         pool, openshifts = self.names.pool_of(resource), self.names.resource(ENABLE_SHARED_CPUS)
         if pool is None and resource == f"{self.names.domain}/{ENABLE_SHARED_CPUS}":
             what = "no node has such a resource: it is OpenShift's, whatever the pools' domain is"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.admission import mixed_cpus
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
+from cpupool.core.requests import ResourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -71,8 +72,8 @@ class Rules:
 
     def limit_milli(self, container: ContainerRequests) -> int | None:
         """Compute a container's cpu limit as CPU-Pooler does; None where it gets none."""
-        exclusive = sum(container.of_kind(PoolKind.EXCLUSIVE).values())
-        shared = container.of_kind(PoolKind.SHARED)
+        exclusive = sum(container.of_kind(ResourceKind.EXCLUSIVE).values())
+        shared = container.of_kind(ResourceKind.SHARED)
         if not exclusive:
             return sum(shared.values())
         if self.cfs_quotas is CFSQuotas.SHARED:
@@ -118,7 +119,7 @@ def mixed_pools(files: Iterable[NodePools]) -> dict[str, int]:
     """Give the pools behind OpenShift's resource, with the most CPUs that any of the files has."""
     found: dict[str, int] = {}
     for file in files:
-        shared = file.by_name(ENABLE_SHARED_CPUS)
+        shared = file.behind(ENABLE_SHARED_CPUS)
         if file.mixed is not None and shared is not None:
             found[file.mixed.pool] = max(found.get(file.mixed.pool, 0), len(shared.offered))
     return found

@@ -23,6 +23,7 @@ from cpupool.config.kubelet_config import KubeletNeeds
 from cpupool.config.pool_rules import validate
 from cpupool.config.poolconfig import Machine, Source
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import advertised
 from cpupool.core.errors import (
     ConfigError,
     CPUPoolError,
@@ -285,7 +286,7 @@ def _device_plugins(known: _Known) -> Iterable[Row]:
     yield checks.device_plugins(
         listening=_listens(known.node.root.kubelet_socket),
         serving=sum(map(_listens, ours)),
-        expected=len(known.pools.advertised) if known.pools else 0,
+        expected=len(advertised(known.pools)) if known.pools else 0,
     )
 
 

@@ -100,20 +100,22 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
 
 def _pools(status: NodeStatus) -> RenderableType:
     """List the pools, and below them what pods still hold of pools that are no more."""
-    mixed = status.pools.by_name(ENABLE_SHARED_CPUS)
+    shown = {pool.name: pool for pool in status.pools}
+    if (behind := status.pools.behind(ENABLE_SHARED_CPUS)) is not None:
+        shown[ENABLE_SHARED_CPUS] = behind
     rows = [
         (
-            pool.name,
+            name,
             str(pool.cpus),
             str(status.free(pool)) or "none" if pool.kind is PoolKind.EXCLUSIVE else "",
-            str(status.draining.get(pool.name, "")),
+            str(status.draining.get(name, "")),
         )
-        for pool in (*status.pools, *([mixed] if mixed else []))
+        for name, pool in shown.items()
     ]
     gone = [
         (name, "removed", "", str(devices))
         for name, devices in status.draining.items()
-        if status.pools.by_name(name) is None
+        if name not in shown
     ]
     return table(("pool", "CPUs", "free", "draining"), (*rows, *gone))
 

@@ -144,9 +144,9 @@ class LiveNode:
             RemoteProtocolError: one does not appear in time.
         """
         manager = self.agent.manager
-        for pool in manager.pools().advertised:
-            healthy = sum(device.healthy for device in manager.devices(pool.name).offer)
-            resource = manager.names.resource(pool.name)
+        for one in manager.advertised():
+            healthy = sum(device.healthy for device in manager.devices(one.name).offer)
+            resource = manager.names.resource(one.name)
             self.node.kubelet.wait_for(resource, partial(_offers, healthy), PATIENCE_S)
             yield resource, healthy
 
@@ -180,7 +180,7 @@ class LiveNode:
         Returns:
             What happened; None on a machine where no container has less than all CPUs.
         """
-        everything = self.agent.manager.state()[0].topology.online
+        everything = self.agent.manager.snapshot().facts.topology.online
         targets = [
             (process, row)
             for process in self.node.processes()
@@ -204,7 +204,9 @@ class LiveNode:
     def _all_seen(self) -> bool:
         found = self._last_sweep.found if self._last_sweep else ()
         processes = self.node.processes()
-        reported = {container for _, container in self.agent.manager.state()[1].containers}
+        reported = {
+            container for _, container in self.agent.manager.snapshot().resolution.containers
+        }
         return (
             {one.id for one in found} == {process.instance.id for process in processes}
             and {process.instance.id for process in processes if process.container} <= reported
@@ -228,7 +230,7 @@ class LiveNode:
 
     def _status(self) -> NodeStatus:
         found = self._last_sweep.found if self._last_sweep else ()
-        return report.describe(*self.agent.manager.state(), found)
+        return report.describe(*self.agent.manager.snapshot(), found)
 
     def _await(self, condition: Callable[[], bool]) -> bool:
         """Wait until the condition holds; tell whether it does."""
@@ -246,7 +248,7 @@ class LiveNode:
         )
         environment = process.instance.environment
         told = (environment.get(pool_variable(pool), "") for pool in requests)
-        facts, _ = self.agent.manager.state()
+        facts, _ = self.agent.manager.snapshot()
         default = facts.pools.default_cpus(facts.topology)
         belongs = CPUSet.union(map(CPUSet.parse, told)) if requests else default
         try:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import PoolKind
+from cpupool.core.requests import Resource, ResourceKind
 from cpupool.manager import report
 from cpupool.manager.ways import Way
 from cpupool.policies.pooled import Step
@@ -58,7 +58,7 @@ class Explanation:
 def on_node(status: NodeStatus, container: ContainerStatus) -> Explanation:
     """Explain a container that the agent has found."""
     found = CPUSet.parse(container.found)
-    pools = (status.pools.by_name(share.pool) for share in container.shares)
+    pools = (status.pools.behind(share.pool) for share in container.shares)
     return Explanation(
         container.name,
         tuple(_on_node(status, container)),
@@ -80,7 +80,7 @@ def in_simulation(container: Mapping[str, Any]) -> Explanation:
     """
     cpus, refused = CPUSet.parse(container["cpus"]), container["refused"]
     chosen = report.steps_from_json(container["steps"])
-    request = f"it requests {_amount(container['pool'], container['requested'])}"
+    request = f"it requests {_amount(report.resource(container['pool']), container['requested'])}"
     first = chosen[0].left if chosen else cpus
     last = Step("refused", refused, CPUSet()) if refused else Step("given", "these CPUs", cpus)
     steps = (Step("request", request, first), *chosen, last)
@@ -90,13 +90,13 @@ def in_simulation(container: Mapping[str, Any]) -> Explanation:
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     yield _request(status, container)
     for share in container.shares:
-        if share.pool == KUBELET_CPUS:
+        if share.pool.kind is ResourceKind.KUBELET:
             why = "the kubelet's static CPU manager gave these"
             yield Step("kubelet", why if share.devices else _NONE_NAMED, share.given)
             continue
-        pool = status.pools.by_name(share.pool)
+        pool = status.pools.behind(share.pool)
         yield _pool(status, share, pool)
-        if PoolKind.of_name(share.pool) is PoolKind.EXCLUSIVE:
+        if share.pool.kind.exclusive:
             yield from _chosen(share)
             yield _given(share)
             yield from _added_and_lost(status, container, share, pool)
@@ -117,25 +117,22 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
     wishes, cpus = [], CPUSet()
     for share in container.shares:
         wishes.append(_amount(share.pool, share.requested))
-        pool = status.pools.by_name(share.pool)
+        pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given
     return Step("request", f"it requests {' and '.join(wishes)}", cpus)
 
 
-def _amount(pool: str, requested: int) -> str:
-    if pool == KUBELET_CPUS:
+def _amount(resource: Resource, requested: int) -> str:
+    if resource.kind is ResourceKind.KUBELET:
         return f"{requested} of the kubelet's own CPUs"
-    return f"{requested}{' milli-CPUs' if _in_milli(pool) else ''} of {pool}"
-
-
-def _in_milli(pool: str) -> bool:
-    return PoolKind.of_name(pool) is PoolKind.SHARED and pool != ENABLE_SHARED_CPUS
+    milli = " milli-CPUs" if resource.kind is ResourceKind.SHARED else ""
+    return f"{requested}{milli} of {resource}"
 
 
 def _pool(status: NodeStatus, share: PoolShare, pool: Pool | None) -> Step:
     if pool is None:
         return Step("pool", f"this node has no pool {share.pool} now", share.given)
-    said = [f"{pool.name} has CPUs {pool.cpus}"]
+    said = [f"{share.pool} has CPUs {pool.cpus}"]
     if pool.kind is PoolKind.EXCLUSIVE:
         said += ["one owner each", pool.hyper_threading.value]
     said += [f"{key} {value}" for key, value in pool.policy.written().items()]
@@ -196,7 +193,7 @@ def _added_and_lost(
 
 
 def _shared(container: ContainerStatus, share: PoolShare, pool: Pool | None) -> Iterator[Step]:
-    unit = "one per milli-CPU" if _in_milli(share.pool) else "for the container"
+    unit = "one per milli-CPU" if share.pool.kind is ResourceKind.SHARED else "for the container"
     why = f"the kubelet gave {share.devices}, {unit}" if share.devices else _NONE_NAMED
     on_pools = container.placement is Placement.POOLS
     yield Step("devices", why, pool.cpus if pool else share.cpus)

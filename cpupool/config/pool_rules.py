@@ -34,6 +34,16 @@ CONTAINERS_LIMIT: Final = "containersLimit"
 
 def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, ...]:
     """Find everything wrong with the pools, on this machine or, without one, by themselves."""
+    if pools.by_name(ENABLE_SHARED_CPUS) is not None:
+        # Of what kind the pool is, and so what else is wrong, follows from its next name.
+        return (
+            Problem(
+                what=f"this is the name of OpenShift's resource, which {MIXED_CPUS} switches on",
+                remedy="rename the pool",
+                path=f"pools.{ENABLE_SHARED_CPUS}",
+                pool=ENABLE_SHARED_CPUS,
+            ),
+        )
     problems = [*_each_alone(pools), *_overlaps(pools, topology), *_clashing_names(pools)]
     problems += _mixed(pools)
     if topology is not None:
@@ -73,13 +83,6 @@ def _each_alone(pools: NodePools) -> Iterator[Problem]:
     for pool in pools:
         if not pool.cpus:
             yield _problem(pool, pool.cpus, "the pool has no CPUs", "list some, or remove the pool")
-        if pool.name == ENABLE_SHARED_CPUS:
-            yield Problem(
-                what=f"this is the name of OpenShift's resource, which {MIXED_CPUS} switches on",
-                remedy="rename the pool",
-                path=f"pools.{pool.name}",
-                pool=pool.name,
-            )
         needed = device_list_bytes(capacity(pool)) if pool.kind is PoolKind.SHARED else 0
         if needed > MAX_DEVICE_LIST_BYTES:
             yield _problem(

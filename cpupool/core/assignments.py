@@ -1,51 +1,27 @@
-"""Which CPUs a container must run on, and the facts that this follows from."""
+"""Which CPUs a container must run on, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import (
-    ENABLE_SHARED_CPUS,
     EXCLUSIVE_CPUS,
-    KUBELET_CPUS,
     OPENSHIFT_ISOLATED_CPUS,
     SHARED_CPUS,
     pool_variable,
 )
-from cpupool.core.workloads import ContainerRef
+from cpupool.core.requests import Resource, ResourceKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.quota import Limit
+    from cpupool.core.requests import Resource
 
 _NO_CPUS: Final = CPUSet()
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What the kubelet gave one container of one resource.
-
-    Attributes:
-        ids: the device ids.
-        cpus: the CPUs that the container was told when it got them, siblings included; empty where
-            nobody remembers.
-        hint: only the container's annotation names the devices: the kubelet's records correct it.
-    """
-
-    ids: frozenset[str]
-    cpus: CPUSet = field(default_factory=CPUSet)
-    hint: bool = False
-
-
-DeviceAssignments = Mapping[ContainerRef, Mapping[str, Grant]]
-"""Container → pool name → what the kubelet gave it."""
-PodDevices = Mapping[str, Mapping[str, Grant]]
-"""One pod, as the kubelet tells it: container name → resource name → what it was given."""
-NATIVE_CPU: Final = "cpu"
-"""The resource under which the kubelet tells the CPUs that its static CPU manager gave out."""
 
 
 class Placement(Enum):
@@ -98,7 +74,8 @@ class CPUAssignment:
         cause: the same for programs; None for one that is not confined.
         offline: CPUs of its own that are offline.
         stale: `shared` is what its shared pools were before they changed.
-        pools: pool → which of these CPUs come from it, for a container that is as requested.
+        resources: resource → which of these CPUs come with it, for a container that is as
+            requested.
         limit: how much CPU time it is to have; None where that is not cpupool's to say.
     """
 
@@ -110,7 +87,7 @@ class CPUAssignment:
     cause: Cause | None = None
     offline: CPUSet = _NO_CPUS
     stale: bool = False
-    pools: Mapping[str, CPUSet] = field(default_factory=dict)
+    resources: Mapping[Resource, CPUSet] = field(default_factory=dict)
     limit: Limit | None = None
 
     @property
@@ -127,10 +104,31 @@ class CPUAssignment:
         """
         if self.placement is not Placement.POOLS:
             return {}
-        joined = {EXCLUSIVE_CPUS: self.exclusive, SHARED_CPUS: self.shared}
-        if ENABLE_SHARED_CPUS in self.pools:
-            joined[OPENSHIFT_ISOLATED_CPUS] = self.exclusive
-        of_pools = {
-            pool_variable(pool): cpus for pool, cpus in self.pools.items() if pool != KUBELET_CPUS
-        }
-        return {name: str(cpus) for name, cpus in {**joined, **of_pools}.items() if cpus}
+        isolated = any(one.kind is ResourceKind.BESIDE for one in self.resources)
+        return environment(self.exclusive, self.shared, self.resources, isolated=isolated)
+
+
+def environment(
+    exclusive: CPUSet,
+    shared: CPUSet,
+    by_resource: Mapping[Resource, CPUSet],
+    *,
+    isolated: bool,
+) -> dict[str, str]:
+    """Return the variables that tell a container its CPUs; none for an empty set.
+
+    Args:
+        exclusive: its own CPUs.
+        shared: those of its shared pools.
+        by_resource: what comes with each resource.
+        isolated: whether OpenShift's name for its own CPUs is set, too.
+    """
+    joined = {EXCLUSIVE_CPUS: exclusive, SHARED_CPUS: shared}
+    if isolated:
+        joined[OPENSHIFT_ISOLATED_CPUS] = exclusive
+    of_pools = {
+        pool_variable(resource): cpus
+        for resource, cpus in by_resource.items()
+        if resource.kind is not ResourceKind.KUBELET
+    }
+    return {name: str(cpus) for name, cpus in sorted({**joined, **of_pools}.items()) if cpus}

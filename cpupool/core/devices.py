@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Self
@@ -20,12 +21,16 @@ from cpupool.core.errors import (
     UnavailableDevices,
     UnknownDevices,
 )
+from cpupool.core.names import ENABLE_SHARED_CPUS, resource_named
 from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind, is_name
+from cpupool.core.requests import Resource
+from cpupool.core.workloads import ContainerRef
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator
 
     from cpupool.core.names import Names
+    from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 
 MAX_DEVICE_LIST_BYTES: Final = 4 * 1024 * 1024
@@ -57,15 +62,89 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class AllocatedDevices:
+    """What the kubelet gave one container of one resource.
+
+    Attributes:
+        ids: the device ids.
+        told: the CPUs that the container was told when it got them, siblings included; empty where
+            nobody remembers.
+        hint: only the container's annotation names the devices: the kubelet's records correct it.
+    """
+
+    ids: frozenset[str]
+    told: CPUSet = field(default_factory=CPUSet)
+    hint: bool = False
+
+
+DeviceAssignments = Mapping[ContainerRef, Mapping[Resource, AllocatedDevices]]
+"""Container → resource → what the kubelet gave it."""
+PodDevices = Mapping[str, Mapping[str, AllocatedDevices]]
+"""One pod, as the kubelet tells it: container name → resource name → what it was given."""
+NATIVE_CPU: Final = "cpu"
+"""The resource under which the kubelet tells the CPUs that its static CPU manager gave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """A resource as the kubelet knows it.
+
+    Attributes:
+        name: which.
+        pool: whose CPUs come with it; without CPUs where it is configured no longer.
+        units: how many devices there are, where that does not follow from the CPUs: so many
+            containers may use them, whatever each runs there.
+    """
+
+    name: Resource
+    pool: Pool
+    units: int | None = None
+
+    @classmethod
+    def gone(cls, name: Resource) -> Self:
+        """Return a resource that is configured no longer."""
+        kind = PoolKind.EXCLUSIVE if name.kind.exclusive else PoolKind.SHARED
+        return cls(name, Pool(name, kind, CPUSet()))
+
+    @property
+    def capacity(self) -> int:
+        """How many devices there are."""
+        return capacity(self.pool) if self.units is None else self.units
+
+    def offline(self, topology: CPUTopology) -> int:
+        """Count the devices whose CPU is offline; a unit stands for all of them together."""
+        gone = self.pool.offered - topology.online
+        if self.units is not None:
+            return self.units if gone == self.pool.offered else 0
+        return capacity(replace(self.pool, cpus=gone))
+
+    def lists(self, identifier: str) -> bool:
+        """Return whether it has this device."""
+        if self.pool.kind is PoolKind.SHARED:
+            return _is_number_below(identifier, self.capacity)
+        return _is_number_below(identifier, MAX_CPU + 1) and int(identifier) in self.pool.offered
+
+
+def advertised(pools: NodePools) -> tuple[Advertised, ...]:
+    """Return what the kubelet is to know: each pool but the default one, and OpenShift's if on."""
+    named = ((resource_named(pool.name), pool) for pool in pools)
+    found = tuple(Advertised(name, pool) for name, pool in named if name is not None)
+    behind = pools.behind(ENABLE_SHARED_CPUS)
+    if pools.mixed is None or behind is None:
+        return found
+    return (*found, Advertised(ENABLE_SHARED_CPUS, behind, pools.mixed.containers_limit))
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
-    """What a pool offers the kubelet at one moment; iterates over its devices.
+    """What a resource offers the kubelet at one moment; iterates over its devices.
 
     A device that a pod holds stays listed and healthy after its CPU has left the pool: the kubelet
     admits a pod again, after its own restart or a reboot, only while every device that the pod
     holds is healthy. Such a device is draining: it is given to nobody, and goes when the pod ends.
 
     Attributes:
-        pool: an exclusive or a shared pool; without CPUs where it is configured no longer.
+        resource: which.
         topology: the machine, for NUMA nodes and offline CPUs.
         taken: CPUs that cannot be given out although they are online: pods hold them through
             another pool.
@@ -75,7 +154,7 @@ class Offer:
         withdrawn: free ids of a shared pool that are left out in their place.
     """
 
-    pool: Pool
+    resource: Advertised
     topology: CPUTopology
     taken: CPUSet
     beside: CPUSet = field(default_factory=CPUSet)
@@ -85,36 +164,43 @@ class Offer:
     @classmethod
     def of(
         cls,
-        pool: Pool,
+        resource: Advertised,
         topology: CPUTopology,
         taken: CPUSet,
         held: Collection[str],
         beside: CPUSet | None = None,
     ) -> Self:
-        """Make the offer of a pool.
+        """Make the offer of a resource.
 
         Args:
-            pool: as configured, or without CPUs.
+            resource: which.
             topology: the machine.
             taken: as the attribute.
-            held: the ids that pods hold of this pool.
+            held: its ids that pods hold.
             beside: as the attribute.
         """
-        draining = frozenset(one for one in held if not _lists(pool, one) and _is_id(one))
+        draining = frozenset(one for one in held if not resource.lists(one) and _is_id(one))
         withdrawn: Iterator[str] = iter(())
-        if pool.kind is PoolKind.SHARED:
+        if resource.pool.kind is PoolKind.SHARED:
             # The highest free ids make room for those that drain, so that no milli-CPU is
             # promised twice.
-            numbers = map(str, range(capacity(pool) - 1, -1, -1))
+            numbers = map(str, range(resource.capacity - 1, -1, -1))
             withdrawn = (number for number in numbers if number not in held)
         room = frozenset(islice(withdrawn, len(draining)))
-        return cls(pool, topology, taken, beside or CPUSet(), draining, room)
+        return cls(resource, topology, taken, beside or CPUSet(), draining, room)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool whose CPUs come with the resource."""
+        return self.resource.pool
 
     def __iter__(self) -> Iterator[Device]:
         if self.pool.kind is PoolKind.SHARED:
             # A milli-CPU is no particular CPU, so all of them are healthy while one CPU runs.
             healthy = self.some_cpu_runs
-            ids = (one for one in map(str, range(capacity(self.pool))) if one not in self.withdrawn)
+            ids = (
+                one for one in map(str, range(self.resource.capacity)) if one not in self.withdrawn
+            )
             for identifier in (*ids, *sorted(self.draining, key=int)):
                 yield Device(identifier, healthy, None)
             return
@@ -126,8 +212,8 @@ class Offer:
         if self.pool.kind is PoolKind.EXCLUSIVE or other.pool.kind is PoolKind.EXCLUSIVE:
             return tuple(self) == tuple(other)
         # A shared pool's milli-CPUs need not be spelled out for that.
-        return (capacity(self.pool), self.some_cpu_runs, self.draining, self.withdrawn) == (
-            capacity(other.pool),
+        return (self.resource.capacity, self.some_cpu_runs, self.draining, self.withdrawn) == (
+            other.resource.capacity,
             other.some_cpu_runs,
             other.draining,
             other.withdrawn,
@@ -143,12 +229,12 @@ class Offer:
         unknown = [one for one in ids if not self._lists(one)]
         if unknown:
             raise UnknownDevices(
-                self.pool.name, "no such devices", "use the ids that it lists", unknown
+                self.resource.name, "no such devices", "use the ids that it lists", unknown
             )
         if len(set(ids)) < len(ids):
             again = [one for one, times in Counter(ids).items() if times > 1]
             raise AllocationError(
-                self.pool.name, "devices are named twice", "name each once", again
+                self.resource.name, "devices are named twice", "name each once", again
             )
 
     def check_free(self, ids: Collection[str]) -> None:
@@ -161,7 +247,7 @@ class Offer:
         self.check_listed(ids)
         if draining := [one for one in ids if one in self.draining]:
             raise UnavailableDevices(
-                self.pool.name,
+                self.resource.name,
                 "these devices have left the pool, or are reserved, and stay listed for the pods"
                 " that hold them",
                 "start the pod again: another device will be chosen",
@@ -171,7 +257,7 @@ class Offer:
             return
         if gone := [one for one in ids if not self._available(int(one))]:
             raise UnavailableDevices(
-                self.pool.name,
+                self.resource.name,
                 "these CPUs are offline, or pods still have them or their cores",
                 "wait until they are back",
                 gone,
@@ -185,7 +271,7 @@ class Offer:
         return not self.pool.cpus or not self.pool.cpus.isdisjoint(self.topology.online)
 
     def _lists(self, identifier: str) -> bool:
-        listed = _lists(self.pool, identifier) and identifier not in self.withdrawn
+        listed = self.resource.lists(identifier) and identifier not in self.withdrawn
         return listed or identifier in self.draining
 
     def _available(self, cpu: int) -> bool:
@@ -201,9 +287,9 @@ class Offer:
             return
         per_core = max(map(len, cores.values()))
         if len(given) % per_core:
-            raise unaligned(self.pool.name, SMTAlignmentError(len(given), per_core))
+            raise unaligned(self.resource.name, SMTAlignmentError(len(given), per_core))
         raise UnavailableDevices(
-            self.pool.name,
+            self.resource.name,
             "these CPUs are parts of cores, and the pool hands out whole ones",
             "start the pod again: other devices will be chosen",
             split,
@@ -211,9 +297,7 @@ class Offer:
 
 
 def capacity(pool: Pool) -> int:
-    """Count a pool's devices."""
-    if pool.units is not None:
-        return pool.units
+    """Count a pool's devices: CPUs, or milli-CPUs of a shared pool."""
     return len(pool.offered) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
 
 
@@ -222,14 +306,6 @@ def device_list_bytes(count: int) -> int:
     # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
     further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
     return count * (_DEVICE_BYTES + 1) + further_digits
-
-
-def offline(pool: Pool, topology: CPUTopology) -> int:
-    """Count a pool's devices whose CPU is offline; a unit stands for all of them together."""
-    gone = pool.offered - topology.online
-    if pool.units is not None:
-        return pool.units if gone == pool.offered else 0
-    return capacity(replace(pool, cpus=gone))
 
 
 def unaligned(pool: str, error: SMTAlignmentError) -> AllocationError:
@@ -261,8 +337,8 @@ def describe_ids(ids: Iterable[str]) -> str:
 
 def allocated(
     annotations: Mapping[str, str], of_pod: Mapping[str, str], names: Names
-) -> dict[str, frozenset[str]]:
-    """Read what Allocate's replies wrote on a container: pool name → device ids.
+) -> dict[Resource, frozenset[str]]:
+    """Read what Allocate's replies wrote on a container: resource → device ids.
 
     An annotation that holds something else counts as none, and so does one that the pod carries:
     its author wrote that, and some runtimes copy the pod's annotations onto its containers.
@@ -288,12 +364,6 @@ def _described(text: str) -> frozenset[str]:
     if min(steps) < 0 or sum(steps) > _MOST_DEVICES:
         return frozenset()
     return frozenset(str(number) for run in bounds for number in range(run[0], run[-1] + 1))
-
-
-def _lists(pool: Pool, identifier: str) -> bool:
-    if pool.kind is PoolKind.SHARED:
-        return _is_number_below(identifier, capacity(pool))
-    return _is_number_below(identifier, MAX_CPU + 1) and int(identifier) in pool.offered
 
 
 def _is_id(text: str) -> bool:

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from cpupool.core.requests import Resource, ResourceKind
+
 DEFAULT_DOMAIN: Final = "nokia.k8s.io"
 EXCLUSIVE_CPUS: Final = "EXCLUSIVE_CPUS"
 SHARED_CPUS: Final = "SHARED_CPUS"
@@ -23,9 +25,9 @@ _DEFAULT_POOL: Final = "default"
 _ALIKE: Final = 0.75
 """The least likeness of a mistyped prefix, from 0 to 1 (`difflib.SequenceMatcher.ratio`)."""
 
-ENABLE_SHARED_CPUS: Final = "enable-shared-cpus"
-"""The pool behind OpenShift's resource, and the part of that after the slash: one device lets one
-container use a node's shared pool beside CPUs of its own."""
+ENABLE_SHARED_CPUS: Final = Resource("enable-shared-cpus", ResourceKind.BESIDE)
+"""The part of OpenShift's resource after the slash: one device lets one container use a node's
+shared pool beside CPUs of its own."""
 OPENSHIFT_DOMAIN: Final = "workload.openshift.io"
 OPENSHIFT_SHARED_CPUS: Final = "OPENSHIFT_SHARED_CPUS"
 OPENSHIFT_ISOLATED_CPUS: Final = "OPENSHIFT_ISOLATED_CPUS"
@@ -37,9 +39,8 @@ CRIO_SHARED_CPUS: Final = "cpu-shared.crio.io"
 """Annotation, with `/<container>`, that tells CRI-O's users of a container with shared CPUs."""
 MIXED_CPUS_ALLOWED: Final = "workload.mixedcpus.openshift.io/allowed"
 """Annotation of a namespace whose pods may ask for OpenShift's resource."""
-KUBELET_CPUS: Final = "kubelet/cpu"
-"""The pool of the CPUs that the kubelet's static CPU manager gives out itself. No pool file can
-have one of this name."""
+KUBELET_CPUS: Final = Resource("kubelet/cpu", ResourceKind.KUBELET)
+"""The CPUs that the kubelet's static CPU manager gives out itself. No pool can have this name."""
 
 STARTER: Final = "/opt/cpupool/process-starter"
 """The process starter, as a container sees it."""
@@ -69,14 +70,14 @@ class Names:
         """Name the extended resource of a pool: `nokia.k8s.io/<pool>`, but for OpenShift's own."""
         return f"{OPENSHIFT_DOMAIN if pool == ENABLE_SHARED_CPUS else self.domain}/{pool}"
 
-    def pool_of(self, resource: str) -> str | None:
-        """Return the pool behind a resource, or None for a resource of another device plugin.
+    def pool_of(self, resource: str) -> Resource | None:
+        """Return what is behind an extended resource, or None for one of another device plugin.
 
         Others are in the same domain, as `nokia.k8s.io/sriov_vfio_ens1f0`.
         """
-        _, _, pool = resource.partition("/")
-        ours = pool == ENABLE_SHARED_CPUS or pool.startswith((EXCLUSIVE_PREFIX, SHARED_PREFIX))
-        return pool if ours and resource == self.resource(pool) else None
+        _, _, name = resource.partition("/")
+        found = resource_named(name)
+        return found if found is not None and resource == self.resource(found) else None
 
     def is_doubtful(self, resource: str) -> bool:
         """Return whether a resource is no pool's, and its name suggests that a pool is meant."""
@@ -99,10 +100,24 @@ class Names:
         """Name the annotation by which an allocation is recognised on the container."""
         return f"{self.domain}/allocated.{pool}"
 
-    def allocated_pool(self, annotation: str) -> str | None:
-        """Name the pool behind such an annotation, or None for any other."""
-        domain, _, pool = annotation.partition("/allocated.")
-        return pool if domain == self.domain and pool else None
+    def allocated_pool(self, annotation: str) -> Resource | None:
+        """Return what such an annotation is about, or None for any other."""
+        domain, _, name = annotation.partition("/allocated.")
+        return resource_named(name) if domain == self.domain else None
+
+
+def resource_named(name: str) -> Resource | None:
+    """Return the resource of a pool by its name, or OpenShift's; None for any other name.
+
+    A pool's kind is told by the prefix of its name, as for CPU-Pooler.
+    """
+    if name == ENABLE_SHARED_CPUS:
+        return ENABLE_SHARED_CPUS
+    if name.startswith(EXCLUSIVE_PREFIX):
+        return Resource(name, ResourceKind.EXCLUSIVE)
+    if name.startswith(SHARED_PREFIX):
+        return Resource(name, ResourceKind.SHARED)
+    return None
 
 
 def meant_prefix(name: str) -> str | None:

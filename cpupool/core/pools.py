@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import (
-    ENABLE_SHARED_CPUS,
     EXCLUSIVE_PREFIX,
-    KUBELET_CPUS,
     SHARED_PREFIX,
 )
 from cpupool.core.pool_policy import PoolPolicy
+from cpupool.core.requests import ResourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
 
 MILLI_PER_CPU: Final = 1000
@@ -34,14 +34,7 @@ class PoolKind(Enum):
 
     @classmethod
     def of_name(cls, name: str) -> PoolKind:
-        """Tell a pool's kind from the prefix of its name, as CPU-Pooler does.
-
-        Two pools are in no pool file, and known by their whole names.
-        """
-        if name == ENABLE_SHARED_CPUS:
-            return cls.SHARED
-        if name == KUBELET_CPUS:
-            return cls.EXCLUSIVE
+        """Tell a pool's kind from the prefix of its name, as CPU-Pooler does."""
         for kind in (cls.EXCLUSIVE, cls.SHARED):
             if name.startswith(kind.value):
                 return kind
@@ -65,8 +58,6 @@ class Pool:
         cpus: the CPUs listed; for an exclusive pool one per core, unless its policy binds threads.
         hyper_threading: what an exclusive CPU brings with it.
         policy: how an exclusive pool's CPUs are chosen.
-        units: how many devices there are, where that does not follow from the CPUs: so many
-            containers may use them, whatever each runs there.
     """
 
     name: str
@@ -74,7 +65,6 @@ class Pool:
     cpus: CPUSet
     hyper_threading: HyperThreadingPolicy = HyperThreadingPolicy.SINGLE_THREADED
     policy: PoolPolicy = field(default_factory=PoolPolicy)
-    units: int | None = None
 
     @classmethod
     def named(cls, name: str, cpus: str, *, multi_threaded: bool = False) -> Pool:
@@ -142,19 +132,20 @@ class NodePools:
         return iter(self.pools)
 
     def by_name(self, name: str) -> Pool | None:
-        """Find a pool by its exact name; the one behind OpenShift's resource, too."""
-        found = (pool for pool in (*self.pools, *self._enabled()) if pool.name == name)
-        return next(found, None)
+        """Find a pool by its exact name."""
+        return next((pool for pool in self.pools if pool.name == name), None)
+
+    def behind(self, resource: Resource) -> Pool | None:
+        """Find the pool whose CPUs come with a resource, as configured."""
+        if resource.kind is not ResourceKind.BESIDE:
+            return self.by_name(resource)
+        if self.mixed is None:
+            return None
+        return self.by_name(self.mixed.pool) or Pool.named(self.mixed.pool, "")
 
     def of_kind(self, kind: PoolKind) -> tuple[Pool, ...]:
         """List the pools of one kind."""
         return tuple(pool for pool in self.pools if pool.kind is kind)
-
-    @property
-    def advertised(self) -> tuple[Pool, ...]:
-        """The pools that are resources: all but the default one, and OpenShift's if it is on."""
-        named = (pool for pool in self.pools if pool.kind is not PoolKind.DEFAULT)
-        return (*named, *self._enabled())
 
     @property
     def shared_alone(self) -> bool:
@@ -170,13 +161,6 @@ class NodePools:
         if configured:
             return configured[0].cpus
         return topology.present - CPUSet.union(pool.reach(topology) for pool in self.pools)
-
-    def _enabled(self) -> Iterator[Pool]:
-        if self.mixed is not None:
-            shared = next((pool for pool in self.pools if pool.name == self.mixed.pool), None)
-            cpus = shared.cpus if shared else CPUSet()
-            units = self.mixed.containers_limit
-            yield Pool(ENABLE_SHARED_CPUS, PoolKind.SHARED, cpus, units=units)
 
 
 def is_name(text: str) -> bool:

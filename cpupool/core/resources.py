@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cpupool.core.names import Names
+    from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container
 
 CPU: Final = "cpu"
@@ -63,8 +64,8 @@ class Requirements:
         """Return the limit and the request of one resource; None for no amount."""
         return self.limits.get(resource), self.requests.get(resource)
 
-    def pools(self, names: Names) -> dict[str, int]:
-        """Return what is requested of the pools: pool → amount.
+    def pools(self, names: Names) -> dict[Resource, int]:
+        """Return what is requested of the pools: resource → amount.
 
         For an extended resource the API server takes equal requests and limits, or limits alone.
 

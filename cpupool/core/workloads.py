@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, NewType
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.core.requests import Resource
+
 PodUID = NewType("PodUID", str)
 ContainerID = NewType("ContainerID", str)
 """A runtime's id without its scheme: 64 hexadecimal digits, no `containerd://`."""
@@ -55,7 +57,7 @@ class Container:
     Attributes:
         name: unique in the pod.
         kind: app, init, sidecar or ephemeral.
-        requests: pool name → amount, cores for an exclusive pool and milli-CPUs for a shared one.
+        requests: resource → amount, cores of an exclusive pool and milli-CPUs of a shared one.
         id: the running instance; None while none is reported.
         limit_milli: its native cpu limit; None where it has none.
         whole_cpus: how many CPUs of its own the kubelet's static CPU manager gives it, where that
@@ -66,7 +68,7 @@ class Container:
 
     name: str
     kind: ContainerKind = ContainerKind.APP
-    requests: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[Resource, int] = field(default_factory=dict)
     id: ContainerID | None = None
     limit_milli: int | None = None
     whole_cpus: int = 0
@@ -120,7 +122,7 @@ class RuntimeContainer:
         namespace: the pod's namespace.
         pod_name: the pod's name.
         name: the container's name in the pod; empty for the sandbox.
-        devices: pool name → ids that Allocate gave it, as the annotations of its reply tell.
+        devices: resource → ids that Allocate gave it, as the annotations of its reply tell.
     """
 
     id: ContainerID
@@ -128,14 +130,14 @@ class RuntimeContainer:
     namespace: str
     pod_name: str
     name: str = ""
-    devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    devices: Mapping[Resource, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def labelled(
         cls,
         identifier: str,
         labels: Mapping[str, str],
-        devices: Mapping[str, frozenset[str]] | None = None,
+        devices: Mapping[Resource, frozenset[str]] | None = None,
         *,
         name: str | None = None,
     ) -> RuntimeContainer | None:
@@ -146,7 +148,7 @@ class RuntimeContainer:
         Args:
             identifier: the runtime's id.
             labels: those of the container, or of its pod.
-            devices: pool name → ids.
+            devices: resource → ids.
             name: the container's, where it is not to be read off the labels.
         """
         try:

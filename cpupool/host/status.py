@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import FoundContainer
-    from cpupool.manager.resolve import NodeFacts, Resolution
+    from cpupool.manager.resolve import Resolution
     from cpupool.manager.ways import Way
     from cpupool.policies.pooled import Choice
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
-from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import CPUSetParseError, HostFileError, RemoteProtocolError
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS
 from cpupool.telemetry import log as logs
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cpupool.core.assignments import PodDevices
+    from cpupool.core.devices import PodDevices
     from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
 
     _Stamp = tuple[int, int, int]
@@ -91,11 +91,13 @@ class CheckpointFile:
 
 
 def _by_pod_uid(checkpoint: Checkpoint) -> Mapping[str, PodDevices]:
-    found: dict[str, dict[str, dict[str, Grant]]] = {}
+    found: dict[str, dict[str, dict[str, AllocatedDevices]]] = {}
     for entry in checkpoint.entries:
         of_container = found.setdefault(entry.pod_uid, {}).setdefault(entry.container, {})
-        before = of_container.get(entry.resource, Grant(frozenset()))
-        of_container[entry.resource] = Grant(before.ids | entry.ids, before.cpus | _told(entry))
+        before = of_container.get(entry.resource, AllocatedDevices(frozenset()))
+        of_container[entry.resource] = AllocatedDevices(
+            before.ids | entry.ids, before.told | _told(entry)
+        )
     return found
 
 

@@ -35,7 +35,6 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from cpupool.core.errors import AllocationError, HostFileError, NoDevicesAsked
-from cpupool.core.pools import PoolKind
 from cpupool.kubelet.status import StatusInterceptor
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.devices import Offer
-    from cpupool.core.pools import Pool
+    from cpupool.core.requests import Resource
     from cpupool.kubelet.serving import ServingLoop
     from cpupool.manager import ports
     from cpupool.manager.manager import Manager
@@ -64,14 +63,14 @@ _PART: Final = 500
 """Devices that are messages at a time: a shared pool of 200 CPUs would need 20 MiB for all."""
 
 
-def endpoint(pool: Pool) -> str:
-    """Give the name of the pool's socket."""
-    return f"cpupool-{pool.name}.sock"
+def endpoint(resource: Resource) -> str:
+    """Return the name of a resource's socket."""
+    return f"cpupool-{resource}.sock"
 
 
-def options(pool: Pool) -> DevicePluginOptions:
+def options(resource: Resource) -> DevicePluginOptions:
     """Say what the kubelet shall ask; a shared pool's ids are all alike, so none is preferred."""
-    return DevicePluginOptions(get_preferred_allocation_available=pool.kind is PoolKind.EXCLUSIVE)
+    return DevicePluginOptions(get_preferred_allocation_available=resource.kind.exclusive)
 
 
 class DevicePlugin(DevicePluginServicer):
@@ -82,16 +81,16 @@ class DevicePlugin(DevicePluginServicer):
 
     Args:
         manager: the node's state.
-        pool: an exclusive or a shared pool.
+        resource: what it serves.
         mounts: gives what a container of the pool gets mounted.
     """
 
-    def __init__(self, manager: Manager, pool: Pool, mounts: _Mounts) -> None:
+    def __init__(self, manager: Manager, resource: Resource, mounts: _Mounts) -> None:
         self._manager = manager
         self._mounts = mounts
-        self._options = options(pool)
-        self._pool = pool.name
-        self._name = endpoint(pool)
+        self._options = options(resource)
+        self._pool = resource
+        self._name = endpoint(resource)
         self._threads: list[threading.Thread] = []
         self._ended: list[threading.Event] = []
 
@@ -227,7 +226,7 @@ class DevicePluginServer:
 
     Args:
         manager: the node's state.
-        pool: an exclusive or a shared pool.
+        resource: what it serves.
         folder: where the kubelet looks for plugins' sockets.
         loop: serves; must run whenever this is started or stopped.
         mounts: gives what a container of the pool gets mounted.
@@ -240,15 +239,15 @@ class DevicePluginServer:
     def __init__(
         self,
         manager: Manager,
-        pool: Pool,
+        resource: Resource,
         folder: Path,
         loop: ServingLoop,
         mounts: _Mounts = lambda: (),
     ) -> None:
-        self.endpoint: Final = endpoint(pool)
-        self.options: Final = options(pool)
+        self.endpoint: Final = endpoint(resource)
+        self.options: Final = options(resource)
         self._manager = manager
-        self._pool = pool
+        self._pool = resource
         self._path = folder / self.endpoint
         self._loop = loop
         self._mounts = mounts

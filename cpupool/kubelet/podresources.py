@@ -16,8 +16,8 @@ import grpc
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
 from cpupool.channel import dialled
-from cpupool.core.assignments import NATIVE_CPU, Grant
 from cpupool.core.cpuset import MAX_CPU, CPUSet
+from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
 from cpupool.core.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         ContainerResources,
         ListPodResourcesResponse,
     )
-    from cpupool.core.assignments import PodDevices
+    from cpupool.core.devices import PodDevices
 
 
 _RETRY_SHARE: Final = 5
@@ -106,14 +106,14 @@ class PodResources:
                 raise
 
 
-def _devices_of(container: ContainerResources) -> dict[str, Grant]:
+def _devices_of(container: ContainerResources) -> dict[str, AllocatedDevices]:
     found: defaultdict[str, set[str]] = defaultdict(set)
     # The kubelet lists a resource once per device.
     for listed in container.devices:
         found[listed.resource_name].update(listed.device_ids)
-    grants = {resource: Grant(frozenset(ids)) for resource, ids in found.items()}
+    grants = {resource: AllocatedDevices(frozenset(ids)) for resource, ids in found.items()}
     if cpus := _cpus(container.cpu_ids):
-        grants[NATIVE_CPU] = Grant(frozenset(map(str, cpus)), cpus)
+        grants[NATIVE_CPU] = AllocatedDevices(frozenset(map(str, cpus)), cpus)
     return grants
 
 

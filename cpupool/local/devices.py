@@ -23,6 +23,7 @@ from cpupool.wire.kubelet_checkpoint import NO_NODE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
     from cpupool.policies.hints import TopologyPolicy
 
@@ -152,15 +153,15 @@ def by_node(ids: IDs, listing: Listing) -> dict[int, tuple[str, ...]]:
     return {node: tuple(grouped[node]) for node in sorted(grouped)}
 
 
-def total_requests(pod: Pod) -> Counter[str]:
-    """Count what the scheduler sets aside for a pod, per pool.
+def total_requests(pod: Pod) -> Counter[Resource]:
+    """Count what the scheduler sets aside for a pod, per resource.
 
     App containers and sidecars add up; a plain init container needs its own amount beside the
     sidecars that started before it, and the largest moment counts.
     """
-    total: Counter[str] = Counter()
-    started: Counter[str] = Counter()
-    peak: Counter[str] = Counter()
+    total: Counter[Resource] = Counter()
+    started: Counter[Resource] = Counter()
+    peak: Counter[Resource] = Counter()
     for container in pod.containers:
         requests = Counter(container.requests)
         if container.kind is ContainerKind.INIT:

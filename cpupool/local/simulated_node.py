@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cpupool.core.cpuset import CPUSet, format_ids
-from cpupool.core.devices import exclusive_cpus, unaligned
+from cpupool.core.devices import advertised, exclusive_cpus, unaligned
 from cpupool.core.errors import AllocationError, PodRefused, SMTAlignmentError
-from cpupool.core.pools import PoolKind
 from cpupool.core.workloads import ContainerKind
 from cpupool.local import devices, workload
 from cpupool.local.alignment import Alignment
@@ -24,9 +23,10 @@ from cpupool.policies.layout import Level
 from cpupool.policies.pooled import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cpupool.core.pools import NodePools, Pool
+    from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod, PodUID
     from cpupool.local.devices import IDs, Want
@@ -121,7 +121,7 @@ class Admitted:
 
     pod: Pod
     at_s: float
-    promised: Counter[str]
+    promised: Counter[Resource]
     devices: dict[str, IDs] = field(default_factory=dict)
     reusable: dict[str, IDs] = field(default_factory=dict)
     placements: list[Placement] = field(default_factory=list)
@@ -150,17 +150,19 @@ class Node:
         manager: TopologyPolicy,
     ) -> None:
         self._topology = topology
-        self._pools = {pool.name: pool for pool in node_pools.advertised}
-        self._capacity = {
-            name: workload.capacity_of(pool, topology) for name, pool in self._pools.items()
+        resources = advertised(node_pools)
+        self._pools: Mapping[str, Pool] = {one.name: one.pool for one in resources}
+        self._capacity: Mapping[str, int] = {
+            one.name: workload.capacity_of(one, topology) for one in resources
         }
-        self._exclusive = {
-            pool.name: SimulatedPool.of(pool, topology)
-            for pool in node_pools.of_kind(PoolKind.EXCLUSIVE)
+        self._exclusive: Mapping[str, SimulatedPool] = {
+            one.name: SimulatedPool.of(one, topology)
+            for one in resources
+            if one.name.kind.exclusive
         }
         self._chooser = chooser
         self._manager = manager
-        self._promised: Counter[str] = Counter()
+        self._promised: Counter[Resource] = Counter()
         self._running: dict[PodUID, Admitted] = {}
         self._alignment = Alignment()
 
@@ -250,11 +252,12 @@ class Node:
             admitted.take(want.resource, container.kind, ids)
             chosen[want.resource] = exclusive_cpus(ids)
             granted = self._pools[want.resource].granted(chosen[want.resource], self._topology)
-            self._note(admitted, container, want.resource, granted, steps)
+            self._note(admitted, container, want.resource, granted, steps, count=want.count)
         for pool in sorted(container.requests.keys() - chosen.keys()):
             cpus = self._pools[pool].cpus
             everyone = Step("shared", "every container of the pool runs on all its CPUs", cpus)
-            self._note(admitted, container, pool, cpus, (everyone,))
+            count = container.requests[pool]
+            self._note(admitted, container, pool, cpus, (everyone,), count=count)
         if chosen:
             layouts = {pool: self._exclusive[pool].layout for pool in chosen}
             admitted.alignment.add(Alignment.of(chosen, layouts))
@@ -299,6 +302,8 @@ class Node:
         pool: str,
         cpus: CPUSet,
         steps: tuple[Step, ...],
+        *,
+        count: int,
     ) -> None:
         running = cpus & self._topology.online
         infos = [self._topology.cpus[cpu] for cpu in running]
@@ -307,7 +312,7 @@ class Node:
                 admitted.at_s,
                 called(admitted.pod, container),
                 pool,
-                container.requests[pool],
+                count,
                 running,
                 tuple(sorted({info.node for info in infos if info.node is not None})),
                 tuple(sorted({info.l3 for info in infos if info.l3 is not None})),

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Offer, exclusive_cpus
+from cpupool.core.devices import Advertised, Offer, exclusive_cpus
 from cpupool.local.devices import IDs, Listing, Want
 from cpupool.policies import fragmentation
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
-    from cpupool.core.pools import Pool
     from cpupool.core.topology import CPUTopology
 
 
@@ -35,7 +34,7 @@ class SimulatedPool:
     free_cpus: CPUSet
 
     @classmethod
-    def of(cls, pool: Pool, topology: CPUTopology) -> SimulatedPool:
+    def of(cls, pool: Advertised, topology: CPUTopology) -> SimulatedPool:
         """List all that a pool has to give."""
         offer = Offer.of(pool, topology, CPUSet(), ())
         healthy = frozenset(device.id for device in offer if device.healthy)
@@ -57,7 +56,7 @@ class SimulatedPool:
             held: those that its own pod has already.
             reusable: those of them that the pod's finished init containers had.
         """
-        return Want(self.offer.pool.name, count, self.listing, self.free - held, reusable)
+        return Want(self.offer.resource.name, count, self.listing, self.free - held, reusable)
 
     def take(self, ids: IDs) -> None:
         """Let a pod hold devices."""

@@ -22,9 +22,11 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Offer, capacity
+from cpupool.core.devices import Advertised, Offer, advertised
 from cpupool.core.errors import ConfigError, Location, Problem
+from cpupool.core.names import resource_named
 from cpupool.core.pools import PoolKind, is_name
+from cpupool.core.requests import Resource, ResourceKind
 from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID
 
 if TYPE_CHECKING:
@@ -73,11 +75,11 @@ def pod_of(called: str, containers: Iterable[Container]) -> Pod:
     return Pod(PodUID(called), namespace, name, None, tuple(containers))
 
 
-def capacity_of(pool: Pool, topology: CPUTopology) -> int:
-    """Count the devices that a pool has to give: cores, or milli-CPUs of a shared pool."""
-    offer = Offer.of(pool, topology, CPUSet(), ())
-    if pool.kind is PoolKind.SHARED:
-        return capacity(pool) if offer.some_cpu_runs else 0
+def capacity_of(resource: Advertised, topology: CPUTopology) -> int:
+    """Count the devices that there are to give: cores, milli-CPUs of a shared pool, or units."""
+    offer = Offer.of(resource, topology, CPUSet(), ())
+    if resource.pool.kind is PoolKind.SHARED:
+        return resource.capacity if offer.some_cpu_runs else 0
     return sum(device.healthy for device in offer)
 
 
@@ -151,12 +153,10 @@ def made_up(
         ConfigError: no pool has anything to give.
     """
     dice = random.Random(seed)  # noqa: S311  # a workload, no secret
-    capacities = {
-        pool: capacity_of(pool, topology) for pool in pools.advertised if pool.units is None
-    }
+    capacities = {one: capacity_of(one, topology) for one in advertised(pools) if one.units is None}
     sizes = {
-        pool: _sizes(_unit(pool, topology), capacity)
-        for pool, capacity in capacities.items()
+        one: _sizes(_unit(one.pool, topology), capacity)
+        for one, capacity in capacities.items()
         if capacity
     }
     if not sizes:
@@ -165,8 +165,8 @@ def made_up(
         )
     # Little's law: load x capacity = arrivals per second x mean size x mean lifetime.
     rates = [
-        load * capacities[pool] / (_mean(weights) * MEAN_LIFETIME_S)
-        for pool, weights in sizes.items()
+        load * capacities[one] / (_mean(weights) * MEAN_LIFETIME_S)
+        for one, weights in sizes.items()
     ]
     now_s = 0.0
     running: list[tuple[float, int, Pod]] = []
@@ -175,9 +175,9 @@ def made_up(
         while running and running[0][0] <= now_s:
             end_s, _, pod = heappop(running)
             yield Event(round(end_s, 3), pod, ends=True)
-        (pool,) = dice.choices(list(sizes), rates)
-        (amount,) = dice.choices(list(sizes[pool]), list(sizes[pool].values()))
-        pod = pod_of(f"random/pod-{number}", [Container("main", requests={pool.name: amount})])
+        (one,) = dice.choices(list(sizes), rates)
+        (amount,) = dice.choices(list(sizes[one]), list(sizes[one].values()))
+        pod = pod_of(f"random/pod-{number}", [Container("main", requests={one.name: amount})])
         yield Event(round(now_s, 3), pod)
         heappush(running, (now_s + dice.expovariate(1 / MEAN_LIFETIME_S), number, pod))
 
@@ -316,7 +316,12 @@ def _container_of(value: object) -> Container:
                 f"{name} requests {_shown(amount)} of {pool}",
                 f"write a whole number up to {_MOST:,}: cores, or milli-CPUs of a shared pool",
             )
-    return Container(name, _KINDS[kind], requests)
+    return Container(name, _KINDS[kind], {_resource(one): n for one, n in requests.items()})
+
+
+def _resource(pool: str) -> Resource:
+    # A name that no pool can have is of no kind; no node has it.
+    return resource_named(pool) or Resource(pool, ResourceKind.SHARED)
 
 
 def _is_name(text: str) -> bool:

@@ -6,18 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpupool.core import devices
-from cpupool.core.names import (
-    EXCLUSIVE_CPUS,
-    OPENSHIFT_ISOLATED_CPUS,
-    SHARED_CPUS,
-    pool_variable,
-)
-from cpupool.core.pools import PoolKind
+from cpupool.core.assignments import environment
+from cpupool.core.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cpupool.core.cpuset import CPUSet
     from cpupool.core.devices import Offer
     from cpupool.core.errors import Problem
     from cpupool.core.names import Names
@@ -61,7 +55,10 @@ class PoolChange:
     ) -> PoolChange:
         """Compare two configurations; OpenShift's resource is a pool like the others here."""
         before, after = (
-            {pool.name: pool for pool in (*either, *either.advertised)}
+            {
+                **{pool.name: (pool, None) for pool in either},
+                **{one.name: (one.pool, one.units) for one in devices.advertised(either)},
+            }
             for either in (earlier, later)
         )
         return cls(
@@ -97,17 +94,16 @@ class Allocation:
             mixed: whether OpenShift's resource is offered. Whether the container requests it, too,
                 the kubelet does not say.
         """
-        pool = offer.pool
-        variables = {pool_variable(pool.name)}
-        if pool.kind is PoolKind.SHARED:
-            variables.add(SHARED_CPUS)
-            cpus = pool.cpus
-        else:
-            variables |= {EXCLUSIVE_CPUS, *([OPENSHIFT_ISOLATED_CPUS] if mixed else [])}
+        resource, pool = offer.resource.name, offer.pool
+        exclusive = shared = CPUSet()
+        if resource.kind.exclusive:
             granted = pool.granted(devices.exclusive_cpus(ids), offer.topology)
-            cpus = granted & offer.topology.online
+            exclusive = granted & offer.topology.online
+        else:
+            shared = pool.cpus
+        cpus = exclusive | shared
         return cls(
             cpus,
-            dict.fromkeys(sorted(variables), str(cpus)),
-            {names.allocated(pool.name): devices.describe_ids(ids)},
+            environment(exclusive, shared, {resource: cpus}, isolated=mixed),
+            {names.allocated(resource): devices.describe_ids(ids)},
         )

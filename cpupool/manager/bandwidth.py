@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, CPUPoolError, RuntimeBusy
-from cpupool.core.pools import PoolKind
 from cpupool.core.quota import Bandwidth, settle_pod
+from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.drift import Reason
 from cpupool.manager.notices import Notice
@@ -113,7 +113,7 @@ class _Seen:
 
 
 class BandwidthKeeper:
-    """Keeps CFS quotas; satisfies `manager.ports.Keeper`.
+    """Keeps CFS quotas; satisfies `manager.keeper.Keeper`.
 
     Args:
         tree: reads them, and writes those of cgroups that no runtime writes.
@@ -308,9 +308,9 @@ def _concerns(resolution: Resolution) -> Iterator[tuple[str, _Concern]]:
         if placed.assignment.cause is not None:
             unsure.add(uid)
     for uid, pod in resolution.pods.items():
-        requested = {name for container in pod.containers for name in container.requests}
-        if requested:
-            lifts = any(PoolKind.of_name(name) is PoolKind.EXCLUSIVE for name in requested)
+        asked = {one for container in pod.containers for one in container.requests}
+        if asked:
+            lifts = any(one.kind is ResourceKind.EXCLUSIVE for one in asked)
             yield uid, _Concern(pod, limits.get(uid, {}), lifts, uid in unsure)
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from cpupool.core.assignments import Cause
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
-from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.grants import Source
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import resolve, static_pods
+from cpupool.manager import requested, resolve, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
@@ -174,18 +174,17 @@ class Learner:
         shared CPUs to the kubelet's, unless these are the kubelet's, too, or pods still have CPUs
         of pools.
         """
-        facts, resolution = self._manager.state()
+        facts, resolution = self._manager.snapshot()
         if not facts.static_cpus or not self._places():
             return ""
-        if facts.kubelet_owns:
+        if requested.kubelet_owns(facts):
             both = CPUSet.union(pool.cpus for pool in facts.pools) & facts.static_cpus
             if both:
                 return _OVERLAP.format(cpus=both)
             held = CPUSet.union(
-                cpus
-                for by_pool in resolution.owned.values()
-                for pool, cpus in by_pool.items()
-                if pool != KUBELET_CPUS
+                grant.cpus
+                for _, grant in resolution.grants.of_pods
+                if grant.source is not Source.KUBELET
             )
             held &= facts.static_cpus
             return _HELD.format(cpus=held) if held else ""
@@ -201,7 +200,7 @@ class Learner:
         Until the pods, and the kubelet's word on their devices, have been heard once, an exclusive
         container cannot be told from any other: touching it might be the outage.
         """
-        facts, resolution = self._manager.state()
+        facts, resolution = self._manager.snapshot()
         if facts.pods is None:
             return "the list of this node's pods"
         if self.conflict:
@@ -210,15 +209,15 @@ class Learner:
             return "the kubelet's word on its CPU manager"
         if resolution.missing and not self._informed:
             return "the kubelet's word on its devices"
-        if self._manager.state()[0].kubelet_owns and not self._nri():
+        if requested.kubelet_owns(self._manager.snapshot().facts) and not self._nri():
             return NRI
         # Last: what pods hold of pools that are gone is known by now, and goes on being listed.
         return "" if self._places() else POOL_FILE
 
     def _places(self) -> bool:
         """Tell whether there is something to keep apart: pools, or what pods own of gone ones."""
-        facts, resolution = self._manager.state()
-        return bool(facts.pools.pools or (facts.configured and resolution.owned))
+        facts, resolution = self._manager.snapshot()
+        return bool(facts.pools.pools or (facts.configured and any(resolution.grants.of_pods)))
 
     def _ask_cpu_manager(self, now_s: float) -> None:
         if self._answered:
@@ -237,7 +236,7 @@ class Learner:
 
         A pod that is listed no longer may be ending, or the list may be wrong.
         """
-        facts, _ = self._manager.state()
+        facts, _ = self._manager.snapshot()
         uids = {pod.uid for pod in listed}
         known = static_pods.true(facts.pods or (), facts.static)
         ending = (pod for pod in known if pod.uid not in uids and pod.cgroup_uid in alive)
@@ -255,7 +254,7 @@ class Learner:
         """
         if self._recalled:
             return
-        pods, names = self._manager.state()[0].present(), self._manager.names
+        pods, names = sightings.present(self._manager.snapshot().facts), self._manager.names
         known = {pod.cgroup_uid for pod in pods}
         # Where a pod lacks devices, the same question is asked again and a failure is told.
         with suppress(CPUPoolError):
@@ -265,8 +264,8 @@ class Learner:
                 if uid in known or uid not in alive:
                     continue
                 for resources in containers.values():
-                    for pool, grant in resolve.of_pools(resources, names).items():
-                        self._manager.promise(pool, grant.ids, grant.cpus)
+                    for resource, given in resolve.of_pools(resources, names).items():
+                        self._manager.promise(resource, given.ids, given.told)
             self._recalled = True
 
     def _recognise(self, found: Collection[FoundContainer], now_s: float) -> None:
@@ -278,7 +277,7 @@ class Learner:
         }
         self._manager.lose_sight(self._found - there.keys())
         self._found = frozenset(there)
-        facts, resolution = self._manager.state()
+        facts, resolution = self._manager.snapshot()
         unknown = frozenset(
             identifier
             for identifier, container in there.items()
@@ -299,7 +298,7 @@ class Learner:
             self.due_s = min(self.due_s, self._recognition.due_s)
 
     def _ask_devices(self, now_s: float, alive: Collection[str]) -> None:
-        facts, resolution = self._manager.state()
+        facts, resolution = self._manager.snapshot()
         if not self._lacks_records():
             return
         if resolution.unconfirmed != self._unconfirmed:
@@ -309,7 +308,7 @@ class Learner:
             # A runtime remembers sandboxes of pods that have ended: without a cgroup theirs are not
             # the devices of whoever bears their name now.
             here = {*alive, *(pod.cgroup_uid for pod in facts.pods or ())}
-            pods = [pod for pod in facts.present() if pod.cgroup_uid in here]
+            pods = [pod for pod in sightings.present(facts) if pod.cgroup_uid in here]
             names = self._manager.names
             saved = self._sources.ask("checkpoint", self._checkpoint.by_pod_uid)
             self._manager.record_devices(resolve.join_devices(pods, names, {}, saved or {}))
@@ -320,7 +319,7 @@ class Learner:
                 self._manager.name_static_pods(
                     static_pods.recorded(unnamed, saved or {}, live or {})
                 )
-                present = self._manager.state()[0].present()
+                present = sightings.present(self._manager.snapshot().facts)
                 pods = [pod for pod in present if pod.cgroup_uid in here]
                 found = resolve.join_devices(pods, names, live or {}, saved or {})
                 self._manager.record_devices(found)
@@ -331,16 +330,16 @@ class Learner:
 
     def _lacks_records(self) -> bool:
         """Return whether the kubelet's records may say what is not known."""
-        facts, resolution = self._manager.state()
+        facts, resolution = self._manager.snapshot()
         unnamed = static_pods.uncertain(facts.pods or (), facts.static)
-        return bool(resolution.unconfirmed or unnamed) or facts.kubelet_owns
+        return bool(resolution.unconfirmed or unnamed) or requested.kubelet_owns(facts)
 
     def _find_idle(self, alive: Collection[str]) -> None:
         """Find the pods that have no container's cgroup, where two pods claim a CPU."""
-        facts, resolution = self._manager.state()
+        facts, resolution = self._manager.snapshot()
         placed = resolution.containers.values()
         contested = any(one.assignment.cause is Cause.CONTESTED for one in placed)
-        pods = facts.present() if contested else ()
+        pods = sightings.present(facts) if contested else ()
         self._manager.set_idle(frozenset(pod.cgroup_uid for pod in pods).difference(alive))
 
     def _forget_promises(self, now_s: float) -> None:

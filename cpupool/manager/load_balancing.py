@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from cpupool.core.assignments import CPUAssignment
+    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.notices import NoticeKey
     from cpupool.manager.ports import FoundContainer, PartitionTree
-    from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
+    from cpupool.manager.resolve import PlacedContainer, Resolution
 
 log = logs.get(__name__)
 

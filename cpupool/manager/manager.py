@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cpupool.config.pool_rules import validate
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Offer
+from cpupool.core.devices import Advertised, Offer
 from cpupool.core.errors import (
     AllocationError,
     NoDevicesAsked,
@@ -24,24 +24,30 @@ from cpupool.core.errors import (
     errors_in,
     refuse_errors,
 )
+from cpupool.core.grants import Grants
 from cpupool.core.names import Names
-from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import owners, resolve, sightings
+from cpupool.manager import offers, resolve, sightings
 from cpupool.manager.answers import Allocation, DeviceList, PoolChange
-from cpupool.manager.resolve import NodeFacts, Promise
+from cpupool.manager.facts import NodeFacts, Promise
+from cpupool.manager.resolve import Snapshot
 from cpupool.manager.static_pods import Identity
 from cpupool.policies import pooled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cpupool.core.assignments import CPUAssignment, DeviceAssignments, Grant
+    from cpupool.core.assignments import CPUAssignment
+    from cpupool.core.devices import AllocatedDevices, DeviceAssignments
     from cpupool.core.errors import Problem
+    from cpupool.core.pools import NodePools
+    from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
+    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import FoundContainer
-    from cpupool.manager.resolve import ContainerKey, PlacedContainer, Resolution
+    from cpupool.manager.resolve import PlacedContainer
     from cpupool.manager.static_pods import PodName
     from cpupool.policies.pooled import Choice
 
@@ -65,13 +71,14 @@ class Manager:
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
         self._facts = NodeFacts()
-        self._resolution = resolve.resolve(self._facts, {})
+        self._resolution = resolve.resolve(self._facts, Grants())
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
-        self._held: Mapping[str, frozenset[str]] = {}
+        self._held: Mapping[Resource, frozenset[str]] = {}
         self._generations = count()
         self._promises = count(1)
         self._promised = 0
+        self._answered: list[Promise] = []
         self._choices: dict[tuple[str, int], Choice] = {}
 
     def reconfigure(self, pools: NodePools, topology: CPUTopology) -> PoolChange:
@@ -114,7 +121,8 @@ class Manager:
             topology = topology.remembering(self._facts.topology)
             problems = validate(self._facts.pools, topology)
             conflicts = CPUSet.union(problem.cpus or CPUSet() for problem in errors_in(problems))
-            blocked = conflicts - owners.owned_cpus(self._resolution.owned)
+            owned = CPUSet.union(grant.cpus for _, grant in self._resolution.grants.of_pods)
+            blocked = conflicts - owned
             self._take(replace(self._facts, topology=topology, blocked=blocked))
             return problems
 
@@ -185,19 +193,19 @@ class Manager:
                 promises = sightings.unfulfilled(self._facts.promises, found)
                 self._take(replace(self._facts, devices=merged, promises=promises))
 
-    def promise(self, pool: str, ids: Iterable[str], told: CPUSet | None = None) -> None:
+    def promise(self, resource: Resource, ids: Iterable[str], told: CPUSet | None = None) -> None:
         """Note devices that the kubelet has given to a pod which is not known yet.
 
         Nobody else gets them, and they stay listed, until a pod is known to hold them or
         `forget_promises` says that none ever will.
 
         Args:
-            pool: the pool's name.
+            resource: which.
             ids: the devices.
             told: the CPUs that the container was told.
         """
         with self._changed:
-            promise = self._new_promise(pool, ids, told or CPUSet())
+            promise = self._new_promise(resource, ids, told or CPUSet())
             self._take(replace(self._facts, promises=(*self._facts.promises, promise)))
 
     def promised_until(self) -> int:
@@ -234,24 +242,27 @@ class Manager:
             if kept:
                 self._take(replace(self._facts, kept_shared={**self._facts.kept_shared, **kept}))
 
-    def advertised(self) -> tuple[Pool, ...]:
-        """Give the pools that have devices to list.
+    def advertised(self) -> tuple[Advertised, ...]:
+        """Return the resources that have devices to list.
 
-        A pool that is configured no longer is among them, without CPUs, while a pod holds devices
-        of it.
+        One that is configured no longer is among them, without CPUs, while a pod holds devices of
+        it.
         """
         with self._changed:
-            return tuple(listed.offer.pool for listed in self._lists.values())
+            return tuple(listed.offer.resource for listed in self._lists.values())
 
     def pools(self) -> NodePools:
         """Give the pools in force."""
         with self._changed:
             return self._facts.pools
 
-    def state(self) -> tuple[NodeFacts, Resolution]:
-        """Give the facts and what follows from them, as of one moment."""
+    def snapshot(self) -> Snapshot:
+        """Return the facts and what follows from them, as of one moment."""
         with self._changed:
-            return self._facts, self._resolution
+            if self._answered:
+                answered = resolve.promised(self._facts, self._resolution, self._answered)
+                self._resolution, self._answered = answered, []
+            return Snapshot(self._facts, self._resolution)
 
     def devices(self, pool: str) -> DeviceList:
         """Give what a pool offers now.
@@ -298,7 +309,7 @@ class Manager:
         with self._changed:
             listed = self._list_of(pool)
             # Of a burst of pods the last is asked for before the first is seen.
-            promised = [one.ids for one in self._facts.promises if one.pool == pool]
+            promised = [one.ids for one in self._facts.promises if one.resource == pool]
         offer = listed.offer
         offer.check_listed(available)
         offer.check_listed(must_include)
@@ -341,19 +352,20 @@ class Manager:
             offer.check_free(ids)
             mixed = self._facts.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
-            # Nothing follows from a promise while the pools stay as they are, so nobody is woken.
-            promise = self._new_promise(pool, ids, allocation.cpus)
+            promise = self._new_promise(offer.resource.name, ids, allocation.cpus)
             self._facts = replace(self._facts, promises=(*self._facts.promises, promise))
+            # No container belongs elsewhere by it, so nobody is woken, and it waits for a snapshot.
+            self._answered.append(promise)
         return allocation
 
-    def _as_told(self, pool: str, grant: Grant) -> Grant:
+    def _as_told(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
         # podresources does not say what a container was told.
-        cpus = grant.cpus or sightings.told(self._facts.promises, pool, grant.ids)
-        return replace(grant, cpus=cpus)
+        told = given.told or sightings.told(self._facts.promises, resource, given.ids)
+        return replace(given, told=told)
 
-    def _new_promise(self, pool: str, ids: Iterable[str], told: CPUSet) -> Promise:
+    def _new_promise(self, resource: Resource, ids: Iterable[str], told: CPUSet) -> Promise:
         self._promised = next(self._promises)
-        return Promise(self._promised, pool, frozenset(ids), told)
+        return Promise(self._promised, resource, frozenset(ids), told)
 
     def _as_granted(self) -> DeviceAssignments:
         """Write down what each grant comes to under the pools in force, before they change.
@@ -362,15 +374,18 @@ class Manager:
         does not own nobody has given to it.
         """
         in_force = {pool.name for pool in self._facts.pools}
-        owned = self._resolution.owned
+        grants = self._resolution.grants
 
-        def written(pod: str, pool: str, grant: Grant) -> Grant:
-            mine = owned.get(pod, {}).get(pool, CPUSet()) if pool in in_force else CPUSet()
-            return replace(grant, cpus=self._facts.granted(pool, grant) & mine or grant.cpus)
+        def written(
+            ref: ContainerRef, resource: Resource, given: AllocatedDevices
+        ) -> AllocatedDevices:
+            if resource not in in_force:
+                return given
+            return replace(given, told=grants.part(ref.pod, resource, ref.name) or given.told)
 
         return {
-            ref: {pool: written(ref.pod, pool, grant) for pool, grant in by_pool.items()}
-            for ref, by_pool in self._facts.devices.items()
+            ref: {resource: written(ref, resource, given) for resource, given in held.items()}
+            for ref, held in self._facts.devices.items()
         }
 
     def _shared_to_keep(self, before: NodePools, after: NodePools) -> dict[ContainerKey, CPUSet]:
@@ -384,13 +399,11 @@ class Manager:
         }
 
     def _shared_as_told(self, placed: PlacedContainer) -> CPUSet:
-        grants = self._facts.devices.get(
+        held = self._facts.devices.get(
             ContainerRef(placed.pod.cgroup_uid, placed.container.name), {}
         )
         return CPUSet.union(
-            grant.cpus
-            for pool, grant in grants.items()
-            if PoolKind.of_name(pool) is PoolKind.SHARED
+            given.told for resource, given in held.items() if not resource.kind.exclusive
         )
 
     def _list_of(self, pool: str) -> DeviceList:
@@ -400,7 +413,7 @@ class Manager:
         return listed
 
     def _take(self, facts: NodeFacts) -> None:
-        resolution = resolve.resolve(facts, self._resolution.owned)
+        resolution = resolve.resolve(facts, self._resolution.grants)
         # A container that has ended keeps nothing; its successor starts with the pools in force.
         stale = {
             key: cpus
@@ -410,61 +423,61 @@ class Manager:
         }
         if stale != facts.kept_shared:
             facts = replace(facts, kept_shared=stale)
-            resolution = resolve.resolve(facts, self._resolution.owned)
+            resolution = resolve.resolve(facts, self._resolution.grants)
         holdings = (facts.devices, facts.promises)
         if holdings != self._holdings:
             self._holdings = holdings
             # An offer is made anew for another set only.
             held = {
                 pool: before if (before := self._held.get(pool)) == ids else ids
-                for pool, ids in facts.held_ids().items()
+                for pool, ids in offers.held_ids(facts).items()
             }
             self._forget_choices(held)
             self._held = held
-        self._facts, self._resolution = facts, resolution
-        self._lists = {pool.name: self._fresh_list(pool) for pool in facts.offered(self._held)}
+        self._facts, self._resolution, self._answered = facts, resolution, []
+        offered = offers.offered(facts, self._held)
+        self._lists = {resource.name: self._fresh_list(resource) for resource in offered}
         self._changed.notify_all()
 
-    def _forget_choices(self, held: Mapping[str, frozenset[str]]) -> None:
+    def _forget_choices(self, held: Mapping[Resource, frozenset[str]]) -> None:
         """Forget what was chosen for pods that have ended: whoever comes next is asked for anew."""
-        for pool in {pool for pool, _ in self._choices}:
-            freed = self._held.get(pool, frozenset()) - held.get(pool, frozenset())
-            for cpu in devices.exclusive_cpus(freed):
-                self._choices.pop((pool, cpu), None)
+        for resource, ids in self._held.items():
+            for cpu in devices.exclusive_cpus(ids - held.get(resource, frozenset())):
+                self._choices.pop((resource, cpu), None)
 
-    def _fresh_list(self, pool: Pool) -> DeviceList:
-        taken = self._resolution.held_elsewhere(pool.name)
-        held = self._held.get(pool.name, frozenset())
+    def _fresh_list(self, resource: Advertised) -> DeviceList:
+        taken = self._resolution.held_elsewhere(resource.name)
+        held = self._held.get(resource.name, frozenset())
         beside = self._facts.blocked
-        if pool.kind is PoolKind.EXCLUSIVE:
-            beside |= self._beside(pool, held)
-        before = self._lists.get(pool.name)
-        if before is not None and before.held is held and before.offer.pool == pool:
+        if resource.name.kind.exclusive:
+            beside |= self._beside(resource, held)
+        before = self._lists.get(resource.name)
+        if before is not None and before.held is held and before.offer.resource == resource:
             # A shared pool may have a hundred thousand ids: they are gone through when they change.
             offer = replace(before.offer, topology=self._facts.topology, taken=taken, beside=beside)
         else:
-            offer = Offer.of(pool, self._facts.topology, taken, held, beside)
+            offer = Offer.of(resource, self._facts.topology, taken, held, beside)
         if before is not None and before.offer.looks_like(offer):
             return DeviceList(before.generation, offer, held)
         return DeviceList(next(self._generations), offer, held)
 
-    def _beside(self, pool: Pool, held: Iterable[str]) -> CPUSet:
+    def _beside(self, resource: Advertised, held: Iterable[str]) -> CPUSet:
         """Give what pods have with their devices of an exclusive pool, now or from before an edit.
 
         A pool without a `cpuBindPolicy` promises that the siblings stay idle.
         """
         cpus = devices.exclusive_cpus(held)
-        told = (one.cpus for one in self._facts.promises if one.pool == pool.name)
-        owned = (by_pool.get(pool.name) for by_pool in self._resolution.owned.values())
-        granted = CPUSet.union((*told, *(one for one in owned if one)))
-        idle = self._facts.topology.with_siblings(cpus) if pool.policy.bind is None else CPUSet()
+        grants = (one for one in self._resolution.grants if one.resource == resource.name)
+        granted = CPUSet.union(grant.cpus for grant in grants)
+        binds = resource.pool.policy.bind is not None
+        idle = CPUSet() if binds else self._facts.topology.with_siblings(cpus)
         return (granted | idle) - cpus
 
 
-def _joined(known: Grant | None, grant: Grant) -> Grant:
+def _joined(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:
     if known is None or known.ids != grant.ids:
         return grant
-    return replace(grant, cpus=known.cpus | grant.cpus)
+    return replace(grant, told=known.told | grant.told)
 
 
 def _pinned(assignment: CPUAssignment) -> bool:
@@ -472,7 +485,6 @@ def _pinned(assignment: CPUAssignment) -> bool:
 
 
 def _shared_cpus(pools: NodePools, placed: PlacedContainer) -> CPUSet:
-    requested = (pools.by_name(name) for name in placed.container.requests)
-    return CPUSet.union(
-        pool.cpus for pool in requested if pool is not None and pool.kind is PoolKind.SHARED
-    )
+    shared = (one for one in placed.container.requests if not one.kind.exclusive)
+    behind = (pools.behind(one) for one in shared)
+    return CPUSet.union(pool.cpus for pool in behind if pool is not None)

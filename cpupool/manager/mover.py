@@ -22,8 +22,6 @@ from cpupool.core.errors import (
     RuntimeSilent,
     RuntimeUnreachable,
 )
-from cpupool.core.names import ENABLE_SHARED_CPUS
-from cpupool.core.pools import PoolKind
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import apply, drift, moves, notices
 from cpupool.manager.drift import Reason
@@ -36,10 +34,11 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.manager import Manager
     from cpupool.manager.notices import Notice, NoticeKey
     from cpupool.manager.ports import CgroupTree, FoundContainer
-    from cpupool.manager.resolve import ContainerKey, Resolution
+    from cpupool.manager.resolve import Resolution
     from cpupool.manager.ways import Ways
     from cpupool.telemetry.metrics import Metrics
 
@@ -236,7 +235,7 @@ class Mover:
 
     def current(self) -> Resolution:
         """Return where everything belongs at this moment: NRI decides while a sweep repairs."""
-        return self._manager.state()[1]
+        return self._manager.snapshot().resolution
 
     def wanted(self, key: ContainerKey, resolution: Resolution) -> str:
         """Return the CPUs of a container as the kernel writes them."""
@@ -250,12 +249,10 @@ class Mover:
 
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""
-        pools = set(self.current().assignment(key).pools)
-        mixed = self._manager.state()[0].pools.mixed
-        if ENABLE_SHARED_CPUS in pools and mixed is not None:
-            pools.add(mixed.pool)
-        pools.discard(ENABLE_SHARED_CPUS)
-        return frozenset(pool for pool in pools if PoolKind.of_name(pool) is PoolKind.SHARED)
+        pools = self._manager.pools()
+        shared = (one for one in self.current().assignment(key).resources if not one.kind.exclusive)
+        behind = (pools.behind(one) for one in shared)
+        return frozenset(pool.name for pool in behind if pool is not None)
 
     def notices(self) -> Mapping[NoticeKey, Notice]:
         """Return what pods' owners must know of how their containers are moved."""
@@ -401,7 +398,7 @@ class Mover:
         identifier = seen.key[1]
         if identifier == POD_ITSELF:
             return Way.CGROUP
-        sighted = self._manager.state()[0].sighted.get(identifier)
+        sighted = self._manager.snapshot().facts.sighted.get(identifier)
         if sighted is not None and not sighted.name:
             # No runtime changes a sandbox.
             return Way.CGROUP
@@ -417,7 +414,7 @@ class Mover:
             path,
             node.cpus,
             created=seen.created,
-            online=self._manager.state()[0].topology.online,
+            online=self._manager.snapshot().facts.topology.online,
             static_kubelet=self.rival,
         )
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import Pod
     from cpupool.manager.drift import Reason
+    from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.ports import EventSink
-    from cpupool.manager.resolve import ContainerKey, NodeFacts, PlacedContainer, Resolution
+    from cpupool.manager.resolve import PlacedContainer, Resolution
 
 log = logs.get(__name__)
 

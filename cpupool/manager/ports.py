@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from cpupool.core.workloads import ContainerID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from cpupool.core.assignments import PodDevices
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.devices import PodDevices
     from cpupool.core.quota import Bandwidth
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.enforce import CgroupNode
-    from cpupool.manager.notices import Notice, NoticeKey
-    from cpupool.manager.resolve import Resolution
 
 POD_ITSELF: Final = ContainerID("")
 """The id of a pod's own directory, which no container has."""
@@ -298,31 +296,6 @@ class BandwidthTree(Protocol):
         Raises:
             CgroupNotFound: it has ended.
             CgroupWriteRejected: the kernel refuses the value.
-        """
-        ...
-
-
-class Keeper(Protocol):
-    """Keeps something of containers as it must be, beside the CPUs that they run on.
-
-    Attributes:
-        due_s: when to look again without an event, by the clock of `keep`; infinite for never.
-    """
-
-    due_s: float
-
-    def keep(
-        self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
-    ) -> Mapping[NoticeKey, Notice]:
-        """Put right what differs; never raises for what one container or cgroup does.
-
-        Args:
-            found: every container directory, each on its CPUs if that was possible.
-            resolution: where everything belongs.
-            now_s: the time on a monotonic clock.
-
-        Returns:
-            What pods' owners must know, as long as it lasts.
         """
         ...
 

@@ -7,11 +7,15 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core import devices
-from cpupool.core.assignments import Grant, Placement
+from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
+from cpupool.core.names import KUBELET_CPUS, resource_named
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
+from cpupool.core.requests import CPURequest
 from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.manager import ownership, requested
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.manager.usage import usage
 from cpupool.manager.ways import Way
@@ -20,13 +24,15 @@ from cpupool.policies.pooled import Choice, Step
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from cpupool.core.requests import Resource
+    from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.ports import FoundContainer
-    from cpupool.manager.resolve import ContainerKey, NodeFacts, PlacedContainer, Resolution
+    from cpupool.manager.resolve import PlacedContainer, Resolution
 
 SCHEMA = "cpupool-status/2"
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
-_NO_GRANT = Grant(frozenset())
+_NO_GRANT = AllocatedDevices(frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class PoolShare:
     """What a container requests of one pool, and has.
 
     Attributes:
-        pool: the pool's name.
+        pool: the pool's, or another that comes with CPUs.
         requested: cores of an exclusive pool, milli-CPUs of a shared one; 1 of OpenShift's.
         devices: how many devices the kubelet gave; 0 while it has named none.
         given: the CPUs of these devices; none for a shared pool.
@@ -44,7 +50,7 @@ class PoolShare:
         cpus: the CPUs of this pool that the container belongs on.
     """
 
-    pool: str
+    pool: Resource
     requested: int
     devices: int
     given: CPUSet
@@ -156,10 +162,10 @@ def _container(
     key = (found.pod, ContainerID(found.id))
     assignment = resolution.assignment(key)
     placed = resolution.containers.get(key)
-    requests = facts.requests(placed.pod, placed.container) if placed else {}
+    request = requested.counted(facts, placed.pod, placed.container) if placed else CPURequest()
     shares = (
         _share(facts, placed, choices, pool, requested)
-        for pool, requested in requests.items()
+        for pool, requested in request.amounts.items()
         if placed
     )
     return ContainerStatus(
@@ -177,17 +183,16 @@ def _share(
     facts: NodeFacts,
     placed: PlacedContainer,
     choices: Mapping[tuple[str, int], Choice],
-    pool: str,
+    pool: Resource,
     requested: int,
 ) -> PoolShare:
     pod, container = placed.pod, placed.container
 
-    def grant_of(name: str) -> Grant:
+    def grant_of(name: str) -> AllocatedDevices:
         return facts.devices.get(ContainerRef(pod.cgroup_uid, name), {}).get(pool, _NO_GRANT)
 
     grant = grant_of(container.name)
-    exclusive = PoolKind.of_name(pool) is PoolKind.EXCLUSIVE
-    given = devices.exclusive_cpus(grant.ids) if exclusive else CPUSet()
+    given = devices.exclusive_cpus(grant.ids) if pool.kind.exclusive else CPUSet()
     # Init containers are the only ones whose devices the kubelet gives to others of the pod.
     before = takewhile(lambda one: one.name != container.name, pod.containers)
     shared_with = (one.name for one in before if grant_of(one.name).ids & grant.ids)
@@ -199,10 +204,10 @@ def _share(
         requested=requested,
         devices=len(grant.ids),
         given=given,
-        siblings=facts.granted(pool, grant) - given,
+        siblings=ownership.granted(facts, pool, grant) - given,
         reused_from=next(shared_with, ""),
         choice=choice,
-        cpus=placed.assignment.pools.get(pool, CPUSet()),
+        cpus=placed.assignment.resources.get(pool, CPUSet()),
     )
 
 
@@ -281,7 +286,7 @@ def _mixed_from_json(mixed: Mapping[str, Any] | None) -> MixedCPUs | None:
 def _share_from_json(share: Mapping[str, Any]) -> PoolShare:
     choice = share["choice"]
     return PoolShare(
-        pool=share["pool"],
+        pool=resource(share["pool"]),
         requested=share["requested"],
         devices=share["devices"],
         given=CPUSet.parse(share["given"]),
@@ -293,6 +298,18 @@ def _share_from_json(share: Mapping[str, Any]) -> PoolShare:
         ),
         cpus=CPUSet.parse(share["cpus"]),
     )
+
+
+def resource(name: str) -> Resource:
+    """Return the reference that a status names.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = KUBELET_CPUS if name == KUBELET_CPUS else resource_named(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no resource of cpupool")
+    return found
 
 
 def steps_to_json(steps: Iterable[Step]) -> list[dict[str, str]]:

@@ -13,37 +13,34 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.workloads import Container, ContainerID, ContainerRef, Pod, PodUID
 from cpupool.manager import static_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cpupool.core.assignments import DeviceAssignments
+    from cpupool.core.devices import DeviceAssignments
+    from cpupool.core.requests import Resource
     from cpupool.core.workloads import RuntimeContainer
-    from cpupool.manager.resolve import NodeFacts, Promise
+    from cpupool.manager.facts import NodeFacts, Promise
 
 
-def present(
-    listed: Sequence[Pod], sighted: Mapping[ContainerID, RuntimeContainer], held: DeviceAssignments
-) -> tuple[Pod, ...]:
-    """Give the listed pods, and those that only the runtime has told of.
+def present(facts: NodeFacts) -> tuple[Pod, ...]:
+    """Return every pod: those listed, and those that only the container runtime has told of.
 
-    Args:
-        listed: by the API server.
-        sighted: by the runtime.
-        held: the devices of containers. One that has ended may start again, and keeps them.
+    A container of these that has ended may start again, and keeps its devices.
     """
+    listed = tuple(static_pods.true(facts.pods or (), facts.static))
     known = {pod.cgroup_uid for pod in listed}
     strangers: defaultdict[str, list[RuntimeContainer]] = defaultdict(list)
-    for one in sighted.values():
+    for one in facts.sighted.values():
         if one.pod not in known:
             strangers[one.pod].append(one)
-    requests: defaultdict[str, dict[str, Mapping[str, int]]] = defaultdict(dict)
-    for ref, by_pool in held.items() if strangers else ():
-        requests[ref.pod][ref.name] = {pool: len(one.ids) for pool, one in by_pool.items()}
+    requests: defaultdict[str, dict[str, Mapping[Resource, int]]] = defaultdict(dict)
+    for ref, held in facts.devices.items() if strangers else ():
+        requests[ref.pod][ref.name] = {resource: len(one.ids) for resource, one in held.items()}
     return (*listed, *(_stranger(told, requests[pod]) for pod, told in strangers.items()))
 
 
@@ -68,14 +65,14 @@ def joined(facts: NodeFacts) -> NodeFacts:
     listed = facts.pods or ()
     static = static_pods.identities(listed, facts.sighted.values(), facts.static)
     facts = replace(facts, static=static)
-    pods = {pod.cgroup_uid: pod for pod in facts.present() if not pod.finished}
+    pods = {pod.cgroup_uid: pod for pod in present(facts) if not pod.finished}
     known = {
         ref: {
-            pool: grant
-            for pool, grant in by_pool.items()
-            if not grant.hint or _asks(pods[ref.pod], ref.name, pool, grant.ids)
+            resource: grant
+            for resource, grant in held.items()
+            if not grant.hint or _asks(pods[ref.pod], ref.name, resource, grant.ids)
         }
-        for ref, by_pool in facts.devices.items()
+        for ref, held in facts.devices.items()
         if ref.pod in pods
     }
     return replace(facts, devices=_with_hints(facts, pods, known))
@@ -89,21 +86,23 @@ def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssig
         found: the kubelet's records.
     """
 
-    def refuted(ref: ContainerRef, pool: str, grant: Grant) -> bool:
-        if ref in found and pool not in found[ref]:
+    def refuted(ref: ContainerRef, resource: Resource, grant: AllocatedDevices) -> bool:
+        if ref in found and resource not in found[ref]:
             return True
         return any(
-            other.pod != ref.pod and pool in by_pool and not by_pool[pool].ids.isdisjoint(grant.ids)
-            for other, by_pool in found.items()
+            other.pod != ref.pod
+            and resource in held
+            and not held[resource].ids.isdisjoint(grant.ids)
+            for other, held in found.items()
         )
 
     return {
         ref: {
-            pool: grant
-            for pool, grant in by_pool.items()
-            if not (grant.hint and refuted(ref, pool, grant))
+            resource: grant
+            for resource, grant in held.items()
+            if not (grant.hint and refuted(ref, resource, grant))
         }
-        for ref, by_pool in known.items()
+        for ref, held in known.items()
     }
 
 
@@ -111,11 +110,11 @@ def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tupl
     """Leave out the devices that the kubelet's records name: it gives none of them twice."""
     if not (promises and found):
         return promises
-    fulfilled: defaultdict[str, set[str]] = defaultdict(set)
-    for by_pool in found.values():
-        for pool, grant in by_pool.items():
-            fulfilled[pool] |= grant.ids
-    left = (replace(one, ids=one.ids - fulfilled[one.pool]) for one in promises)
+    fulfilled: defaultdict[Resource, set[str]] = defaultdict(set)
+    for held in found.values():
+        for resource, grant in held.items():
+            fulfilled[resource] |= grant.ids
+    left = (replace(one, ids=one.ids - fulfilled[one.resource]) for one in promises)
     return tuple(one for one in left if one.ids)
 
 
@@ -130,42 +129,46 @@ def _with_hints(
     annotated = (one for one in facts.sighted.values() if one.devices and one.pod in pods)
     for one in sorted(annotated, key=lambda one: pods[one.pod].qos is None):
         ref = ContainerRef(one.pod, one.name)
-        for pool, ids in one.devices.items():
-            by_pool = found.get(ref, {})
-            if pool in by_pool or not _asks(pods[one.pod], one.name, pool, ids):
+        for resource, ids in one.devices.items():
+            held = found.get(ref, {})
+            if resource in held or not _asks(pods[one.pod], one.name, resource, ids):
                 continue
-            if _given(facts.promises, found, one.pod, pool, ids):
-                grant = Grant(ids, told(facts.promises, pool, ids), hint=True)
-                found[ref] = {**by_pool, pool: grant}
+            if _given(facts.promises, found, one.pod, resource, ids):
+                grant = AllocatedDevices(ids, told(facts.promises, resource, ids), hint=True)
+                found[ref] = {**held, resource: grant}
     return found
 
 
-def _asks(pod: Pod, container: str, pool: str, ids: frozenset[str]) -> bool:
-    return _named(pod, container).requests.get(pool) == len(ids)
+def _asks(pod: Pod, container: str, resource: Resource, ids: frozenset[str]) -> bool:
+    return _named(pod, container).requests.get(resource) == len(ids)
 
 
 def _given(
-    promises: Iterable[Promise], known: DeviceAssignments, pod: str, pool: str, ids: frozenset[str]
+    promises: Iterable[Promise],
+    known: DeviceAssignments,
+    pod: str,
+    resource: Resource,
+    ids: frozenset[str],
 ) -> bool:
     """Return whether Allocate has given exactly these devices, and no other pod has one of them.
 
     Besides, the kubelet lets containers of a pod have the devices of its init containers.
     """
     of_pod: set[str] = set()
-    for ref, by_pool in known.items():
-        if (grant := by_pool.get(pool)) is None:
+    for ref, held in known.items():
+        if (grant := held.get(resource)) is None:
             continue
         if ref.pod == pod:
             of_pod |= grant.ids
         elif not grant.ids.isdisjoint(ids):
             return False
-    answers = (one.ids for one in promises if one.pool == pool)
+    answers = (one.ids for one in promises if one.resource == resource)
     return ids <= of_pod or any(answer <= ids <= answer | of_pod for answer in answers)
 
 
-def told(promises: Iterable[Promise], pool: str, ids: frozenset[str]) -> CPUSet:
+def told(promises: Iterable[Promise], resource: Resource, ids: frozenset[str]) -> CPUSet:
     """Give the CPUs that a container was told when it was promised these devices."""
-    return CPUSet.union(one.cpus for one in promises if one.pool == pool and ids <= one.ids)
+    return CPUSet.union(one.told for one in promises if one.resource == resource and ids <= one.ids)
 
 
 def _named(pod: Pod, name: str) -> Container:
@@ -173,12 +176,14 @@ def _named(pod: Pod, name: str) -> Container:
     return next((one for one in pod.containers if one.name == name), Container(name))
 
 
-def _stranger(sighted: Sequence[RuntimeContainer], held: Mapping[str, Mapping[str, int]]) -> Pod:
+def _stranger(
+    sighted: Sequence[RuntimeContainer], held: Mapping[str, Mapping[Resource, int]]
+) -> Pod:
     first = sighted[0]
     requests = {**held}
     for one in sighted:
         if one.name:
-            asked = {pool: len(ids) for pool, ids in one.devices.items()}
+            asked = {resource: len(ids) for resource, ids in one.devices.items()}
             requests[one.name] = {**requests.get(one.name, {}), **asked}
     return Pod(
         uid=PodUID(first.pod),

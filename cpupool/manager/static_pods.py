@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cpupool.core.assignments import PodDevices
+    from cpupool.core.devices import PodDevices
     from cpupool.core.workloads import Pod, RuntimeContainer
 
 PodName = tuple[str, str]

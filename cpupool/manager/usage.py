@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Offer
-from cpupool.core.pools import PoolKind
+from cpupool.manager import offers
 from cpupool.policies.fragmentation import score
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpupool.core.pools import Pool
+    from cpupool.core.pools import Pool, PoolKind
     from cpupool.core.topology import CPUTopology
-    from cpupool.manager.resolve import NodeFacts
+    from cpupool.manager.facts import NodeFacts
 
 _LEVELS: Final = {"numa_node": Level.NODE, "uncore_cache": Level.UNCORE}
 
@@ -49,16 +49,16 @@ def usage(facts: NodeFacts) -> tuple[PoolUsage, ...]:
 
 
 def _usage(facts: NodeFacts) -> Iterator[PoolUsage]:
-    held = facts.held_ids()
-    for pool in facts.offered(held):
-        ids = held.get(pool.name, frozenset())
+    held = offers.held_ids(facts)
+    for one in offers.offered(facts, held):
+        ids = held.get(one.name, frozenset())
         yield PoolUsage(
-            name=pool.name,
-            kind=pool.kind,
-            capacity=devices.capacity(pool),
+            name=one.name,
+            kind=one.pool.kind,
+            capacity=one.capacity,
             allocated=len(ids),
-            offline=devices.offline(pool, facts.topology),
-            draining=len(Offer.of(pool, facts.topology, CPUSet(), ids).draining),
+            offline=one.offline(facts.topology),
+            draining=len(Offer.of(one, facts.topology, CPUSet(), ids).draining),
         )
 
 
@@ -68,13 +68,13 @@ def fragmentation(facts: NodeFacts) -> dict[str, dict[str, float]]:
     Returns:
         pool → `numa_node` and `uncore_cache` → 0 to 1, as `policies.fragmentation.score`.
     """
-    held = facts.held_ids()
+    held = offers.held_ids(facts)
     return {
-        pool.name: _scores(
-            pool, facts.topology, devices.exclusive_cpus(held.get(pool.name, frozenset()))
+        one.name: _scores(
+            one.pool, facts.topology, devices.exclusive_cpus(held.get(one.name, frozenset()))
         )
-        for pool in facts.offered(held)
-        if pool.kind is PoolKind.EXCLUSIVE
+        for one in offers.offered(facts, held)
+        if one.name.kind.exclusive
     }
 
 

@@ -187,7 +187,7 @@ class Configurator:
             return
         for problem in (*file.warnings, *file.located(change.problems)):
             log.warning("pool file", problem=problem)
-        news = _news(change, usage(self._manager.state()[0]))
+        news = _news(change, usage(self._manager.snapshot().facts))
         log.info("pool configuration applied", file=file.name, **news)
         before = self._in_force if self._in_force is not None else self._saved()
         if text != before or self._refused:

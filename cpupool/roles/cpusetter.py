@@ -27,6 +27,7 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cpupool.manager.keeper import Keeper
     from cpupool.manager.manager import Manager
     from cpupool.manager.mover import Repair
     from cpupool.manager.notices import Notice, NoticeKey
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         DeviceSource,
         EventSink,
         FoundContainer,
-        Keeper,
         PodSource,
     )
     from cpupool.manager.resolve import Resolution
@@ -352,7 +352,7 @@ class CPUSetter:
 
     def _tell_pods(self, now_s: float) -> None:
         placement = dict(notices.about_placement(self._mover.current()))
-        mirrors = dict(notices.about_mirrors(self._manager.state()[0]))
+        mirrors = dict(notices.about_mirrors(self._manager.snapshot().facts))
         self._notices.tell({**self._kept, **placement, **mirrors, **self._mover.notices()}, now_s)
 
     def _tell_conflict(self) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
-from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.registration import register
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from cpupool.core.pools import Pool
+    from cpupool.core.requests import Resource
     from cpupool.host.mounts import Mounts
     from cpupool.host.root import HostRoot
     from cpupool.manager.manager import Manager
@@ -174,38 +173,35 @@ class DeviceManager:
 
     def _follow_pools(self) -> None:
         # In this order: pools that come may end the readiness.
-        pools = self._manager.advertised()
+        resources = self._manager.advertised()
         ready = self._ready()
-        advertised = {pool.name: pool for pool in pools} if ready else {}
-        facts, resolution = self._manager.state()
+        advertised = [one.name for one in resources] if ready else []
+        facts, resolution = self._manager.snapshot()
         if ready:
             # Before any pool can be asked for, and at the same time as the cpusetter moves the
             # containers: who starts in one waits until its cpuset and its pools' files agree.
             # What pods hold is served before the pools are known.
             announced = {self._announced.popleft() for _ in range(len(self._announced))}
             self._mounts.provide(resolution.shared if facts.configured else None, announced)
-        for name in self._plugins.keys() - advertised.keys():
+        for name in self._plugins.keys() - set(advertised):
             self._plugins.pop(name).server.stop()
             log.info("pool no longer advertised", pool=name)
-        for name, pool in advertised.items():
+        for name in advertised:
             if name not in self._plugins:
                 self._plugins[name] = _Plugin(
                     DevicePluginServer(
                         self._manager,
-                        pool,
+                        name,
                         self._folder,
                         self._loop,
-                        partial(self._mounts_of, pool),
+                        partial(self._mounts_of, name),
                     ),
                     self._manager.names.resource(name),
                 )
 
-    def _mounts_of(self, pool: Pool) -> tuple[Mount, ...]:
-        """Give what a container of a pool gets mounted; behind OpenShift's is the pool it uses."""
-        pools = self._manager.state()[0].pools
-        if pool.name == ENABLE_SHARED_CPUS and pools.mixed is not None:
-            pool = pools.by_name(pools.mixed.pool) or pool
-        return self._mounts.of(pool)
+    def _mounts_of(self, resource: Resource) -> tuple[Mount, ...]:
+        """Return what a container gets mounted with a resource: what its pool now has."""
+        return self._mounts.of(self._manager.devices(resource).offer.pool)
 
     def _follow_kubelet(self) -> None:
         kubelet = _identity(self._kubelet_socket)
@@ -271,7 +267,7 @@ class DeviceManager:
 
     def _is_advertised(self, plugin: _Plugin) -> bool:
         resource = self._manager.names.resource
-        return any(resource(pool.name) == plugin.resource for pool in self._manager.advertised())
+        return any(resource(one.name) == plugin.resource for one in self._manager.advertised())
 
     def _missing(self) -> str:
         """Say what keeps the kubelet from knowing and watching every pool; empty where nothing."""

@@ -75,7 +75,7 @@ class MachineWatcher:
         """Put in force which CPUs are online."""
         try:
             online = self._topology.online()
-            before = self._manager.state()[0].topology
+            before = self._manager.snapshot().facts.topology
             if online == before.online:
                 return
             # Reading a large machine would keep containers for long on the CPUs of others.

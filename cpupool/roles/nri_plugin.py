@@ -55,9 +55,10 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
+    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink
-    from cpupool.manager.resolve import ContainerKey
+    from cpupool.manager.resolve import Snapshot
     from cpupool.runtime.nri_connection import Launch
     from cpupool.runtime.nri_messages import Message, NRIContainer
     from cpupool.telemetry.health import Health
@@ -477,7 +478,7 @@ class NRIPlugin:
             for one in _running(message)
             if (key := _key(one)) is not None
         }
-        session.answer_synchronize(message.call, self._corrections())
+        session.answer_synchronize(message.call, self._corrections(self._manager.snapshot()))
         # CRI-O and older versions of containerd may have told of a start before this.
         self._start_all()
         self._synchronized, self._lost_why, self._attempts = True, "", 0
@@ -489,33 +490,34 @@ class NRIPlugin:
         now_s = self._now_s()
         waiting = []
         for came in self._waiting:
-            lacking = self._lacking(came.message.container)
+            now = self._manager.snapshot()
+            lacking = self._lacking(came.message.container, now)
             one = came.begun(self._budget, now_s) if lacking else came
             if one.until_s is not None and lacking and now_s < one.until_s:
                 waiting.append(one)
             else:
-                outcome = self._answer_create(session, one.message, lacking)
+                outcome = self._answer_create(session, one.message, lacking, now)
                 self._metrics.nri_answered("create", outcome, self._now_s() - one.came_s)
                 self._flush()
         # Replaced at once: whoever brings facts looks here from another thread.
         self._waiting = waiting
         self._budget.count(now_s, waits=bool(waiting))
 
-    def _lacking(self, container: NRIContainer) -> _Lack | None:
+    def _lacking(self, container: NRIContainer, now: Snapshot) -> _Lack | None:
         """Return what keeps a container that requests pools from its CPUs."""
         key = _key(container)
         if key is None or container.known is None:
             return None
-        pod = self._manager.state()[1].pods.get(key[0])
-        if container.known.devices and not (self._ready() or self._manager.state()[0].configured):
+        pod = now.resolution.pods.get(key[0])
+        if container.known.devices and not (self._ready() or now.facts.configured):
             return _Lack(pod, "this node's pools are not known yet", "look at the agent's log")
-        assignment = self._assignment(key)
+        assignment = now.assignment(key)
         if assignment.cause is None or not assignment.cause.may_pass:
             return None
         return _Lack(pod, assignment.reason, notices.remedy(assignment.cause))
 
     def _answer_create(
-        self, session: Session, message: CreateContainer, lacking: _Lack | None
+        self, session: Session, message: CreateContainer, lacking: _Lack | None, now: Snapshot
     ) -> str:
         """Answer, and return the outcome in one word."""
         container = message.container
@@ -531,7 +533,7 @@ class NRIPlugin:
                 self._manager.lose_sight([container.id])
                 return "held"
         key = _key(container)
-        wanted = None if key is None else self._wanted(key)
+        wanted = None if key is None else self._wanted(key, now)
         if key is None or wanted is None:
             session.answer_create(message.call, None)
             if key is not None:
@@ -547,7 +549,7 @@ class NRIPlugin:
                 if container.environment.get(name) != value
             },
         )
-        updates = list(self._corrections(near=wanted.exclusive)) if wanted.exclusive else []
+        updates = list(self._corrections(now, near=wanted.exclusive)) if wanted.exclusive else []
         session.answer_create(message.call, adjustment, updates)
         self._containers[container.id] = _Container(key, wanted.cpus, started=False)
         return wanted.placement.value
@@ -557,7 +559,7 @@ class NRIPlugin:
         outcome = "unchanged"
         updates: list[Update] = []
         key = _key(message.container)
-        wanted = None if key is None else self._wanted(key)
+        wanted = None if key is None else self._wanted(key, self._manager.snapshot())
         if key is not None and wanted is not None:
             outcome = wanted.placement.value
             # Neither None nor 0 changes what the container has.
@@ -601,31 +603,29 @@ class NRIPlugin:
         if move.given_up:
             self._look()
 
-    def _corrections(self, near: CPUSet | None = None) -> Iterator[Update]:
+    def _corrections(self, now: Snapshot, near: CPUSet | None = None) -> Iterator[Update]:
         """Move the containers that the runtime has on other CPUs than they belong on.
 
         Args:
+            now: where they belong.
             near: only those that are on one of these CPUs; None for all.
         """
         for identifier, container in self._containers.items():
             # One that runs, and whose CPUs the runtime does not have, is the cpusetter's.
             if container.started and not container.cpus:
                 continue
-            wanted = self._wanted(container.key)
+            wanted = self._wanted(container.key, now)
             if wanted is None or wanted.cpus == container.cpus:
                 continue
             if near is None or not near.isdisjoint(container.cpus):
                 container.cpus = wanted.cpus
                 yield Update(identifier, wanted.cpus)
 
-    def _wanted(self, key: ContainerKey) -> CPUAssignment | None:
+    def _wanted(self, key: ContainerKey, now: Snapshot) -> CPUAssignment | None:
         """Say where a container belongs; None where that is not known well enough."""
-        assignment = self._assignment(key)
+        assignment = now.assignment(key)
         known = self._ready() or assignment.placement is Placement.POOLS
         return assignment if known and assignment.cpus else None
-
-    def _assignment(self, key: ContainerKey) -> CPUAssignment:
-        return self._manager.state()[1].assignment(key)
 
 
 def _come(message: Message) -> Iterator[RuntimeContainer]:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
     from cpupool.core.quota import Bandwidth
+    from cpupool.core.requests import Resource
     from cpupool.core.workloads import ContainerID
 
 _PEER: Final = "the container runtime"
@@ -268,7 +269,7 @@ class CRI:
         devices = {} if sandbox is None else self._devices(one, sandbox.annotations)
         return RuntimeContainer.labelled(one.id, dict(one.labels), devices)
 
-    def _devices(self, one: Container, of_pod: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    def _devices(self, one: Container, of_pod: Mapping[str, str]) -> dict[Resource, frozenset[str]]:
         return allocated(one.annotations, of_pod, self._names)
 
     def _status(

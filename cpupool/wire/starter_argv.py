@@ -82,5 +82,5 @@ def _wait_for(pools: Collection[str]) -> list[str]:
         if kind is PoolKind.EXCLUSIVE:
             options += [_EXCLUSIVE, pool_variable(pool)]
         elif kind is PoolKind.SHARED:
-            options += [_SHARED, pool]
+            options += [_SHARED, str(pool)]
     return options

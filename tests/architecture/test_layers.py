@@ -18,6 +18,7 @@ VIOLATIONS = [
     ("layers", "host/sysfs", "cpupool.kube.views"),
     ("layers", "wire/annotation", "cpupool.admission.rules"),
     ("admission", "admission/pod_requests", "cpupool.admission.rules"),
+    ("manager", "manager/facts", "cpupool.manager.resolve"),
     ("roles", "roles/cpusetter", "cpupool.roles.device_manager"),
     ("api", "roles/device_manager", "cpupool.api.deviceplugin_pb2"),
     ("grpc", "roles/device_manager", "grpc"),

@@ -12,18 +12,20 @@ import yaml
 from cpupool.admission.review import answer
 from cpupool.admission.rules import Rules
 from cpupool.config import poolconfig
-from cpupool.core.assignments import Grant
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import ConfigError, Problem, errors_in
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerID, ContainerRef, PodUID
 from cpupool.kube import views
 from cpupool.manager.manager import Manager
 from cpupool.wire import annotation
-from tests import testdata
+from tests import builders, testdata
 from tests.machines import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from cpupool.core.requests import Resource
 
 TABLES = yaml.safe_load((Path(__file__).parents[1] / "data/cpu_pooler.yaml").read_text())
 UID = PodUID("pod-uid")
@@ -114,19 +116,22 @@ def cpusets_of(facts: Facts) -> object:
     node.record_devices(
         {ContainerRef(UID, name): dict(grants_of(one)) for name, one in containers.items()}
     )
-    _, resolution = node.state()
+    _, resolution = node.snapshot()
     return {
         name: str(resolution.assignment((UID, ContainerID(f"{name}-id"))).cpus)
         for name in containers
     }
 
 
-def grants_of(container: Facts) -> Iterator[tuple[str, Grant]]:
+def grants_of(container: Facts) -> Iterator[tuple[Resource, AllocatedDevices]]:
     """Name what the kubelet gave: the ids of the checkpoint, and milli-CPUs that say nothing."""
     if "ids" in container:
-        yield "exclusive_caas", Grant(frozenset(map(str, container["ids"])))
+        yield (
+            builders.resource("exclusive_caas"),
+            AllocatedDevices(frozenset(map(str, container["ids"]))),
+        )
     if "shared_caas" in container["requests"]:
-        yield "shared_caas", Grant(frozenset({"0"}))
+        yield builders.resource("shared_caas"), AllocatedDevices(frozenset({"0"}))
 
 
 def body_of(facts: Facts) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Node:
 
     def keep(self) -> list[Notice]:
         found = tuple(self.cpusets.containers())
-        return list(self.keeper.keep(found, self.manager.state()[1], 0.0).values())
+        return list(self.keeper.keep(found, self.manager.snapshot().resolution, 0.0).values())
 
     def has(self, container: str) -> tuple[Bandwidth | None, ...]:
         """Give what the pod has, and the container."""

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cpupool.core import devices
-from cpupool.core.assignments import Grant, Placement
+from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import AllocationError, ConfigError
 from cpupool.core.names import Names, pool_variable
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
@@ -34,7 +35,6 @@ from tests.searching import examples
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.manager.owners import Owned
 
 MACHINE = MACHINES["laptop_4c8t"]
 EVERYTHING = "0-7"
@@ -135,19 +135,21 @@ class Kubelet:
         seen = tuple(life.pod for life in self.lives if life.seen)
         return (*self.ended, *seen, *self.plain)
 
-    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, Grant]]]:
+    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, AllocatedDevices]]]:
         return {
             (life.pod.namespace, life.pod.name): {
-                "main": {NAMES.resource(life.pool.name): Grant(frozenset(life.ids))}
+                "main": {NAMES.resource(life.pool.name): AllocatedDevices(frozenset(life.ids))}
             }
             for life in self.lives
             if self.answers
         }
 
-    def by_pod_uid(self) -> dict[str, dict[str, dict[str, Grant]]]:
+    def by_pod_uid(self) -> dict[str, dict[str, dict[str, AllocatedDevices]]]:
         return {
             life.pod.uid: {
-                "main": {NAMES.resource(life.pool.name): Grant(frozenset(life.ids), life.told)}
+                "main": {
+                    NAMES.resource(life.pool.name): AllocatedDevices(frozenset(life.ids), life.told)
+                }
             }
             for life in self.lives
             if self.checkpoint
@@ -179,7 +181,7 @@ class Node(RuleBasedStateMachine):
         self.start_agent(LAWFUL[0])
 
     def start_agent(self, pools: NodePools) -> None:
-        self.owned: Owned = {}
+        self.owned: dict[str, dict[str, CPUSet]] = {}
         self.manager = Manager(NAMES)
         self.manager.reconfigure(pools, MACHINE.topology())
         self.setter = CPUSetter(
@@ -212,8 +214,7 @@ class Node(RuleBasedStateMachine):
 
         Who lists the pods may see it later.
         """
-        advertised = self.manager.pools().advertised
-        pool = data.draw(st.sampled_from(advertised))
+        pool = data.draw(st.sampled_from(devices.advertised(self.manager.pools()))).pool
         offer = self.manager.devices(pool.name).offer
         # What a false annotation alone holds drains, too.
         used = self.kubelet.in_use(pool.name) | offer.draining
@@ -267,7 +268,9 @@ class Node(RuleBasedStateMachine):
     def start(self, **requests: int) -> Pod:
         self.count += 1
         name = f"p{self.count}"
-        container = Container("main", ContainerKind.APP, requests, ContainerID(f"{name}-main"))
+        container = Container(
+            "main", ContainerKind.APP, builders.asking(requests), ContainerID(f"{name}-main")
+        )
         pod = builders.pod(name, container)
         self.kernel.make(f"kubepods/pod{pod.uid}", EVERYTHING)
         self.kernel.make(f"kubepods/pod{pod.uid}/{name}-main", "")
@@ -330,7 +333,7 @@ class Node(RuleBasedStateMachine):
         return self.annotated(pod, lives)
 
     def annotated(self, pod: Pod, lives: list[Life]) -> tuple[RuntimeContainer, ...]:
-        allocated = {life.pool.name: frozenset(life.ids) for life in lives}
+        allocated = {builders.resource(life.pool.name): frozenset(life.ids) for life in lives}
         names = (pod.cgroup_uid, pod.namespace, pod.name)
         return (
             RuntimeContainer(ContainerID(f"{pod.name}-sandbox"), *names),
@@ -409,7 +412,7 @@ class Node(RuleBasedStateMachine):
     def sweep(self) -> None:
         """After a sweep nobody runs on a CPU that a pod owns, but that pod."""
         self.setter.sweep()
-        owned = self.manager.state()[1].owned
+        owned = builders.owned(self.manager)
         for container in self.kernel.containers():
             others = CPUSet.union(
                 cpus
@@ -418,7 +421,9 @@ class Node(RuleBasedStateMachine):
                 for cpus in by_pool.values()
             )
             wanted = (
-                self.manager.state()[1].assignment((container.pod, ContainerID(container.id))).cpus
+                self.manager.snapshot()
+                .resolution.assignment((container.pod, ContainerID(container.id)))
+                .cpus
             )
             if wanted:
                 assert CPUSet.parse(container.cpus).isdisjoint(others), container
@@ -435,7 +440,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def nobody_loses_a_cpu_that_it_owns(self) -> None:
-        owned = self.manager.state()[1].owned
+        owned = builders.owned(self.manager)
         holders = [cpus for by_pool in owned.values() for cpus in by_pool.values()]
         assert all(one.isdisjoint(other) for one, other in combinations(holders, 2))
         for life in self.kubelet.lives:
@@ -447,7 +452,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def who_was_given_a_cpu_owns_it(self) -> None:
         """Whatever annotations claim."""
-        owned = self.manager.state()[1].owned
+        owned = builders.owned(self.manager)
         for life in self.kubelet.lives:
             if life.seen and life.pool.kind is PoolKind.EXCLUSIVE:
                 mine = CPUSet.union(owned.get(life.pod.uid, {}).values())
@@ -477,8 +482,8 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def nobody_else_is_placed_on_an_owned_cpu(self) -> None:
-        facts, resolution = self.manager.state()
-        for uid, by_pool in resolution.owned.items():
+        facts, resolution = self.manager.snapshot()
+        for uid, by_pool in builders.owned(self.manager).items():
             mine = CPUSet.union(by_pool.values())
             assert resolution.unknown.cpus.isdisjoint(mine)
             assert resolution.unreported.cpus.isdisjoint(mine)
@@ -490,7 +495,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def what_a_shared_pool_shows_is_where_its_containers_are(self) -> None:
         """A container that starts waits until its cpuset is what its pools show."""
-        facts, resolution = self.manager.state()
+        facts, resolution = self.manager.snapshot()
         for placed in resolution.containers.values():
             if placed.assignment.placement is Placement.POOLS and not placed.assignment.stale:
                 shown = CPUSet.union(

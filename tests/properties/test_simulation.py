@@ -10,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import advertised
 from cpupool.core.errors import PodRefused
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool, PoolKind
+from cpupool.core.requests import Resource
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import devices, simulation, workload
 from cpupool.local.simulated_node import Node
 from cpupool.policies import pooled
 from cpupool.policies.hints import TopologyPolicy
+from tests import builders
 from tests.machines import MACHINES
 from tests.searching import examples
 
@@ -65,7 +68,9 @@ requests = st.dictionaries(
 def pods(draw: st.DrawFn) -> list[Container]:
     kinds = draw(st.lists(st.sampled_from([ContainerKind.INIT, ContainerKind.SIDECAR]), max_size=3))
     kinds += [ContainerKind.APP] * draw(st.integers(1, 2))
-    return [Container(f"c{i}", kind, draw(requests)) for i, kind in enumerate(kinds)]
+    return [
+        Container(f"c{i}", kind, builders.asking(draw(requests))) for i, kind in enumerate(kinds)
+    ]
 
 
 @st.composite
@@ -130,7 +135,7 @@ def test_no_two_owners_share_a_cpu_and_everything_is_given_back(
     assert node.moment(0).utilisation == 0
     assert node.moment(0).on_one_node is None
     everything = {
-        pool.name: workload.capacity_of(pool, topology) for pool in first_threads(topology)
+        one.name: workload.capacity_of(one, topology) for one in advertised(first_threads(topology))
     }
     if manager is TopologyPolicy.NONE:
         node.admit(workload.pod_of("ns/all", [Container("c", requests=everything)]), 0)
@@ -142,16 +147,16 @@ def test_pods_are_refused_exactly_when_the_counts_say_so(
     topology: CPUTopology, events: Sequence[Event], chooser: Chooser
 ) -> None:
     node_pools = first_threads(topology)
-    capacity = {pool.name: workload.capacity_of(pool, topology) for pool in node_pools}
+    capacity = {one.name: workload.capacity_of(one, topology) for one in advertised(node_pools)}
     node = Node(topology, node_pools, chooser, TopologyPolicy.NONE)
-    running: dict[str, Counter[str]] = {}
+    running: dict[str, Counter[Resource]] = {}
     for event in events:
         if event.ends:
             node.end(event.pod)
             running.pop(event.pod.uid, None)
             continue
         wanted = devices.total_requests(event.pod)
-        used = sum(running.values(), Counter[str]())
+        used = sum(running.values(), Counter[Resource]())
         fits = all(used[pool] + count <= capacity[pool] for pool, count in wanted.items())
         try:
             node.admit(event.pod, event.at_s)
@@ -172,7 +177,9 @@ def test_a_pool_of_whole_cores_gives_whole_cores_or_says_why_not(
     per_core = max(map(len, topology.cores))
     left = len(pool.cpus)
     for number, size in enumerate(sizes):
-        pod = workload.pod_of(f"ns/pod-{number}", [Container("c", requests={pool.name: size})])
+        pod = workload.pod_of(
+            f"ns/pod-{number}", [Container("c", requests=builders.asking({pool.name: size}))]
+        )
         try:
             (placement,) = node.admit(pod, 0).placements
         except PodRefused:

@@ -13,6 +13,7 @@ import pytest
 
 from cpupool.config import poolconfig
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import advertised
 from cpupool.core.errors import PodRefused
 from cpupool.core.names import Names, pool_variable
 from cpupool.core.workloads import Container, ContainerKind, ContainerRef, PodUID
@@ -60,7 +61,7 @@ _KINDS = {"init": ContainerKind.INIT, "sidecar": ContainerKind.SIDECAR, "main": 
 def trace(pools: NodePools, topology: CPUTopology) -> Iterator[Event]:
     """Let pods of every shape come, and go in any order; together they ask for more than is."""
     dice = random.Random(7)
-    capacity = {pool.name: workload.capacity_of(pool, topology) for pool in pools.advertised}
+    capacity = {one.name: workload.capacity_of(one, topology) for one in advertised(pools)}
     running: list[Pod] = []
     for number in range(_PODS):
         containers = [
@@ -96,7 +97,9 @@ def really(world: World, events: list[Event]) -> tuple[dict[str, str], dict[str,
             if uid := here.pop(pod.name, None):
                 world.node.delete_pod(uid)
             continue
-        asked = {one.name: one.requests for one in pod.containers}
+        asked = {
+            one.name: {str(asks): n for asks, n in one.requests.items()} for one in pod.containers
+        }
         try:
             uid = here[pod.name] = world.node.run_pod(manifest(pod.name, asked)).uid
         except PodRefused as error:
@@ -134,7 +137,7 @@ def test_containers_get_the_cpus_that_the_simulation_gives_them(
         EmulatedCgroups(folder, topology.online, "") as home,
         living(folder, home, text, written.sys, manager) as world,
     ):
-        world.settled(**{p.name: workload.capacity_of(p, topology) for p in pools.advertised})
+        world.settled(**{p.name: workload.capacity_of(p, topology) for p in advertised(pools)})
         told, refused = really(world, events)
         assert (told, refused) == simulated(expected)
         assert len(told) > _PODS / 2

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.app import Agent, Settings
-from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import Names
 from cpupool.core.workloads import Container, ContainerID, PodUID
 from cpupool.host.root import HostRoot
@@ -93,10 +93,15 @@ class World:
 
     def holds(self, monkeypatch: pytest.MonkeyPatch, **pools: str) -> None:
         """Let the one container hold devices: pool → id."""
-        main = Container("main", requests=dict.fromkeys(pools, 1), id=ContainerID(ID))
+        main = Container(
+            "main", requests=builders.asking(dict.fromkeys(pools, 1)), id=ContainerID(ID)
+        )
         pod = replace(builders.pod("web", main, cgroup_uid=UID), uid=PodUID(UID))
         self.listed = (pod,)
-        held = {f"nokia.k8s.io/{pool}": Grant(frozenset({one})) for pool, one in pools.items()}
+        held = {
+            f"nokia.k8s.io/{pool}": AllocatedDevices(frozenset({one}))
+            for pool, one in pools.items()
+        }
         monkeypatch.setattr(CheckpointFile, "by_pod_uid", lambda _self: {UID: {"main": held}})
 
     def show_no_pools(self) -> None:

@@ -55,7 +55,7 @@ able = pytest.mark.skipif(not kernel.isolates_remotely(RELEASE), reason=f"{RELEA
 
 
 def asking(name: str = "main", **requests: int) -> Container:
-    return replace(builders.container(name), requests=requests, balanced=False)
+    return replace(builders.container(name), requests=builders.asking(requests), balanced=False)
 
 
 WEB = builders.pod("web", asking(exclusive_a=2), builders.container("plain"))
@@ -106,7 +106,7 @@ class Node:
         """Do what a sweep does, and give what pods are told."""
         self._now_s += 1.0
         self._manager.update_topology(Sysfs.at(HostRoot().sysfs).topology())
-        _, resolution = self._manager.state()
+        _, resolution = self._manager.snapshot()
         for found in self.tree.containers():
             cpus = resolution.assignment((found.pod, ContainerID(found.id))).cpus
             if found.cpus != str(cpus):

@@ -66,7 +66,7 @@ class Node:
         seen = [
             FoundContainer(f"{name}-uid", "main-id", "path", cpus) for name, cpus in found.items()
         ]
-        state = self.manager.state()
+        state = self.manager.snapshot()
         return describe(*state, seen, waiting_for, Way.NRI, choices=self.manager.choices())
 
 
@@ -134,7 +134,7 @@ def test_the_guide_shows_what_is_printed(
     manager.set_pods([upf])
     manager.record_devices(given(upf, exclusive_a="10,11,12"))
     found = FoundContainer("upf-uid", "main-id", "path", "10-12,26-28")
-    status = describe(*manager.state(), [found], "", Way.NRI, choices=manager.choices())
+    status = describe(*manager.snapshot(), [found], "", Way.NRI, choices=manager.choices())
 
     assert explain(tmp_path / "status.json", status, "default/upf") == 0
     guide = (Path(__file__).parents[3] / "docs/user/troubleshooting.md").read_text()
@@ -226,7 +226,7 @@ def test_shared_cpus_by_openshifts_resource(file: Path, capsys: pytest.CaptureFi
     node = Node()
     mixed = replace(node.manager.pools(), mixed=MixedCPUs("shared_b"))
     node.manager.reconfigure(mixed, LAPTOP.topology())
-    asking = replace(container(), requests={"exclusive_a": 1, ENABLE_SHARED_CPUS: 1})
+    asking = container(shared_cpus=True, exclusive_a=1)
     node.run("web", asking, **{"exclusive_a": "2", ENABLE_SHARED_CPUS: "7"})
 
     assert explain(file, node.status(web="1-2"), "web") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,16 @@ from hypothesis import strategies as st
 
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Device, Offer
+from cpupool.core.devices import Advertised, Device, Offer
 from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
-from cpupool.core.names import Names
+from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import Pool
+from tests import builders
 from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from cpupool.core.requests import Resource
 
 MACHINE = MACHINES["telco_2s_2n_16c32t"]
 TELCO = MACHINE.topology()
@@ -29,13 +34,22 @@ WHOLE = replace(
 """The cores 6, 7 and 8 with their siblings 22, 23 and 24."""
 
 
+def listed(pool: Pool | Advertised) -> Advertised:
+    if isinstance(pool, Advertised):
+        return pool
+    return Advertised(builders.resource(pool.name), pool)
+
+
 def offer(
-    pool: Pool, taken: CPUSet = NONE, offline: CPUSet = NONE, held: frozenset[str] = frozenset()
+    pool: Pool | Advertised,
+    taken: CPUSet = NONE,
+    offline: CPUSet = NONE,
+    held: frozenset[str] = frozenset(),
 ) -> Offer:
-    return Offer.of(pool, MACHINE.having_lost(offline), taken, held)
+    return Offer.of(listed(pool), MACHINE.having_lost(offline), taken, held)
 
 
-def healthy(pool: Pool, taken: CPUSet = NONE, offline: CPUSet = NONE) -> list[str]:
+def healthy(pool: Pool | Advertised, taken: CPUSet = NONE, offline: CPUSet = NONE) -> list[str]:
     return [device.id for device in offer(pool, taken, offline) if device.healthy]
 
 
@@ -182,7 +196,9 @@ def test_a_core_is_not_whole_while_its_sibling_is_offline() -> None:
 
 
 def test_a_listed_cpu_that_a_pod_has_beside_its_device_is_unhealthy() -> None:
-    listed = Offer.of(WHOLE, TELCO, NONE, {"6"}, beside=CPUSet.of(22))
+    listed = Offer.of(
+        Advertised(builders.resource(WHOLE.name), WHOLE), TELCO, NONE, {"6"}, beside=CPUSet.of(22)
+    )
     assert [device.id for device in listed if not device.healthy] == ["22"]
     with pytest.raises(UnavailableDevices) as raised:
         listed.check_free(["7", "22"])
@@ -226,14 +242,14 @@ def test_a_shared_pool_of_which_too_much_is_held_lists_just_that() -> None:
     assert {device.id for device in offer(SHARED, held=held)} == held
 
 
-UNITS = replace(Pool.named("enable-shared-cpus", "4-5"), units=3)
+UNITS = Advertised(ENABLE_SHARED_CPUS, Pool.named("shared_a", "4-5"), units=3)
 """Three containers may use the CPUs 4 and 5."""
 
 
 def test_a_pool_of_units_lists_so_many_whatever_its_cpus() -> None:
     listed = list(offer(UNITS))
     assert listed == [Device(one, healthy=True, node=None) for one in ("0", "1", "2")]
-    assert devices.capacity(UNITS) == 3
+    assert UNITS.capacity == 3
     with pytest.raises(UnknownDevices):
         offer(UNITS).check_listed(["3"])
 
@@ -245,7 +261,7 @@ def test_units_are_healthy_while_one_cpu_of_their_pool_runs() -> None:
 
 def test_units_that_are_held_beyond_their_number_drain() -> None:
     assert [one.id for one in offer(UNITS, held=frozenset({"0", "7"}))] == ["0", "1", "7"]
-    gone = offer(Pool.named("enable-shared-cpus", ""), held=frozenset({"1"}))
+    gone = offer(Advertised.gone(ENABLE_SHARED_CPUS), held=frozenset({"1"}))
     assert list(gone) == [Device("1", healthy=True, node=None)]
     with pytest.raises(UnavailableDevices):
         gone.check_free(["1"])
@@ -263,8 +279,10 @@ def test_units_that_are_held_beyond_their_number_drain() -> None:
         (Pool.named("shared_gone", ""), "4", 0),
     ],
 )
-def test_devices_without_an_online_cpu_are_counted(pool: Pool, lost: str, expected: int) -> None:
-    assert devices.offline(pool, MACHINE.having_lost(CPUSet.parse(lost))) == expected
+def test_devices_without_an_online_cpu_are_counted(
+    pool: Pool | Advertised, lost: str, expected: int
+) -> None:
+    assert listed(pool).offline(MACHINE.having_lost(CPUSet.parse(lost))) == expected
 
 
 def test_ids_that_are_none_do_not_drain() -> None:
@@ -294,13 +312,13 @@ def test_ids_are_described_as_a_list_in_the_order_of_numbers() -> None:
     assert devices.describe_ids(["10", "9", "226000", "8", "1"]) == "1,8-10,226000"
 
 
-def annotated(text: str) -> dict[str, frozenset[str]]:
-    return devices.allocated({"nokia.k8s.io/allocated.pool": text}, {}, Names())
+def annotated(text: str) -> dict[Resource, frozenset[str]]:
+    return devices.allocated({"nokia.k8s.io/allocated.shared": text}, {}, Names())
 
 
 @given(st.sets(st.integers(0, 999_999_999).map(str), min_size=1))
 def test_described_ids_are_read_back(ids: set[str]) -> None:
-    assert annotated(devices.describe_ids(ids)) == {"pool": ids}
+    assert annotated(devices.describe_ids(ids)) == {"shared": ids}
 
 
 def test_an_allocation_is_read_for_each_pool_of_the_domain() -> None:

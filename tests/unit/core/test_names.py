@@ -66,7 +66,7 @@ def test_an_allocation_is_annotated_per_pool() -> None:
     ("annotation", "pool"),
     [
         ("example.com/allocated.exclusive-a", "exclusive-a"),
-        ("example.com/allocated.allocated.v2", "allocated.v2"),
+        ("example.com/allocated.shared.v2", "shared.v2"),
         ("example.com/allocated.", None),
         ("example.com/allocated", None),
         ("example.com/cpus", None),

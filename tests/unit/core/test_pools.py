@@ -6,8 +6,9 @@ import pytest
 
 from cpupool.core import pools
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import Advertised, advertised
 from cpupool.core.errors import CPUSetParseError
-from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 from tests.machines import MACHINES
 
@@ -67,25 +68,20 @@ def test_a_nodes_pools_are_found_by_name_and_kind() -> None:
         "exclusive_a",
         "exclusive_b",
     ]
-    assert [pool.name for pool in made.advertised] == ["exclusive_a", "exclusive_b", "shared"]
+    assert [one.name for one in advertised(made)] == ["exclusive_a", "exclusive_b", "shared"]
 
 
-def test_openshifts_resource_is_a_pool_with_the_cpus_of_another_while_it_is_on() -> None:
+def test_openshifts_resource_comes_with_a_pools_cpus_while_it_is_on() -> None:
     off = node(shared="4", default="0", exclusive="1")
     on = replace(off, mixed=MixedCPUs("shared", 3))
-    assert off.by_name("enable-shared-cpus") is None
-    alias = replace(Pool.named("enable-shared-cpus", "4"), units=3)
-    assert alias.kind is PoolKind.SHARED
-    assert on.by_name("enable-shared-cpus") == alias
-    assert on.advertised == (*off.advertised, alias)
+    assert off.behind(ENABLE_SHARED_CPUS) is None
+    assert on.behind(ENABLE_SHARED_CPUS) == Pool.named("shared", "4")
+    resource = Advertised(ENABLE_SHARED_CPUS, Pool.named("shared", "4"), units=3)
+    assert advertised(on) == (*advertised(off), resource)
     assert list(on) == list(off)
     # Pools are looked at before the rules have had their say.
-    (lost,) = NodePools.of(mixed=MixedCPUs("shared")).advertised
-    assert not lost.cpus
-
-
-def test_the_kubelets_own_cpus_are_exclusive() -> None:
-    assert PoolKind.of_name(KUBELET_CPUS) is PoolKind.EXCLUSIVE
+    (lost,) = advertised(NodePools.of(mixed=MixedCPUs("shared")))
+    assert not lost.pool.cpus
 
 
 def test_the_default_pool_is_the_one_configured() -> None:

@@ -7,6 +7,7 @@ import pytest
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID, Pod, PodUID, QoSClass, RuntimeContainer
+from tests import builders
 
 LABELS = {
     "io.kubernetes.pod.uid": "uid",
@@ -40,11 +41,11 @@ def test_an_application_is_told_its_cpus_by_pool_and_by_kind() -> None:
         Placement.POOLS,
         exclusive=CPUSet.of(4, 6),
         shared=CPUSet.of(0, 1),
-        pools={
-            "exclusive-a": CPUSet.of(4),
-            "exclusive-b": CPUSet.of(6),
-            "shared": CPUSet.of(0, 1),
-            "shared-off": CPUSet(),
+        resources={
+            builders.resource("exclusive-a"): CPUSet.of(4),
+            builders.resource("exclusive-b"): CPUSet.of(6),
+            builders.resource("shared"): CPUSet.of(0, 1),
+            builders.resource("shared-off"): CPUSet(),
         },
     )
     assert assigned.environment == {
@@ -60,12 +61,13 @@ def test_an_application_is_told_its_cpus_by_pool_and_by_kind() -> None:
 def test_a_container_that_is_not_as_requested_is_told_nothing(
     placement: Placement,
 ) -> None:
-    assigned = CPUAssignment(placement, default=CPUSet.of(0), pools={"shared": CPUSet.of(0)})
+    came_with = {builders.resource("shared"): CPUSet.of(0)}
+    assigned = CPUAssignment(placement, default=CPUSet.of(0), resources=came_with)
     assert assigned.environment == {}
 
 
 def test_a_container_is_whose_the_kubelets_labels_say() -> None:
-    devices = {"exclusive-a": frozenset({"2"})}
+    devices = {builders.resource("exclusive-a"): frozenset({"2"})}
     labels = {**LABELS, "io.kubernetes.container.name": "main", "app": "web"}
     assert RuntimeContainer.labelled("abc", labels, devices) == RuntimeContainer(
         ContainerID("abc"), "uid", "default", "web", "main", devices

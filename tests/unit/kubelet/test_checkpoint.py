@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse, Mount
-from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import HostFileError, RemoteProtocolError
 from cpupool.host import files
 from cpupool.kubelet.checkpoint import CheckpointFile
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 EXCLUSIVE = "nokia.k8s.io/exclusive_a"
 
 
-def grant(*ids: str, told: str = "") -> Grant:
-    return Grant(frozenset(ids), CPUSet.parse(told))
+def grant(*ids: str, told: str = "") -> AllocatedDevices:
+    return AllocatedDevices(frozenset(ids), CPUSet.parse(told))
 
 
 def reply(**environment: str) -> bytes:

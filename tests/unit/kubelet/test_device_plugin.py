@@ -27,6 +27,7 @@ from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import Mount
+from tests import builders
 from tests.kubelets import dial
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -65,7 +66,7 @@ def _serving(
     manager = Manager()
     manager.reconfigure(POOLS, MACHINE)
     with ServingLoop() as loop:
-        server = DevicePluginServer(manager, pool, folder, loop, mounts)
+        server = DevicePluginServer(manager, builders.resource(pool.name), folder, loop, mounts)
         server.start()
         socket = folder / server.endpoint
         try:
@@ -251,9 +252,11 @@ def test_allocate_mounts_what_is_there_at_that_moment_read_only(folder: Path) ->
 
 def test_allocate_moves_nobody(folder: Path) -> None:
     with _serving(folder, SINGLE) as served:
-        _, before = served.manager.state()
+        _, before = served.manager.snapshot()
         replies = [served.stub.Allocate(_allocate("2"), timeout=DEADLINE_S) for _ in range(2)]
-        assert served.manager.state()[1] == before
+        after = served.manager.snapshot().resolution
+        assert replace(after, grants=before.grants) == before
+        assert builders.promised(served.manager) == {"exclusive_a": CPUSet.of(2)}
     assert replies[0] == replies[1]
 
 
@@ -576,7 +579,7 @@ def test_a_server_starts_again_on_its_socket_after_a_stop(folder: Path) -> None:
 
 
 def test_a_server_that_was_not_started_stops_quietly(folder: Path) -> None:
-    DevicePluginServer(Manager(), SINGLE, folder, ServingLoop()).stop()
+    DevicePluginServer(Manager(), builders.resource(SINGLE.name), folder, ServingLoop()).stop()
 
 
 def test_a_stale_socket_is_replaced(folder: Path) -> None:
@@ -596,7 +599,7 @@ def test_a_wiped_socket_is_noticed(folder: Path) -> None:
 def test_a_socket_path_has_at_most_107_bytes(folder: Path, length: int, fits: bool) -> None:
     name = "exclusive" + "x" * (length - len(f"{folder}/cpupool-exclusive.sock"))
     with ServingLoop() as loop:
-        server = DevicePluginServer(Manager(), Pool.named(name, "2"), folder, loop)
+        server = DevicePluginServer(Manager(), builders.resource(name), folder, loop)
         if fits:
             server.start()
             server.stop()
@@ -609,4 +612,4 @@ def test_a_socket_path_has_at_most_107_bytes(folder: Path, length: int, fits: bo
 def test_a_missing_folder_is_one_clear_error(folder: Path) -> None:
     words = r"cannot be bound .*; check that the kubelet's"
     with ServingLoop() as loop, pytest.raises(HostFileError, match=words):
-        DevicePluginServer(Manager(), SINGLE, folder / "none", loop).start()
+        DevicePluginServer(Manager(), builders.resource(SINGLE.name), folder / "none", loop).start()

@@ -21,8 +21,8 @@ from cpupool.api.podresources_pb2_grpc import (
     PodResourcesListerServicer,
     add_PodResourcesListerServicer_to_server,
 )
-from cpupool.core.assignments import NATIVE_CPU, Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.kubelet.podresources import PodResources
@@ -117,12 +117,12 @@ def test_devices_are_found_by_pod_and_container(folder: Path) -> None:
     assert found == {
         ("default", "web"): {
             "main": {
-                EXCLUSIVE: Grant(frozenset({"2", "3", "20"})),
-                SHARED: Grant(frozenset({"0", "1"})),
+                EXCLUSIVE: AllocatedDevices(frozenset({"2", "3", "20"})),
+                SHARED: AllocatedDevices(frozenset({"0", "1"})),
             },
             "sidecar": {},
         },
-        ("other", "web"): {"main": {"example.com/gpu": Grant(frozenset({"g0"}))}},
+        ("other", "web"): {"main": {"example.com/gpu": AllocatedDevices(frozenset({"g0"}))}},
     }
 
 
@@ -131,7 +131,7 @@ def test_the_cpus_of_the_static_cpu_manager_come_as_a_resource_of_their_own(fold
     pod.containers[0].cpu_ids.extend((5, 4, -1))
     with _kubelet(folder / "k.sock", _Lister(pod)):
         found = client_of(folder / "k.sock").by_pod_name()["default", "web"]
-    assert found["main"][NATIVE_CPU] == Grant(frozenset({"4", "5"}), CPUSet.of(4, 5))
+    assert found["main"][NATIVE_CPU] == AllocatedDevices(frozenset({"4", "5"}), CPUSet.of(4, 5))
     assert found["sidecar"] == {}
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from cpupool.api.deviceplugin_pb2 import Empty
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
-from cpupool.core.pools import Pool
 from cpupool.kubelet import serving
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingFailed, ServingLoop
 from cpupool.manager.manager import Manager
 from cpupool.threads import ThreadFailed
+from tests import builders
 from tests.kubelets import dial
 from tests.waiting import DEADLINE_S
 
@@ -43,10 +43,10 @@ def test_servers_that_come_and_go_leave_the_loop_alone(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The last server that goes must not take grpc.aio's queue away under the loop."""
-    pool = Pool.named("exclusive_a", "2")
+    pool = "exclusive_a"
     with ServingLoop() as loop:
         for _ in range(RESTARTS):
-            server = DevicePluginServer(Manager(), pool, folder, loop)
+            server = DevicePluginServer(Manager(), builders.resource(pool), folder, loop)
             server.start()
             with dial(folder / server.endpoint) as channel:
                 DevicePluginStub(channel).GetDevicePluginOptions(Empty(), timeout=DEADLINE_S)
@@ -66,7 +66,7 @@ def see_a_loop_end(folder: Path) -> None:
     failed = threading.Event()
     with ServingLoop(failed.set) as loop:
         loop.check()
-        server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, loop)
+        server = DevicePluginServer(Manager(), builders.resource("exclusive_a"), folder, loop)
         server.start()
         loop.call(_later(sys.exit))
         assert failed.wait(DEADLINE_S)
@@ -86,7 +86,7 @@ def test_a_loop_that_has_ended_is_an_error_of_its_own(folder: Path) -> None:
 
 
 def test_a_loop_that_has_not_begun_is_an_error_of_its_own(folder: Path) -> None:
-    server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, ServingLoop())
+    server = DevicePluginServer(Manager(), builders.resource("exclusive_a"), folder, ServingLoop())
     with pytest.raises(ServingFailed, match="does not run"):
         server.start()
 
@@ -101,7 +101,7 @@ def test_a_loop_that_hangs_is_no_fault_of_the_socket(
         release.wait(DEADLINE_S)
 
     with ServingLoop() as loop:
-        server = DevicePluginServer(Manager(), Pool.named("exclusive_a", "2"), folder, loop)
+        server = DevicePluginServer(Manager(), builders.resource("exclusive_a"), folder, loop)
         loop.call(_later(hang))
         assert hanging.wait(DEADLINE_S)
         with monkeypatch.context() as patched:

@@ -187,24 +187,34 @@ APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECA
 @pytest.mark.parametrize(
     ("containers", "total"),
     [
-        pytest.param([container("a", a=2), container("b", a=1)], 3, id="apps add up"),
         pytest.param(
-            [container("i", INIT, a=5), container("j", INIT, a=4), container("a", a=2)],
+            [container("a", exclusive_a=2), container("b", exclusive_a=1)], 3, id="apps add up"
+        ),
+        pytest.param(
+            [
+                container("i", INIT, exclusive_a=5),
+                container("j", INIT, exclusive_a=4),
+                container("a", exclusive_a=2),
+            ],
             5,
             id="the largest init container counts",
         ),
         pytest.param(
-            [container("i", INIT, a=1), container("a", a=2)], 2, id="a small one does not"
+            [container("i", INIT, exclusive_a=1), container("a", exclusive_a=2)],
+            2,
+            id="a small one does not",
         ),
         pytest.param(
-            [container("s", SIDECAR, a=1), container("a", a=2)], 3, id="sidecars add to apps"
+            [container("s", SIDECAR, exclusive_a=1), container("a", exclusive_a=2)],
+            3,
+            id="sidecars add to apps",
         ),
         pytest.param(
             [
-                container("s", SIDECAR, a=2),
-                container("i", INIT, a=3),
-                container("t", SIDECAR, a=1),
-                container("a", a=1),
+                container("s", SIDECAR, exclusive_a=2),
+                container("i", INIT, exclusive_a=3),
+                container("t", SIDECAR, exclusive_a=1),
+                container("a", exclusive_a=1),
             ],
             5,
             id="an init container runs beside the sidecars before it",
@@ -213,4 +223,4 @@ APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECA
     ],
 )
 def test_a_pod_is_counted_as_the_scheduler_does(containers: list[Container], total: int) -> None:
-    assert devices.total_requests(pod("p", *containers))["a"] == total
+    assert devices.total_requests(pod("p", *containers)).total() == total

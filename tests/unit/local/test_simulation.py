@@ -14,6 +14,7 @@ from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import simulation, workload
 from cpupool.local.workload import Event
 from cpupool.policies.hints import TopologyPolicy
+from tests import builders
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ INIT, SIDECAR = ContainerKind.INIT, ContainerKind.SIDECAR
 
 
 def container(name: str = "c", kind: ContainerKind = ContainerKind.APP, **asked: int) -> Container:
-    return Container(name, kind, asked)
+    return Container(name, kind, builders.asking(asked))
 
 
 def comes(name: str, *containers: Container, at_s: float = 0) -> Event:
@@ -80,9 +81,9 @@ def test_each_pool_gives_what_it_promises() -> None:
         ({"exclusive_a": 11}, "ns/big: Unschedulable: exclusive_a: 11 requested, 10 free of 12"),
         ({"shared": 1600}, "ns/big: Unschedulable: shared: 1600 requested, 1500 free of 2000"),
         (
-            {"x": 1},
+            {"exclusive_x": 1},
             (
-                "ns/big: Unschedulable: x: 1 requested, but this node has"
+                "ns/big: Unschedulable: exclusive_x: 1 requested, but this node has"
                 " exclusive_a, exclusive_m, shared"
             ),
         ),
@@ -91,7 +92,7 @@ def test_each_pool_gives_what_it_promises() -> None:
 def test_what_does_not_fit_is_refused_with_the_numbers(asked: dict[str, int], why: str) -> None:
     outcome = simulate(
         comes("first", container(exclusive_a=2, shared=500)),
-        comes("big", Container("c", requests=asked), at_s=1),
+        comes("big", Container("c", requests=builders.asking(asked)), at_s=1),
         comes("last", container(exclusive_a=10), at_s=2),
     )
 
@@ -397,7 +398,7 @@ MIXED = replace(POOLS, mixed=MixedCPUs("shared", 2))
 
 
 def test_so_many_containers_have_shared_cpus_beside_their_own_as_there_are_units() -> None:
-    asking = Container("c", requests={"exclusive_a": 1, "enable-shared-cpus": 1})
+    asking = builders.container("c", shared_cpus=True, exclusive_a=1)
     pods = [comes(name, asking) for name in ("first", "second", "third")]
     for policy in ("pool", "distributed"):
         outcome = simulate(*pods, pools=MIXED, policy=policy)

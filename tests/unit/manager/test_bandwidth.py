@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import ContainerNotFound
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
@@ -31,6 +31,7 @@ from tests.runtimes import ModelRuntime, told
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
     from cpupool.manager.notices import Notice
 
@@ -81,11 +82,11 @@ class Node:
             {ContainerRef(pod.uid, one.name): dict(self._given(one)) for one in pod.containers}
         )
 
-    def _given(self, container: Container) -> Iterable[tuple[str, Grant]]:
+    def _given(self, container: Container) -> Iterable[tuple[Resource, AllocatedDevices]]:
         for pool in container.requests:
-            yield pool, Grant(frozenset(IDS[pool].split(",")))
+            yield pool, AllocatedDevices(frozenset(IDS[pool].split(",")))
         if ENABLE_SHARED_CPUS in container.requests and self.static_cpus:
-            yield KUBELET_CPUS, Grant(frozenset({"4"}), CPUSet.of(4))
+            yield KUBELET_CPUS, AllocatedDevices(frozenset({"4"}), CPUSet.of(4))
 
     def path(self, name: str) -> str:
         return f"{POD}/{name}-id"
@@ -96,7 +97,7 @@ class Node:
             for path in self.kernel.given
             if path != POD and not self.nri.starting(path.rpartition("/")[2])  # type: ignore[arg-type]
         ]
-        kept = self.keeper.keep(found, self.manager.state()[1], self.now_s)
+        kept = self.keeper.keep(found, self.manager.snapshot().resolution, self.now_s)
         return list(kept.values())
 
     def has(self) -> Mapping[str, str]:
@@ -214,7 +215,7 @@ def test_a_pod_gets_its_own_limit_back_when_the_container_ends(made: str) -> Non
 
 def test_a_pod_that_no_kubelet_limits_is_not_limited_before_its_containers_come() -> None:
     node = Node((exclusive(), shared()))
-    pod = node.manager.state()[1].pods["web-uid"]
+    pod = node.manager.snapshot().resolution.pods["web-uid"]
     node.manager.set_pods([])
     node.keep()
     node.learn(pod)
@@ -243,7 +244,7 @@ def test_a_pod_keeps_what_was_added_while_the_kubelet_names_no_cpus() -> None:
     node = kubelets()
     node.kernel.version = CgroupVersion.V2
     node.keep()
-    pod = node.manager.state()[1].pods["web-uid"]
+    pod = node.manager.snapshot().resolution.pods["web-uid"]
     node.manager.set_pods([])
     node.manager.set_pods([pod])
     node.keep()
@@ -274,7 +275,7 @@ def test_a_foreign_write_and_a_resize_are_repaired() -> None:
 def test_another_limit_of_the_pod_is_followed() -> None:
     node = kubelets()
     node.keep()
-    pod = node.manager.state()[1].pods["web-uid"]
+    pod = node.manager.snapshot().resolution.pods["web-uid"]
     resized = replace(pod.containers[0], limit_milli=2_000)
     node.now_s += 2
     node.learn(replace(pod, containers=(resized,), limit_milli=2_000))
@@ -327,7 +328,7 @@ def test_what_the_runtime_writes_into_a_new_cgroup_blames_nobody() -> None:
             node.kernel.given.pop(node.path("main"))
         else:
             node.kernel.given[node.path("main")] = quota
-        node.keeper.keep([itself], node.manager.state()[1], node.now_s)
+        node.keeper.keep([itself], node.manager.snapshot().resolution, node.now_s)
         node.now_s += 0.1
         assert node.has()["pod"] == "max 100000"
     assert (node.has()["main"], node.repairs("new"), node.repairs("unknown")) == (
@@ -363,7 +364,7 @@ def test_a_container_that_comes_while_another_is_refused_is_new() -> None:
     ]
     node.kernel.refusing.add(node.path("main"))
     node.kernel.before_write = lambda: node.kernel.given.update({node.path("light"): late})
-    node.keeper.keep(found, node.manager.state()[1], node.now_s)
+    node.keeper.keep(found, node.manager.snapshot().resolution, node.now_s)
     assert node.has() == {"pod": "max 100000", "main": "100000 100000", "light": "50000 100000"}
 
 
@@ -457,7 +458,7 @@ def test_a_fight_is_told_and_fought_with_patience() -> None:
 def test_processes_in_the_pods_own_cgroup_are_no_container() -> None:
     node = Node((exclusive(),))
     itself = FoundContainer("web-uid", POD_ITSELF, POD, "0")
-    node.keeper.keep([itself], node.manager.state()[1], 0.0)
+    node.keeper.keep([itself], node.manager.snapshot().resolution, 0.0)
     assert node.kernel.writes == []
 
 
@@ -498,7 +499,9 @@ def test_whatever_happens_a_look_puts_it_right(
 
         assert {notice.event for notice in told} <= {"CPUQuotaContested"}
         for one in ("main", "light"):
-            assignment = node.manager.state()[1].assignment(("web-uid", ContainerID(f"{one}-id")))
+            assignment = node.manager.snapshot().resolution.assignment(
+                ("web-uid", ContainerID(f"{one}-id"))
+            )
             has = node.kernel.given.get(node.path(one))
             if has is not None and assignment.limit is not None:
                 assert has == assignment.limit.settle(has)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.assignments import NATIVE_CPU, Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, RuntimeContainer
+from cpupool.manager import offers
 from cpupool.manager.learner import NRI, Learner, Sources
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
@@ -22,7 +23,7 @@ from tests.runtimes import ModelRuntime, told
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cpupool.core.assignments import PodDevices
+    from cpupool.core.devices import PodDevices
     from cpupool.core.workloads import Pod
 
 POOLS = NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "1"))
@@ -30,7 +31,7 @@ NOTHING = "the kubelet does not answer"
 
 
 def granted(*ids: str) -> PodDevices:
-    return {"main": {Names().resource("exclusive_a"): Grant(frozenset(ids))}}
+    return {"main": {Names().resource("exclusive_a"): AllocatedDevices(frozenset(ids))}}
 
 
 @dataclass
@@ -119,11 +120,11 @@ def test_a_pod_is_known_until_its_cgroup_is_gone_whether_or_not_it_is_listed() -
 
     outside.listed = ()
     learner.learn(everybody, 101.0)
-    assert manager.state()[0].pods == (OWNER, sharer)
+    assert manager.snapshot().facts.pods == (OWNER, sharer)
     learner.learn(alive(sharer.uid), 102.0)
-    assert manager.state()[0].pods == (sharer,)
+    assert manager.snapshot().facts.pods == (sharer,)
     learner.learn((), 103.0)
-    assert manager.state()[0].pods == ()
+    assert manager.snapshot().facts.pods == ()
 
 
 class TestOfTwoPodsWithOneCPU:
@@ -144,12 +145,12 @@ class TestOfTwoPodsWithOneCPU:
         return manager, learner
 
     def owners(self, manager: Manager) -> list[str]:
-        return list(manager.state()[1].owned)
+        return list(builders.owned(manager))
 
     def test_the_one_without_a_cgroup_yields(self) -> None:
         manager, learner = self.contested()
         learner.learn(alive(self.LATER.uid), 102.0)
-        assert manager.state()[1].owned == {self.LATER.uid: {"exclusive_a": CPUSet.of(4)}}
+        assert builders.owned(manager) == {self.LATER.uid: {"exclusive_a": CPUSet.of(4)}}
 
     def test_it_does_not_take_the_cpu_back(self) -> None:
         manager, learner = self.contested()
@@ -184,13 +185,13 @@ def test_the_checkpoint_is_asked_first_and_podresources_for_what_it_lacks() -> N
     outside = Outside((OWNER,), live={("default", "owner"): granted("4")})
     manager, learner = learning(outside)
     learner.learn((), 100.0)
-    assert manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(4)}}
+    assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(4)}}
 
     outside.saved = {OWNER.uid: granted("2")}
     manager, learner = learning(outside)
     outside.asked.clear()
     learner.learn((), 100.0)
-    assert manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
     assert "podresources" not in outside.asked
 
 
@@ -235,12 +236,12 @@ def test_only_devices_of_pods_that_run_and_that_nobody_lists_are_recalled() -> N
             ended.uid: granted("2"),
             "late-uid": granted("4"),
             "gone-uid": granted("6"),
-            "other-uid": {"main": {"example.com/gpu": Grant(frozenset({"0"}))}},
+            "other-uid": {"main": {"example.com/gpu": AllocatedDevices(frozenset({"0"}))}},
         },
     )
     manager, learner = learning(outside)
     learner.learn(alive("late-uid", "other-uid", ended.uid), 100.0)
-    assert manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
+    assert offers.held_ids(manager.snapshot().facts) == {"exclusive_a": {"4"}}
 
 
 def test_what_a_broken_checkpoint_knows_is_recalled_when_it_is_mended() -> None:
@@ -249,7 +250,7 @@ def test_what_a_broken_checkpoint_knows_is_recalled_when_it_is_mended() -> None:
     learner.learn(alive("late-uid"), 100.0)
     outside.saved = {"late-uid": granted("4")}
     learner.learn(alive("late-uid"), 101.0)
-    assert manager.state()[1].promised == {"exclusive_a": CPUSet.of(4)}
+    assert builders.promised(manager) == {"exclusive_a": CPUSet.of(4)}
 
 
 def test_a_finished_pod_holds_nothing_though_the_checkpoint_still_names_it() -> None:
@@ -258,7 +259,7 @@ def test_a_finished_pod_holds_nothing_though_the_checkpoint_still_names_it() -> 
     outside = Outside((ended, fresh), saved={ended.uid: granted("2"), fresh.uid: granted("4")})
     manager, learner = learning(outside)
     learner.learn(alive(ended.uid, fresh.uid), 100.0)
-    assert manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
+    assert offers.held_ids(manager.snapshot().facts) == {"exclusive_a": {"4"}}
 
 
 def test_a_container_that_nobody_has_told_of_is_recognised_at_once() -> None:
@@ -270,7 +271,9 @@ def test_a_container_that_nobody_has_told_of_is_recognised_at_once() -> None:
     learner.learn(here(OWNER.uid, "main-id", "new", "sandbox-id"), 100.0)
 
     assert runtime.asked == [{"new", "sandbox-id"}], "the pod itself tells of main-id"
-    assert str(manager.state()[1].assignment((OWNER.uid, ContainerID("new"))).cpus) == "4"
+    assert (
+        str(manager.snapshot().resolution.assignment((OWNER.uid, ContainerID("new"))).cpus) == "4"
+    )
     assert learner.due_s == math.inf
 
 
@@ -305,7 +308,7 @@ def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
     assert learner.due_s == 100.1
     runtime.silent = False
     learner.learn(here(OWNER.uid, "main-id"), 100.1)
-    assert set(manager.state()[0].sighted) == {"main-id"}
+    assert set(manager.snapshot().facts.sighted) == {"main-id"}
 
 
 def test_a_runtime_that_is_not_there_is_not_asked() -> None:
@@ -315,7 +318,7 @@ def test_a_runtime_that_is_not_there_is_not_asked() -> None:
     assert (runtime.asked, learner.due_s) == ([], math.inf)
     runtime.here = True
     learner.learn(here("late-uid", "main-id"), 100.01)
-    assert set(manager.state()[0].sighted) == {"main-id"}
+    assert set(manager.snapshot().facts.sighted) == {"main-id"}
 
 
 def test_what_has_gone_is_forgotten_and_what_has_no_cgroup_yet_is_not() -> None:
@@ -325,9 +328,9 @@ def test_what_has_gone_is_forgotten_and_what_has_no_cgroup_yet_is_not() -> None:
     manager.sight([told("late-uid", identifier="created")])
 
     learner.learn(here("late-uid", "sandbox-id"), 101.0)
-    assert set(manager.state()[0].sighted) == {"created", "sandbox-id"}
+    assert set(manager.snapshot().facts.sighted) == {"created", "sandbox-id"}
     learner.learn((), 102.0)
-    assert set(manager.state()[0].sighted) == {"created"}
+    assert set(manager.snapshot().facts.sighted) == {"created"}
 
 
 def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
@@ -336,7 +339,7 @@ def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
     runtime = ModelRuntime(here=True, containers=(told(bare.uid),))
     manager, learner = learning(outside, runtime)
     learner.learn(here(bare.uid, "main-id"), 100.0)
-    assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(4)}}
+    assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(4)}}
 
 
 def test_what_an_annotation_says_counts_until_the_kubelet_has_confirmed_it() -> None:
@@ -346,14 +349,14 @@ def test_what_an_annotation_says_counts_until_the_kubelet_has_confirmed_it() -> 
     manager, learner = learning(outside, runtime)
     manager.allocate("exclusive_a", ["2"])
     learner.learn(here(bare.uid, "main-id"), 100.0)
-    assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
-    assert manager.state()[1].missing == ()
+    assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert manager.snapshot().resolution.missing == ()
     assert learner.due_s == 100.1, "the kubelet is asked again"
 
     outside.saved = {bare.uid: granted("2")}
     learner.learn(here(bare.uid, "main-id"), 100.1)
-    assert manager.state()[1].owned == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
-    assert manager.state()[0].promises == ()
+    assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert manager.snapshot().facts.promises == ()
     assert learner.due_s > 100.1 + 1.0, "nothing is left to ask but the CPU manager"
 
 
@@ -364,11 +367,11 @@ def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_say
     runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="2"),))
     manager, learner = learning(outside, runtime)
     manager.sight(runtime.containers)
-    assert manager.state()[1].owned == {}
+    assert builders.owned(manager) == {}
 
     learner.learn(here("late-uid", "main-id"), 100.0)
-    assert manager.state()[1].owned == {"late-uid": {"exclusive_a": CPUSet.of(2)}}
-    assert manager.state()[1].unconfirmed == ()
+    assert builders.owned(manager) == {"late-uid": {"exclusive_a": CPUSet.of(2)}}
+    assert manager.snapshot().resolution.unconfirmed == ()
 
 
 def test_a_sandbox_that_is_left_of_an_earlier_pod_does_not_make_its_name_ambiguous() -> None:
@@ -378,9 +381,9 @@ def test_a_sandbox_that_is_left_of_an_earlier_pod_does_not_make_its_name_ambiguo
     manager.sight([RuntimeContainer(ContainerID("old"), "web-0-uid", "default", "web")])
 
     learner.learn(alive("web-0-uid"), 100.0)
-    assert manager.state()[1].missing, "both are there"
+    assert manager.snapshot().resolution.missing, "both are there"
     learner.learn((), 101.0)
-    assert manager.state()[1].missing == ()
+    assert manager.snapshot().resolution.missing == ()
 
 
 def test_without_a_runtime_the_kubelets_two_records_name_a_static_pod() -> None:
@@ -389,12 +392,12 @@ def test_without_a_runtime_the_kubelets_two_records_name_a_static_pod() -> None:
     outside = Outside((forged, mirror), saved={"hash": granted("4")}, live=None)
     manager, learner = learning(outside)
     learner.learn(here("hash", "main-id"), 100.0)
-    assert manager.state()[1].owned == {}
+    assert builders.owned(manager) == {}
     assert learner.due_s == 100.1, "the kubelet is asked again"
 
     outside.live = {("default", "static"): granted("4")}
     learner.learn(here("hash", "main-id"), 100.1)
-    assert manager.state()[1].owned == {"hash": {"exclusive_a": CPUSet.of(4)}}
+    assert builders.owned(manager) == {"hash": {"exclusive_a": CPUSet.of(4)}}
 
     asked = outside.asked.count("podresources")
     learner.learn(here("hash", "main-id"), 200.0)
@@ -410,12 +413,12 @@ def test_a_forged_mirror_that_is_deleted_is_not_ending() -> None:
     learner.learn(alive("hash"), 100.0)
     outside.listed = ()
     learner.learn(alive("hash"), 101.0)
-    assert manager.state()[0].pods == (mirror,)
+    assert manager.snapshot().facts.pods == (mirror,)
 
 
 def with_sibling(pod: str) -> dict[str, PodDevices]:
     """Give a checkpoint that tells of CPU 4 and its sibling."""
-    grant = Grant(frozenset({"4"}), CPUSet.of(4, 5))
+    grant = AllocatedDevices(frozenset({"4"}), CPUSet.of(4, 5))
     return {pod: {"main": {Names().resource("exclusive_a"): grant}}}
 
 
@@ -425,7 +428,7 @@ def test_what_containers_were_told_is_recalled_once() -> None:
     manager.set_pods((OWNER,))
     manager.sight([told(OWNER.uid, exclusive_a="4")])
     learner.learn(here(OWNER.uid, "main-id"), 100.0)
-    assert manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(4, 5)}}
+    assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(4, 5)}}
 
     learner.learn(here(OWNER.uid, "main-id"), 101.0)
     assert outside.asked.count("checkpoint") == 1
@@ -438,8 +441,8 @@ def test_what_a_pod_that_nobody_lists_yet_was_told_is_recalled(*, sighted_first:
     if sighted_first:
         manager.sight(runtime.containers)
     learner.learn(here("late-uid", "main-id"), 100.0)
-    assert manager.state()[1].owned == {"late-uid": {"exclusive_a": CPUSet.of(4, 5)}}
-    assert manager.state()[0].promises == ()
+    assert builders.owned(manager) == {"late-uid": {"exclusive_a": CPUSet.of(4, 5)}}
+    assert manager.snapshot().facts.promises == ()
 
 
 MIXED = NodePools.of(Pool.named("shared_m", "6-7"), mixed=MixedCPUs("shared_m"))
@@ -503,9 +506,9 @@ def test_a_static_cpu_manager_is_not_welcome_while_pods_have_cpus_of_pools_that_
 def test_the_kubelets_own_cpus_are_asked_for_where_shared_ones_are_added() -> None:
     mixed = builders.pod("mixed", builders.container(cpu=2000, shared_cpus=True))
     plain = builders.pod("plain", builders.container(cpu=1000))
-    given = {Names().resource(ENABLE_SHARED_CPUS): Grant(frozenset({"0"}))}
+    given = {Names().resource(ENABLE_SHARED_CPUS): AllocatedDevices(frozenset({"0"}))}
     native = {
-        name: {NATIVE_CPU: Grant(cpus, CPUSet.parse(",".join(cpus)))}
+        name: {NATIVE_CPU: AllocatedDevices(cpus, CPUSet.parse(",".join(cpus)))}
         for name, cpus in (("mixed", frozenset({"4", "5"})), ("plain", frozenset({"2"})))
     }
     outside = Outside(
@@ -516,21 +519,23 @@ def test_the_kubelets_own_cpus_are_asked_for_where_shared_ones_are_added() -> No
     )
     manager, learner = learning(outside, pools=MIXED, nri=lambda: True)
     learner.learn((), 100.0)
-    _, resolution = manager.state()
+    _, resolution = manager.snapshot()
     assert resolution.missing == ()
     key = (mixed.uid, ContainerID("main-id"))
     placed = resolution.assignment(key)
     assert (str(placed.exclusive), str(placed.shared)) == ("4-5", "6-7")
     assert "podresources" in outside.asked
-    assert set(manager.state()[0].held_ids()) == {"enable-shared-cpus", "kubelet/cpu"}
+    assert set(offers.held_ids(manager.snapshot().facts)) == {"enable-shared-cpus", "kubelet/cpu"}
 
     learner.learn((), 100.01)
     # Another kubelet, without the old one's state, gives out its CPUs anew.
     outside.live = {
-        ("default", "mixed"): {"main": {NATIVE_CPU: Grant(frozenset({"2", "3"}), CPUSet.of(2, 3))}}
+        ("default", "mixed"): {
+            "main": {NATIVE_CPU: AllocatedDevices(frozenset({"2", "3"}), CPUSet.of(2, 3))}
+        }
     }
-    assert str(manager.state()[1].assignment(key).exclusive) == "4-5"
+    assert str(manager.snapshot().resolution.assignment(key).exclusive) == "4-5"
     learner.kubelet_changed()
     learner.learn((), 101.0)
-    assert str(manager.state()[1].assignment(key).exclusive) == "2-3"
+    assert str(manager.snapshot().resolution.assignment(key).exclusive) == "2-3"
     assert learner.due_s == 101.1, "the new kubelet may not know all at once"

@@ -33,7 +33,7 @@ QUIET_S = 100.0
 
 
 def asking(**requests: int) -> Container:
-    return replace(builders.container(), requests=requests, balanced=False)
+    return replace(builders.container(), requests=builders.asking(requests), balanced=False)
 
 
 class Node:
@@ -64,7 +64,7 @@ class Node:
         return f"kubepods/pod{pod.uid}/{container}-id"
 
     def found(self) -> list[FoundContainer]:
-        _, resolution = self.manager.state()
+        _, resolution = self.manager.snapshot()
         found = []
         for directory in sorted(self.files.cgroup.glob("kubepods/pod*/*-id")):
             path = str(directory.relative_to(self.files.cgroup))
@@ -76,7 +76,7 @@ class Node:
 
     def keep(self, now_s: float = QUIET_S) -> dict[str, str]:
         """Give what is told: container → reason."""
-        told = self.keeper.keep(self.found(), self.manager.state()[1], now_s)
+        told = self.keeper.keep(self.found(), self.manager.snapshot().resolution, now_s)
         assert {notice.event for notice in told.values()} <= {"CPULoadBalancingRefused"}
         return {notice.container: notice.why for notice in told.values()}
 
@@ -197,7 +197,7 @@ def test_what_may_pass_is_no_event_at_once(node: Node) -> None:
     file = node.files.cgroup / path / "cpuset.cpus.partition"
     file.unlink()
     file.symlink_to("/dev/null")
-    _, resolution = node.manager.state()
+    _, resolution = node.manager.snapshot()
     (notice,) = node.keeper.keep(node.found(), resolution, QUIET_S).values()
     assert notice.lasts_s > 0
 
@@ -223,7 +223,7 @@ def test_a_container_that_ends_meanwhile_is_told_nothing(node: Node) -> None:
     path = node.run(WEB, exclusive_a="4,5")
     found = node.found()
     node.files.remove(path)
-    assert node.keeper.keep(found, node.manager.state()[1], QUIET_S) == {}
+    assert node.keeper.keep(found, node.manager.snapshot().resolution, QUIET_S) == {}
     assert node.isolated() == {}
 
 

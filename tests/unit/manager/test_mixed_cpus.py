@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cpupool.core.assignments import Cause, CPUAssignment, Grant, Placement
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.quota import Limit
@@ -19,6 +20,7 @@ from cpupool.core.workloads import (
     Pod,
     RuntimeContainer,
 )
+from cpupool.manager import requested
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
@@ -45,7 +47,9 @@ def node(pools: NodePools, *pods: Pod, static: CPUSet | None = None) -> Manager:
 
 def give(manager: Manager, pod: Pod, container: str = "main", /, **grants: str) -> None:
     named = {
-        {"kubelet": KUBELET_CPUS, "openshift": ENABLE_SHARED_CPUS}.get(pool, pool): Grant(
+        builders.resource(
+            {"kubelet": KUBELET_CPUS, "openshift": ENABLE_SHARED_CPUS}.get(pool, pool)
+        ): AllocatedDevices(
             frozenset(ids.split(",")), CPUSet.parse(ids) if pool == "kubelet" else CPUSet()
         )
         for pool, ids in grants.items()
@@ -54,7 +58,9 @@ def give(manager: Manager, pod: Pod, container: str = "main", /, **grants: str) 
 
 
 def placed(manager: Manager, pod: Pod, container: str = "main") -> CPUAssignment:
-    return manager.state()[1].assignment((pod.cgroup_uid, ContainerID(f"{container}-id")))
+    return manager.snapshot().resolution.assignment(
+        (pod.cgroup_uid, ContainerID(f"{container}-id"))
+    )
 
 
 ALIAS = builders.pod("alias", builders.container(shared_cpus=True, exclusive_a=2))
@@ -103,7 +109,7 @@ class TestBesideAnExclusivePool:
         give(manager, ALIAS, exclusive_a="2,4")
         found = placed(manager, ALIAS)
         assert (found.placement, str(found.cpus)) == (Placement.POOLS, "2,4")
-        assert manager.state()[1].missing == ()
+        assert manager.snapshot().resolution.missing == ()
         assert "OPENSHIFT_ISOLATED_CPUS" not in found.environment
 
     def test_without_cpus_of_its_own_a_container_stays_in_the_default_pool(self) -> None:
@@ -119,7 +125,9 @@ class TestBesideAnExclusivePool:
         found = placed(manager, OWN)
         assert (found.cause, str(found.cpus)) == (Cause.NO_POOL, "0-1")
         assert "has none of an exclusive pool" in found.reason
-        assert manager.state()[1].missing == (), "nobody is asked for what does not exist"
+        assert manager.snapshot().resolution.missing == (), (
+            "nobody is asked for what does not exist"
+        )
 
 
 class TestBesideTheKubeletsOwn:
@@ -150,7 +158,7 @@ class TestBesideTheKubeletsOwn:
         manager = node(KUBELETS, plain, static=STATIC)
         found = placed(manager, plain)
         assert (found.placement, found.cpus, found.limit) == (Placement.KUBELET, CPUSet(), None)
-        _, resolution = manager.state()
+        _, resolution = manager.snapshot()
         for key in ((plain.uid, ""), (plain.uid, "sandbox"), ("nobody", "x")):
             assert resolution.assignment((key[0], ContainerID(key[1]))).cpus == CPUSet()
 
@@ -160,7 +168,7 @@ class TestBesideTheKubeletsOwn:
         found = placed(manager, OWN)
         assert (found.placement, found.cause) == (Placement.KUBELET, Cause.NO_DEVICES)
         assert found.cpus == CPUSet()
-        assert manager.state()[1].missing == (ContainerRef(OWN.uid, "main"),)
+        assert manager.snapshot().resolution.missing == (ContainerRef(OWN.uid, "main"),)
 
     def test_of_a_pod_that_is_not_listed_yet_the_kubelet_is_asked_too(self) -> None:
         manager = node(KUBELETS, static=STATIC)
@@ -174,7 +182,7 @@ class TestBesideTheKubeletsOwn:
         )
         manager.promise(ENABLE_SHARED_CPUS, ["1"])
         manager.sight([sighted])
-        (missing,) = manager.state()[1].missing
+        (missing,) = manager.snapshot().resolution.missing
         assert missing == ContainerRef(builders.pod("late").uid, "main")
         give(manager, builders.pod("late"), openshift="1", kubelet="4,5")
         assert str(placed(manager, builders.pod("late")).cpus) == "4-7"
@@ -188,7 +196,7 @@ class TestBesideTheKubeletsOwn:
         manager = node(KUBELETS, pod, static=STATIC)
         give(manager, pod, openshift="0", kubelet="4,5")
         give(manager, pod, "first", openshift="0")
-        asked = manager.state()[1].missing
+        asked = manager.snapshot().resolution.missing
         assert asked == ((ContainerRef(pod.uid, "first"),) if kind is ContainerKind.SIDECAR else ())
         assert placed(manager, pod, "first").placement is Placement.KUBELET
         assert str(placed(manager, pod).cpus) == "4-7"
@@ -216,7 +224,7 @@ class TestBesideTheKubeletsOwn:
         # A kubelet without a static CPU manager gives nobody CPUs, and has taken these back.
         manager.set_static_cpus(CPUSet())
         assert str(placed(manager, by_name).cpus) == "6-7"
-        assert manager.state()[1].owned == {}
+        assert builders.owned(manager) == {}
 
     def test_who_has_no_cpus_of_the_kubelets_runs_on_the_shared_pool_alone(self) -> None:
         sharer = builders.pod("sharer", builders.container(shared_m=250))
@@ -246,7 +254,9 @@ class TestBesideTheKubeletsOwn:
         assert found.limit == Limit(2000, or_unlimited=True, own_milli=2000)
 
         manager.set_pods([])
-        assert not manager.state()[0].kubelet_owns, "nobody has anything left of it"
+        assert not requested.kubelet_owns(manager.snapshot().facts), (
+            "nobody has anything left of it"
+        )
 
     def test_a_container_without_a_limit_keeps_none(self) -> None:
         late = builders.pod("late", replace(OWN.containers[0], limit_milli=None))

@@ -31,7 +31,7 @@ def edited(*, moves_pinned: bool = True) -> NodeStatus:
     manager.record_devices(given(owner, exclusive_a="2", shared_a="0,1"))
     manager.reconfigure(AFTER, MACHINE.topology())
     found = [FoundContainer("owner-uid", "main-id", "path", "0,2,6")]
-    return describe(*manager.state(), found, "", Way.NRI)
+    return describe(*manager.snapshot(), found, "", Way.NRI)
 
 
 def test_what_pods_hold_of_pools_that_shrank_or_went_is_shown() -> None:
@@ -52,7 +52,7 @@ def test_what_the_kernel_has_moved_into_a_pod_is_shown_under_the_pods_name() -> 
     manager.reconfigure(BEFORE, MACHINE.topology())
     manager.set_pods([pod("web")])
     found = [FoundContainer(uid, POD_ITSELF, "path", "0-7") for uid in ("web-uid", "late-uid")]
-    known, unknown = describe(*manager.state(), found).containers
+    known, unknown = describe(*manager.snapshot(), found).containers
     assert known.name == "default/web (moved by the kernel)"
     assert unknown.name == "late-uid (moved by the kernel)"
     assert str(known.wanted) == str(unknown.wanted) == "1,7"
@@ -74,7 +74,7 @@ def test_what_the_kernel_has_moved_into_a_pod_is_shown_under_the_pods_name() -> 
 )
 def test_a_status_comes_back_from_json_as_it_was(policy: PoolPolicy) -> None:
     manager = advised("2", "4")
-    status = describe(*manager.state(), [FOUND], choices=manager.choices())
+    status = describe(*manager.snapshot(), [FOUND], choices=manager.choices())
     changed = (replace(pool, policy=policy) for pool in status.pools)
     pools = NodePools.of(*changed, mixed=MixedCPUs("shared_b", 7))
     whole = replace(status, pools=pools, offline=CPUSet.of(3), blocked=CPUSet.of(5))
@@ -116,7 +116,7 @@ def test_a_choice_is_that_of_the_container_that_got_its_devices(
     ids: tuple[str, ...], chosen: str | None
 ) -> None:
     manager = advised(*ids)
-    (owner,) = describe(*manager.state(), [FOUND], choices=manager.choices()).containers
+    (owner,) = describe(*manager.snapshot(), [FOUND], choices=manager.choices()).containers
     (share,) = owner.shares
     assert (share.choice and str(share.choice.cpus)) == chosen
 
@@ -132,7 +132,7 @@ def test_an_init_containers_devices_are_told_as_used_again() -> None:
         manager.record_devices(given(owner, name, exclusive_a=ids))
     names = ("first", "later", "main", "own")
     found = [FoundContainer("owner-uid", f"{name}-id", "path", "2") for name in names]
-    containers = describe(*manager.state(), found).containers
+    containers = describe(*manager.snapshot(), found).containers
     reused = {one.name.rpartition("/")[2]: one.shares[0].reused_from for one in containers}
     assert reused == {"first": "", "later": "first", "main": "first", "own": ""}
 

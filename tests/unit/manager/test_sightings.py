@@ -13,6 +13,7 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.quota import Limit
 from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.manager import offers
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
@@ -52,7 +53,7 @@ def sight(node: Manager, *found: RuntimeContainer, every: bool = False) -> None:
 
 
 def placed(node: Manager, pod: str, container: str = "main-id") -> CPUAssignment:
-    return node.state()[1].assignment((pod, ContainerID(container)))
+    return node.snapshot().resolution.assignment((pod, ContainerID(container)))
 
 
 def cpus_of(node: Manager, pod: str, container: str = "main-id") -> str:
@@ -60,7 +61,7 @@ def cpus_of(node: Manager, pod: str, container: str = "main-id") -> str:
 
 
 def owned(node: Manager) -> dict[str, str]:
-    by_pod = node.state()[1].owned
+    by_pod = builders.owned(node)
     return {pod: str(CPUSet.union(by_pool.values())) for pod, by_pool in by_pod.items()}
 
 
@@ -104,7 +105,7 @@ class TestOfAListedPod:
         node.set_pods([builders.pod("p", builders.container(exclusive_a=2))])
         sight(node, told("p-uid", **{pool: ids}))
         assert cpus_of(node, "p-uid") == cpus
-        assert (cpus == "1") is bool(node.state()[1].missing)
+        assert (cpus == "1") is bool(node.snapshot().resolution.missing)
 
     def test_what_is_known_already_counts_before_annotations(self) -> None:
         node = manager()
@@ -153,7 +154,7 @@ class TestOfAListedPod:
         sight(node, told("p-uid", exclusive_a="2"))
         node.set_pods([ended])
         assert owned(node) == {}
-        assert node.state()[0].devices == {}
+        assert node.snapshot().facts.devices == {}
         assert cpus_of(node, "p-uid") == "1"
 
     def test_a_container_that_is_lost_from_sight_takes_nothing_with_it(self) -> None:
@@ -174,7 +175,10 @@ class TestOfAListedPod:
         node.set_pods([pod])
         node.record_devices(builders.given(pod, exclusive_a="2"))
         node.sight([told("p-uid", "side", identifier="main-id")])
-        assert node.state()[1].containers["p-uid", ContainerID("main-id")].container.name == "side"
+        assert (
+            node.snapshot().resolution.containers["p-uid", ContainerID("main-id")].container.name
+            == "side"
+        )
 
     def test_an_annotation_fulfils_no_promise(self) -> None:
         node = manager()
@@ -195,8 +199,8 @@ class TestOfAStranger:
         sight(node, told("s", ""), told("s", exclusive_a="2", shared_a="0,1"), told("s", "side"))
         assert (cpus_of(node, "s"), cpus_of(node, "s", "side-id")) == ("0,2", "1")
         assert owned(node) == {"s": "2"}
-        assert node.state()[1].pods["s"].qos is None
-        assert node.state()[1].missing == ()
+        assert node.snapshot().resolution.pods["s"].qos is None
+        assert node.snapshot().resolution.missing == ()
 
         node.reconfigure(SHRUNK, MACHINE.topology())
         assert listed(node) == {"2", "4"}
@@ -213,7 +217,7 @@ class TestOfAStranger:
 
         node.lose_sight([ContainerID("again"), ContainerID("sandbox-id")])
         assert owned(node) == {}
-        assert node.state()[0].held_ids() == {}
+        assert offers.held_ids(node.snapshot().facts) == {}
         node.reconfigure(SHRUNK, MACHINE.topology())
         assert listed(node) == {"4"}
 
@@ -237,7 +241,7 @@ class TestOfAStranger:
 
         assert cpus_of(node, "hash") == "6-7"
         assert owned(node) == {"hash": "6-7"}
-        assert node.state()[0].held_ids() == {"exclusive_b": {"6"}}
+        assert offers.held_ids(node.snapshot().facts) == {"exclusive_b": {"6"}}
 
 
 class TestPromises:
@@ -246,12 +250,12 @@ class TestPromises:
         node.allocate("exclusive_a", ["2"])
         node.allocate("exclusive_a", ["4"])
         node.sight([told("s-uid", exclusive_a="2")])
-        assert [one.ids for one in node.state()[0].promises] == [{"2"}, {"4"}]
-        assert node.state()[0].held_ids() == {"exclusive_a": {"2", "4"}}
+        assert [one.ids for one in node.snapshot().facts.promises] == [{"2"}, {"4"}]
+        assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"2", "4"}}
 
         node.record_devices(builders.given(builders.pod("s"), exclusive_a="2"))
-        assert [one.ids for one in node.state()[0].promises] == [{"4"}]
-        assert node.state()[0].held_ids() == {"exclusive_a": {"2", "4"}}
+        assert [one.ids for one in node.snapshot().facts.promises] == [{"4"}]
+        assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"2", "4"}}
 
     def test_what_the_container_was_told_outlives_a_change_of_policy(self) -> None:
         node = manager()
@@ -289,7 +293,9 @@ class TestOfAForger:
         node.sight([told("forger-uid", exclusive_a="4")])
         assert owned(node) == {}
         assert placed(node, "forger-uid").cause is Cause.NO_DEVICES
-        assert node.state()[1].missing == (ContainerRef("forger-uid", "main"),), "the kubelet knows"
+        assert node.snapshot().resolution.missing == (ContainerRef("forger-uid", "main"),), (
+            "the kubelet knows"
+        )
 
     def test_a_listed_pod_that_asks_for_nothing_gets_nothing(self) -> None:
         node = manager()
@@ -301,7 +307,9 @@ class TestOfAForger:
 
         assert owned(node) == {}
         assert placed(node, "forger-uid").placement is Placement.DEFAULT
-        assert node.state()[0].held_ids() == {"exclusive_a": {"4"}}, "they are still promised"
+        assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"4"}}, (
+            "they are still promised"
+        )
         node.sight([told("owner-uid", "db", exclusive_a="4")])
         assert owned(node) == {"owner-uid": "4"}
 
@@ -352,13 +360,13 @@ class TestOfAForger:
         for one in "24":
             node.allocate("exclusive_a", [one])
         node.sight([told("a-uid", exclusive_a="4"), told("b-uid", identifier="b", exclusive_a="2")])
-        assert node.state()[1].missing == ()
-        assert len(node.state()[1].unconfirmed) == 2, "so the kubelet is asked"
+        assert node.snapshot().resolution.missing == ()
+        assert len(node.snapshot().resolution.unconfirmed) == 2, "so the kubelet is asked"
 
         for pod, ids in zip(pods, "24", strict=True):
             node.record_devices(builders.given(pod, exclusive_a=ids))
         assert owned(node) == {"a-uid": "2", "b-uid": "4"}
-        assert node.state()[1].unconfirmed == ()
+        assert node.snapshot().resolution.unconfirmed == ()
 
 
 class TestOfTheContainersOfAPod:
@@ -389,17 +397,17 @@ class TestEverySighting:
         node.forget_promises(node.promised_until())
         node.sight([told("b", "y", exclusive_a="4"), told("c", "z")], every=True)
         assert owned(node) == {"b": "4"}
-        assert set(node.state()[1].pods) == {"b", "c"}
-        assert node.state()[0].held_ids() == {"exclusive_a": {"4"}}
+        assert set(node.snapshot().resolution.pods) == {"b", "c"}
+        assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"4"}}
 
     def test_what_is_told_again_wakes_nobody_and_decides_nothing_anew(self) -> None:
         node = manager()
         sight(node, told("s", exclusive_a="2"))
-        before = node.state()[1]
+        before = node.snapshot().resolution
         node.sight([told("s", exclusive_a="2")])
         node.sight([told("s", exclusive_a="2")], every=True)
         node.lose_sight([ContainerID("unheard-of")])
-        assert node.state()[1] is before
+        assert node.snapshot().resolution is before
 
 
 def test_what_a_container_is_told_at_creation_is_what_allocate_told() -> None:
@@ -430,4 +438,4 @@ def test_a_container_is_of_the_pod_that_the_runtime_names() -> None:
     node = manager()
     node.set_pods([builders.pod("p")])
     node.sight([told("q-uid"), told("q-uid", "")])
-    assert node.state()[1].containers.keys() == {("q-uid", "main-id")}
+    assert node.snapshot().resolution.containers.keys() == {("q-uid", "main-id")}

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cpupool.core.assignments import Cause, Grant, PodDevices
+from cpupool.core.assignments import Cause
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices, PodDevices
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, PodUID, RuntimeContainer
@@ -33,16 +34,16 @@ def node() -> Manager:
 
 
 def cpus(node: Manager) -> str:
-    return str(node.state()[1].assignment((HASH, ContainerID("main-id"))).cpus)
+    return str(node.snapshot().resolution.assignment((HASH, ContainerID("main-id"))).cpus)
 
 
 def forged(node: Manager) -> list[str]:
-    facts, _ = node.state()
+    facts, _ = node.snapshot()
     return [pod.name for pod in static_pods.forged(facts.pods or (), facts.static)]
 
 
 def given(ids: str, container: str = "main") -> PodDevices:
-    return {container: {Names().resource("exclusive_a"): Grant(frozenset(ids))}}
+    return {container: {Names().resource("exclusive_a"): AllocatedDevices(frozenset(ids))}}
 
 
 def owning(node: Manager) -> Manager:
@@ -60,7 +61,7 @@ def test_a_mirror_counts_where_the_sandbox_has_its_name(
     node.set_pods(pods)  # type: ignore[arg-type]
     node.record_devices(builders.given(TRUE, exclusive_a="4"))
     assert cpus(node) == "4"
-    assert node.state()[1].pods[HASH] == TRUE
+    assert node.snapshot().resolution.pods[HASH] == TRUE
     assert forged(node) == ["forged"]
 
 
@@ -69,19 +70,23 @@ def test_the_sandbox_contradicts_a_single_mirror(node: Manager) -> None:
     assert forged(node) == []
     node.sight([SANDBOX])
     assert forged(node) == ["other"]
-    assert node.state()[1].pods[HASH].name == "static"
-    assert node.state()[1].missing == (), "it is asked for nothing, and nothing is held for it"
+    assert node.snapshot().resolution.pods[HASH].name == "static"
+    assert node.snapshot().resolution.missing == (), (
+        "it is asked for nothing, and nothing is held for it"
+    )
 
 
 def test_of_two_new_claims_neither_counts_until_the_kubelet_has_spoken(node: Manager) -> None:
     node.set_pods([FORGED, TRUE])
-    assert HASH not in node.state()[1].pods
+    assert HASH not in node.snapshot().resolution.pods
     assert forged(node) == ["forged", "static"]
-    assert node.state()[1].missing == ()
-    assert node.state()[1].assignment((HASH, ContainerID("x"))).cause is Cause.UNKNOWN_POD
+    assert node.snapshot().resolution.missing == ()
+    assert (
+        node.snapshot().resolution.assignment((HASH, ContainerID("x"))).cause is Cause.UNKNOWN_POD
+    )
 
     node.name_static_pods({HASH: ("default", "static")})
-    assert node.state()[1].pods[HASH] == TRUE
+    assert node.snapshot().resolution.pods[HASH] == TRUE
     assert forged(node) == ["forged"]
 
 
@@ -90,14 +95,14 @@ def test_what_a_hash_owns_stays_with_it_whatever_pod_claims_it(node: Manager) ->
     for pods in ([TRUE, FORGED], [FORGED, OTHER, TRUE], [TRUE]):
         node.set_pods(pods)
         assert cpus(node) == "4"
-        assert node.state()[1].owned == {HASH: {"exclusive_a": CPUSet.of(4)}}
+        assert builders.owned(node) == {HASH: {"exclusive_a": CPUSet.of(4)}}
 
 
 def test_nothing_moves_when_the_kubelet_makes_its_mirror_anew(node: Manager) -> None:
     owning(node)
     again = replace(TRUE, uid=PodUID("new-uid"))
     node.set_pods([again, FORGED, TRUE])
-    assert node.state()[1].pods[HASH].uid == "new-uid"
+    assert node.snapshot().resolution.pods[HASH].uid == "new-uid"
     assert cpus(node) == "4"
 
 

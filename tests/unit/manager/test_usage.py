@@ -9,6 +9,7 @@ from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.usage import PoolUsage, fragmentation, usage
+from tests import builders
 from tests.builders import container, given, pod
 from tests.machines import MACHINES, Machine
 
@@ -25,7 +26,7 @@ def test_devices_are_counted_by_pool() -> None:
     manager.set_pods([owner])
     manager.record_devices(given(owner, exclusive_a="2,3", shared_b="0,1,2"))
 
-    assert usage(manager.state()[0]) == (
+    assert usage(manager.snapshot().facts) == (
         PoolUsage("exclusive_a", PoolKind.EXCLUSIVE, 4, 2, offline=1, draining=0),
         PoolUsage("shared_b", PoolKind.SHARED, 2000, 3, offline=1000, draining=0),
     )
@@ -39,15 +40,17 @@ def test_what_pods_hold_of_pools_that_shrank_or_went_is_draining() -> None:
     manager.record_devices(given(owner, exclusive_a="2,3", shared_b="0,1,2"))
     manager.reconfigure(NodePools.of(Pool.named("exclusive_a", "3-4")), MACHINE.topology())
 
-    assert usage(manager.state()[0]) == (
+    assert usage(manager.snapshot().facts) == (
         PoolUsage("exclusive_a", PoolKind.EXCLUSIVE, 2, 2, offline=0, draining=1),
         PoolUsage("shared_b", PoolKind.SHARED, 0, 3, offline=0, draining=3),
     )
 
-    assert fragmentation(manager.state()[0]) == {"exclusive_a": {"numa_node": 0, "uncore_cache": 0}}
+    assert fragmentation(manager.snapshot().facts) == {
+        "exclusive_a": {"numa_node": 0, "uncore_cache": 0}
+    }
 
     manager.set_pods([])
-    assert [pool.name for pool in usage(manager.state()[0])] == ["exclusive_a"]
+    assert [pool.name for pool in usage(manager.snapshot().facts)] == ["exclusive_a"]
 
 
 def test_units_are_counted_whole_and_drain_when_the_feature_is_switched_off() -> None:
@@ -55,18 +58,18 @@ def test_units_are_counted_whole_and_drain_when_the_feature_is_switched_off() ->
     on = replace(POOLS, mixed=MixedCPUs("shared_b", 4))
     manager.reconfigure(on, MACHINE.having_lost(CPUSet.of(6)))
     asked = {"exclusive_a": 1, "enable-shared-cpus": 1}
-    owner = pod("owner", replace(container(), requests=asked))
+    owner = pod("owner", replace(container(), requests=builders.asking(asked)))
     manager.set_pods([owner])
     manager.record_devices(given(owner, **{"exclusive_a": "2", "enable-shared-cpus": "3"}))
-    assert usage(manager.state()[0])[-1] == PoolUsage(
+    assert usage(manager.snapshot().facts)[-1] == PoolUsage(
         "enable-shared-cpus", PoolKind.SHARED, 4, 1, offline=0, draining=0
     )
 
     manager.update_topology(MACHINE.having_lost(CPUSet.parse("6-7")))
-    assert usage(manager.state()[0])[-1].offline == 4
+    assert usage(manager.snapshot().facts)[-1].offline == 4
 
     manager.reconfigure(POOLS, MACHINE.topology())
-    assert usage(manager.state()[0])[-1] == PoolUsage(
+    assert usage(manager.snapshot().facts)[-1] == PoolUsage(
         "enable-shared-cpus", PoolKind.SHARED, 0, 1, offline=0, draining=1
     )
 
@@ -76,13 +79,13 @@ def test_reserved_cpus_are_no_capacity() -> None:
     manager = Manager()
     manager.reconfigure(NodePools.of(pool), MACHINE.having_lost(CPUSet.parse("3,5")))
 
-    (counted,) = usage(manager.state()[0])
+    (counted,) = usage(manager.snapshot().facts)
     assert (counted.capacity, counted.offline, counted.draining) == (2, 1, 0)
 
     owner = pod("owner", container(exclusive_a=1))
     manager.set_pods([owner])
     manager.record_devices(given(owner, exclusive_a="4"))
-    (counted,) = usage(manager.state()[0])
+    (counted,) = usage(manager.snapshot().facts)
     assert (counted.capacity, counted.allocated, counted.draining) == (2, 1, 1)
 
 
@@ -106,7 +109,7 @@ def test_free_cpus_that_lie_apart_are_scored_by_node_and_cache(
     manager.set_pods([owner])
     manager.record_devices(given(owner, exclusive_a=held))
 
-    assert fragmentation(manager.state()[0]) == {
+    assert fragmentation(manager.snapshot().facts) == {
         "exclusive_a": {
             "numa_node": pytest.approx(scores[0]),
             "uncore_cache": pytest.approx(scores[1]),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import (
     ContainerNotFound,
     CPUPoolError,
@@ -23,6 +23,7 @@ from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.manager import offers
 from cpupool.manager.manager import Manager
 from cpupool.manager.notices import Notice
 from cpupool.manager.ways import Way, Ways
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cpupool.core.workloads import Container, Pod
+    from cpupool.manager.keeper import Keeper
     from cpupool.manager.notices import NoticeKey
-    from cpupool.manager.ports import FoundContainer, Keeper
+    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
 
 MACHINE = MACHINES["laptop_4c8t"]
@@ -72,7 +74,7 @@ class Source:
         self._ask("pods")
         return None if self.listed is None else tuple(self.listed)
 
-    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, Grant]]]:
+    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, AllocatedDevices]]]:
         self._ask("podresources")
         return {("default", pod): self._resources(ids) for pod, ids in self.live.items()}
 
@@ -80,7 +82,7 @@ class Source:
         self._ask("cpu manager")
         return self.static_cpus
 
-    def by_pod_uid(self) -> dict[str, dict[str, dict[str, Grant]]]:
+    def by_pod_uid(self) -> dict[str, dict[str, dict[str, AllocatedDevices]]]:
         self._ask("checkpoint")
         return {f"{pod}-uid": self._resources(ids) for pod, ids in self.saved.items()}
 
@@ -89,10 +91,10 @@ class Source:
         if source in self.failing:
             raise self.failing[source]
 
-    def _resources(self, ids: dict[str, frozenset[str]]) -> dict[str, dict[str, Grant]]:
+    def _resources(self, ids: dict[str, frozenset[str]]) -> dict[str, dict[str, AllocatedDevices]]:
         return {
             "main": {
-                Names().resource(pool): Grant(held, self.told.get(pool, CPUSet()))
+                Names().resource(pool): AllocatedDevices(held, self.told.get(pool, CPUSet()))
                 for pool, held in ids.items()
             }
         }
@@ -478,7 +480,7 @@ def test_a_pod_that_is_listed_no_longer_keeps_its_cpus_while_its_cgroup_is_there
 
     node.kernel.remove("kubepods/podowner-uid")
     node.setter.sweep()
-    assert node.manager.state()[1].owned == {}
+    assert builders.owned(node.manager) == {}
 
 
 def test_a_list_that_has_lost_every_pod_moves_nobody() -> None:
@@ -610,7 +612,7 @@ def test_a_finished_pod_owns_nothing_though_its_cgroup_is_there() -> None:
     assert node.source.listed
     node.source.listed[0] = replace(node.source.listed[0], finished=True)
     node.setter.sweep()
-    assert node.manager.state()[1].owned == {}
+    assert builders.owned(node.manager) == {}
     assert node.events.pods == []
 
 
@@ -1066,18 +1068,18 @@ def test_devices_of_pods_that_are_not_listed_are_kept_for_a_minute() -> None:
     node.run("coming", builders.container(exclusive_a=1), listed=False)
     node.source.saved = {"coming": {"exclusive_a": ids("2")}, "gone": {"exclusive_a": ids("4")}}
     node.setter.sweep()
-    assert node.manager.state()[1].promised == {"exclusive_a": CPUSet.of(2)}
+    assert builders.promised(node.manager) == {"exclusive_a": CPUSet.of(2)}
 
     node.manager.allocate("exclusive_a", ["4"])
     node.now_s += 59
     node.setter.sweep()
-    assert node.manager.state()[0].held_ids() == {"exclusive_a": {"2", "4"}}
+    assert offers.held_ids(node.manager.snapshot().facts) == {"exclusive_a": {"2", "4"}}
     node.now_s += 1
     node.setter.sweep()
-    assert node.manager.state()[0].held_ids() == {"exclusive_a": {"4"}}
+    assert offers.held_ids(node.manager.snapshot().facts) == {"exclusive_a": {"4"}}
     node.now_s += 59
     node.setter.sweep()
-    assert node.manager.state()[0].held_ids() == {}
+    assert offers.held_ids(node.manager.snapshot().facts) == {}
 
 
 def test_a_static_cpu_manager_is_refused_until_it_is_gone() -> None:
@@ -1571,7 +1573,7 @@ def test_keepers_come_after_the_cpus_in_every_sweep_and_are_heard() -> None:
     node.now_s += 1
     node.setter.sweep()
     node.setter.sweep()
-    resolution = node.manager.state()[1]
+    resolution = node.manager.snapshot().resolution
     assert keeper.calls == [(["2"], resolution)] * 2
 
     pod = node.source.listed[0] if node.source.listed else builders.pod("none")
@@ -1630,7 +1632,9 @@ def test_a_sweep_names_the_shared_pools_of_what_somebody_else_had_moved(
     node.source.saved = {"owner": {pool: ids(held) for pool, held in asks.items()}}
     if not older:
         node.setter.sweep()
-    node.run("owner", replace(builders.container(), requests=dict.fromkeys(asks, 1)))
+    node.run(
+        "owner", replace(builders.container(), requests=builders.asking(dict.fromkeys(asks, 1)))
+    )
     assert node.setter.sweep().overwritten == (overwritten if older else set())
     node.kernel.write(node.path("owner"), CPUSet.parse("5"))
     assert node.setter.sweep().overwritten == overwritten
@@ -1644,7 +1648,7 @@ def test_a_container_is_placed_as_soon_as_the_runtime_recognises_it() -> None:
         told("owner-uid", identifier="again"),
         told("stranger", identifier="other", exclusive_a="4"),
     )
-    node.manager.promise("exclusive_a", ["4"])
+    node.manager.promise(builders.resource("exclusive_a"), ["4"])
     node.kernel.remove(node.path("owner"))
     for path in ("kubepods/podowner-uid/again", "kubepods/podstranger/other"):
         node.kernel.make(path.rpartition("/")[0], EVERYTHING)

@@ -77,7 +77,7 @@ class Node:
 
     @property
     def topology(self) -> CPUTopology:
-        return self.manager.state()[0].topology
+        return self.manager.snapshot().facts.topology
 
     def running(self) -> AbstractContextManager[threading.Event]:
         return running(self.role.run, wake=self.role.wake)

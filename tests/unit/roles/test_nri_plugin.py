@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.api import nri_pb2, ttrpc_pb2
-from cpupool.core.assignments import Grant
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ContainerNotFound,
@@ -25,7 +24,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.quota import Bandwidth
-from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
 from cpupool.runtime.nri_connection import Connection, Launch
@@ -122,14 +121,13 @@ class Agent:
 
     def give(self, pod: Pod, **ids: str) -> None:
         """Let the kubelet's word on a container's devices come."""
-        by_pool = {pool: Grant(frozenset(text.split(","))) for pool, text in ids.items()}
-        self.manager.record_devices({ContainerRef(pod.uid, "main"): by_pool})
+        self.manager.record_devices(builders.given(pod, **ids))
         self.plugin.facts_changed()
 
     def allocated(self, container: Container) -> Container:
         """Let the kubelet have asked for the devices that a container's annotations name."""
         for pool, text in container.devices.items():
-            self.manager.promise(pool, map(str, CPUSet.parse(text)))
+            self.manager.promise(builders.resource(pool), map(str, CPUSet.parse(text)))
         return container
 
     def metric(self, line: str) -> bool:
@@ -164,7 +162,7 @@ def test_a_container_is_created_on_the_cpus_that_its_annotations_name(
         "EXCLUSIVE_CPUS": "2",
         "CPUPOOL_CPUS_EXCLUSIVE_A": "2",
     }
-    assert agent.manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert builders.owned(agent.manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
     assert agent.metric('outcome="pools",request="create"} 1.0')
 
 
@@ -178,7 +176,7 @@ def test_what_a_pods_author_annotates_gives_no_cpu(agent: Agent, plugin: Plugin)
 
     assert cpu_of(plugin.create(owner)).cpus == "2"
     agent.manager.set_pods([PLAIN])
-    assert agent.manager.state()[1].owned == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert builders.owned(agent.manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
 
 
 def test_a_container_without_pools_is_created_on_the_default_pool(
@@ -233,7 +231,7 @@ def test_an_answer_waits_for_the_kubelets_word(agent: Agent, plugin: Plugin) -> 
     agent.patient = True
     agent.manager.set_pods([OWNER])
     answer = plugin.creating(of(OWNER))
-    eventually(lambda: agent.manager.state()[1].containers, "the container is known")
+    eventually(lambda: agent.manager.snapshot().resolution.containers, "the container is known")
     assert agent.looked.acquire(timeout=DEADLINE_S)
     assert not answer.done()
     agent.give(OWNER, exclusive_a="4")
@@ -295,7 +293,8 @@ def test_a_container_that_is_held_is_not_there(agent: Agent, plugin: Plugin) -> 
     with pytest.raises(Refused):
         plugin.create(of(OWNER))
     eventually(
-        lambda: agent.manager.state()[0].sighted.keys() == {OWNER_SANDBOX}, "only the sandbox is"
+        lambda: agent.manager.snapshot().facts.sighted.keys() == {OWNER_SANDBOX},
+        "only the sandbox is",
     )
 
 
@@ -310,7 +309,7 @@ def test_a_creation_that_ends_while_it_waits_leaves_nothing(folder: Path) -> Non
         with pytest.raises(Refused, match="c1 has ended"):
             answer.result(DEADLINE_S)
         assert agent.plugin.held(ContainerID("c1")) is None
-        assert agent.manager.state()[0].sighted.keys() == {OWNER_SANDBOX}
+        assert agent.manager.snapshot().facts.sighted.keys() == {OWNER_SANDBOX}
 
 
 def test_a_container_that_waits_stays_known_whatever_the_runtime_names_again(
@@ -349,7 +348,7 @@ def test_a_container_waits_until_the_pod_that_has_its_cpu_is_gone(
     agent.patient = True
     taken(agent, plugin)
     answer = plugin.creating(of(OWNER))
-    eventually(lambda: "c1" in agent.manager.state()[0].sighted, "the container waits")
+    eventually(lambda: "c1" in agent.manager.snapshot().facts.sighted, "the container waits")
     assert not answer.done()
     agent.manager.set_pods([replace(EARLIER, finished=True), OWNER])
     agent.plugin.facts_changed()
@@ -365,7 +364,7 @@ def test_the_runtimes_word_on_a_pods_end_is_enough(agent: Agent, plugin: Plugin)
     # The API server has never listed it.
     agent.manager.set_pods([OWNER])
     answer = plugin.creating(of(OWNER))
-    eventually(lambda: "c1" in agent.manager.state()[0].sighted, "the container waits")
+    eventually(lambda: "c1" in agent.manager.snapshot().facts.sighted, "the container waits")
     plugin.stop(earlier)
     assert not answer.done()
     plugin.remove_sandbox(earlier.pod)
@@ -444,7 +443,7 @@ def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
         end(container)
         plugin.remove_sandbox(container.pod)
         assert agent.plugin.held(ContainerID("c1")) is None
-        assert not agent.manager.state()[0].sighted
+        assert not agent.manager.snapshot().facts.sighted
 
 
 @pytest.mark.parametrize(
@@ -615,7 +614,7 @@ def test_nothing_is_asked_of_a_runtime_that_waits_for_an_answer(
     agent.patient = True
     agent.manager.set_pods([OWNER])
     answer = plugin.creating(of(OWNER, "held"))
-    eventually(lambda: "held" in agent.manager.state()[0].sighted, "the container waits")
+    eventually(lambda: "held" in agent.manager.snapshot().facts.sighted, "the container waits")
     with pytest.raises(RuntimeRefused, match="it waits for an answer itself"):
         agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
     agent.give(OWNER, exclusive_a="2")

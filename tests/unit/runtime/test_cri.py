@@ -18,6 +18,7 @@ from cpupool.core.names import Names
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.cri import CRI
+from tests import builders
 from tests.cri_server import FakeCRI
 from tests.waiting import DEADLINE_S, eventually
 
@@ -53,8 +54,8 @@ def client(*runtimes: FakeCRI, timeout_s: float = DEADLINE_S) -> CRI:
 
 def main_container() -> RuntimeContainer:
     devices = {
-        "exclusive_a": frozenset({"2", "3"}),
-        "shared_b": frozenset(map(str, range(100))),
+        builders.resource("exclusive_a"): frozenset({"2", "3"}),
+        builders.resource("shared_b"): frozenset(map(str, range(100))),
     }
     return RuntimeContainer(MAIN, "uid-of-web", "apps", "web", "main", devices)
 

@@ -29,6 +29,7 @@ from cpupool.runtime.nri_messages import (
     Updated,
 )
 from cpupool.runtime.nri_session import Session
+from tests import builders
 from tests.nri_runtime import FIRST_EVENTS, PLUGIN, Container, Pod, frames, spoken
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ SEEN = NRIContainer(
         "default",
         "pod",
         "main",
-        {"exclusive_a": frozenset({"2", "3"})},
+        {builders.resource("exclusive_a"): frozenset({"2", "3"})},
     ),
     CPUResources("0-7", 400_000, 100_000),
     {"PATH": "/bin", "OPTIONS": "a=b"},
@@ -277,7 +278,12 @@ class TestWhoseContainerItIs:
         ).container.known
 
         assert known == RuntimeContainer(
-            ContainerID("c1"), POD.uid, "default", "pod", "main", {"exclusive_a": frozenset("2")}
+            ContainerID("c1"),
+            POD.uid,
+            "default",
+            "pod",
+            "main",
+            {builders.resource("exclusive_a"): frozenset("2")},
         )
 
     def test_what_the_pods_author_wrote_is_no_device(self, session: Session) -> None:

@@ -1,0 +1,248 @@
+"""Grants: who has which CPUs of its own, and by whose word.
+
+An exclusive CPU has one owner: `Grants` holds nothing else, however it is made. Below a pod a grant
+has a part for each container; parts overlap where an init container leaves its CPUs to others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from cpupool.core.requests import Resource
+    from cpupool.core.topology import CPUTopology
+
+
+@dataclass(frozen=True, slots=True)
+class PodOwner:
+    """A pod owns CPUs until it ends.
+
+    Attributes:
+        uid: the id in its cgroup's name.
+    """
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOwner:
+    """An answer of Allocate, which names no pod, owns CPUs until a pod turns up with them.
+
+    Attributes:
+        number: counts answers.
+    """
+
+    number: int
+
+
+Owner = PodOwner | AnswerOwner
+
+
+class Source(Enum):
+    """By whose word CPUs are granted."""
+
+    DEVICES = "devices"
+    """The kubelet gave out devices of an exclusive pool."""
+    KUBELET = "kubelet"
+    """The kubelet's static CPU manager chose them."""
+    POLICY = "policy"
+    """A policy of cpupool chose them."""
+
+
+class Sharing(Enum):
+    """Who else may run on granted CPUs."""
+
+    NOBODY = "nobody"
+    BEST_EFFORT = "best effort"
+    POOL = "pool"
+    """Other owners of the same resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """CPUs that one owner has of one resource.
+
+    Attributes:
+        owner: whose they are.
+        resource: with which they come.
+        source: by whose word.
+        parts: container → its CPUs; of an unclaimed answer one part without a name.
+        sharing: who else may run on them.
+        whole_cores: nobody else runs on their SMT siblings either.
+        beside: their cores may have other owners of the same resource.
+        leaving: CPUs that the owner had before a transition, until the kernel has read back that it
+            runs there no longer.
+        cpus: the CPUs that nobody else may have: in a transition the old ones and the new ones.
+    """
+
+    owner: Owner
+    resource: Resource
+    source: Source
+    parts: Mapping[str, CPUSet]
+    sharing: Sharing = Sharing.NOBODY
+    whole_cores: bool = True
+    beside: bool = False
+    leaving: CPUSet = field(default_factory=CPUSet)
+    cpus: CPUSet = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cpus", CPUSet.union((self.leaving, *self.parts.values())))
+
+    @property
+    def assigned(self) -> CPUSet:
+        """The CPUs that the owner is to have."""
+        return CPUSet.union(self.parts.values())
+
+    def cut(self, cpus: CPUSet) -> Grant:
+        """Return what of it lies within these CPUs; containers without a CPU are left out."""
+        if self.cpus <= cpus:
+            return self
+        parts = {name: part & cpus for name, part in self.parts.items()}
+        left = {name: part for name, part in parts.items() if part}
+        return replace(self, parts=left, leaving=self.leaving & cpus)
+
+    def joined(self, other: Grant) -> Grant:
+        """Return it with the parts of another grant of its owner and resource."""
+        parts = dict(self.parts)
+        for name, part in other.parts.items():
+            parts[name] = parts[name] | part if name in parts else part
+        leaving = (self.leaving | other.leaving) - CPUSet.union(parts.values())
+        return replace(
+            other, parts=parts, leaving=leaving, whole_cores=self.whole_cores or other.whole_cores
+        )
+
+
+_Key = tuple[Owner, "Resource"]
+
+
+class GrantConflict(CPUPoolError):
+    """A CPU has two owners.
+
+    Attributes:
+        cpus: those that have.
+    """
+
+    def __init__(self, cpus: CPUSet) -> None:
+        self.cpus = cpus
+        super().__init__(f"CPUs {cpus} have two owners; this is a defect of cpupool, report it")
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Every grant of a node; a set that changes by making another.
+
+    Attributes:
+        all: owner and resource → what it has.
+
+    Raises:
+        GrantConflict: two owners have a CPU; `adding` and `replacing` never make that.
+    """
+
+    all: Mapping[_Key, Grant] = field(default_factory=dict)
+    _owners: Mapping[int, Owner] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        owners: dict[int, Owner] = {}
+        for grant in self:
+            holders = {cpu: owners.setdefault(cpu, grant.owner) for cpu in grant.cpus}
+            if lost := [cpu for cpu, owner in holders.items() if owner != grant.owner]:
+                raise GrantConflict(CPUSet(lost))
+        object.__setattr__(self, "_owners", owners)
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(self.all.values())
+
+    def __bool__(self) -> bool:
+        return bool(self.all)
+
+    def adding(self, claims: Iterable[Grant], topology: CPUTopology | None = None) -> Grants:
+        """Return these grants, and of each claim in turn what no other owner has.
+
+        Args:
+            claims: of owners that may have grants already, also of the same resource.
+            topology: with it a core has one owner, too; but those of a resource whose grants may
+                lie beside each other. What is granted already is not looked at again.
+        """
+        found = dict(self.all)
+        owners = dict(self._owners)
+        first: dict[int, _Key] = {}
+
+        def note(key: _Key, cpus: CPUSet) -> None:
+            owners.update(dict.fromkeys(cpus, key[0]))
+            for cpu in topology.with_siblings(cpus) if topology else ():
+                first.setdefault(cpu, key)
+
+        def free(claim: Grant, key: _Key) -> Iterator[int]:
+            for cpu in claim.cpus:
+                of_core, resource = first.get(cpu, key)
+                beside = claim.beside and resource == claim.resource
+                mine = owners.get(cpu, claim.owner) == claim.owner
+                if mine and (of_core == claim.owner or beside):
+                    yield cpu
+
+        for key, grant in self.all.items() if topology else ():
+            note(key, grant.cpus)
+        for claim in claims:
+            key = (claim.owner, claim.resource)
+            got = claim.cut(CPUSet(free(claim, key)))
+            if got.cpus:
+                found[key] = found[key].joined(got) if key in found else got
+                note(key, got.cpus)
+        return Grants(found)
+
+    def replacing(self, grant: Grant, topology: CPUTopology | None = None) -> Grants:
+        """Return these grants with a transition: its owner has the old CPUs and the new ones.
+
+        Of the new ones it gets those that no other owner has.
+        """
+        key = (grant.owner, grant.resource)
+        others = Grants({one: has for one, has in self.all.items() if one != key})
+        had = self.all[key].cpus if key in self.all else CPUSet()
+        new = others.adding([grant], topology).all.get(key)
+        made = grant.cut(had | new.cpus if new else had)
+        return Grants({**others.all, key: replace(made, leaving=had - made.assigned)})
+
+    def settled(self, owner: Owner) -> Grants:
+        """Return these grants once the kernel has read back that a transition is complete."""
+        return Grants(
+            {
+                key: replace(grant, leaving=CPUSet()) if grant.owner == owner else grant
+                for key, grant in self.all.items()
+            }
+        )
+
+    def without(self, owners: Collection[Owner]) -> Grants:
+        """Return these grants without those of owners that have ended."""
+        return Grants({key: grant for key, grant in self.all.items() if key[0] not in owners})
+
+    def of(self, owner: Owner) -> Mapping[Resource, Grant]:
+        """Return what an owner has: resource → grant."""
+        return {resource: grant for (who, resource), grant in self.all.items() if who == owner}
+
+    def part(self, pod: str, resource: Resource, container: str) -> CPUSet:
+        """Return the CPUs that a container of a pod has of a resource."""
+        grant = self.all.get((PodOwner(pod), resource))
+        return grant.parts.get(container, CPUSet()) if grant else CPUSet()
+
+    @property
+    def cpus(self) -> CPUSet:
+        """The CPUs that have an owner."""
+        return CPUSet.union(grant.cpus for grant in self)
+
+    @property
+    def of_pods(self) -> Iterator[tuple[str, Grant]]:
+        """The grants of pods, with each pod's id in its cgroup's name."""
+        for grant in self:
+            if isinstance(grant.owner, PodOwner):
+                yield grant.owner.uid, grant
+
+    def free(self, within: CPUSet) -> CPUSet:
+        """Return the CPUs that have no owner."""
+        return within - self.cpus

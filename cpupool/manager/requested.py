@@ -1,0 +1,50 @@
+"""What counts of what containers request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
+from cpupool.core.requests import CPURequest
+from cpupool.core.workloads import ContainerKind, ContainerRef
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import Container, Pod
+    from cpupool.manager.facts import NodeFacts
+
+
+def kubelet_owns(facts: NodeFacts) -> bool:
+    """Return whether the kubelet gives out exclusive CPUs, and cpupool adds shared ones to them.
+
+    So it is with OpenShift's mixed CPUs, also while containers have not given theirs back.
+    """
+    if not facts.static_cpus or not facts.pools.shared_alone:
+        return False
+    on = facts.pools.mixed is not None
+    return on or any(ENABLE_SHARED_CPUS in held for held in facts.devices.values())
+
+
+def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
+    """Return what counts of what a container requests.
+
+    OpenShift's resource counts while it is on or the container has it, and only beside CPUs of
+    its own. These are an exclusive pool's or else, for a whole native request, the kubelet's;
+    not an init container's that ends, whose CPUs the kubelet tells nobody.
+    """
+    asked = container.requests
+    if ENABLE_SHARED_CPUS not in asked and not container.whole_cpus:
+        return CPURequest(asked)
+    enabled = ENABLE_SHARED_CPUS in asked and (
+        facts.pools.mixed is not None
+        or ENABLE_SHARED_CPUS in facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
+    )
+    exclusive = CPURequest(asked).exclusive
+    if not exclusive and container.kind is not ContainerKind.INIT:
+        # Of a pod that is not listed yet only its annotations are known.
+        unlisted = enabled and pod.qos is None
+        whole = container.whole_cpus and (enabled or (asked and kubelet_owns(facts)))
+        if unlisted or whole:
+            return CPURequest({**asked, KUBELET_CPUS: container.whole_cpus})
+    if enabled and exclusive:
+        return CPURequest(asked)
+    return CPURequest({one: n for one, n in asked.items() if one != ENABLE_SHARED_CPUS})
