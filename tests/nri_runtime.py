@@ -126,6 +126,7 @@ class FakeRuntime:
         alone: whether a plugin's UpdateContainers must not come while a request of the runtime
             waits for its answer; found out at the end.
         listens: whether it takes plugins at once; else the socket refuses them until `listen`.
+        nri: the version of its NRI; empty where it is older than 0.12 and does not tell.
     """
 
     def __init__(
@@ -136,10 +137,12 @@ class FakeRuntime:
         events: int = EVENTS,
         alone: bool = False,
         listens: bool = True,
+        nri: str = "v0.12.1",
     ) -> None:
         self.dedicated = dedicated
         self.events = events
         self.alone = alone
+        self.nri = nri
         self.problems: list[str] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -213,7 +216,10 @@ class Plugin:
         answer = self.ask(
             "Configure",
             nri_pb2.ConfigureRequest(
-                runtime_name="fake", runtime_version="1.0", request_timeout=timeout_ms
+                runtime_name="fake",
+                runtime_version="1.0",
+                request_timeout=timeout_ms,
+                NRI_version=self._runtime.nri,
             ),
             nri_pb2.ConfigureResponse,
         ).result(DEADLINE_S)

@@ -56,14 +56,16 @@ class RegisterPluginRequest(_message.Message):
     def __init__(self, plugin_name: _Optional[str] = ..., plugin_idx: _Optional[str] = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("runtime_name", "runtime_version", "request_timeout")
+    __slots__ = ("runtime_name", "runtime_version", "request_timeout", "NRI_version")
     RUNTIME_NAME_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    NRI_VERSION_FIELD_NUMBER: _ClassVar[int]
     runtime_name: str
     runtime_version: str
     request_timeout: int
-    def __init__(self, runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ..., request_timeout: _Optional[int] = ...) -> None: ...
+    NRI_version: str
+    def __init__(self, runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ..., request_timeout: _Optional[int] = ..., NRI_version: _Optional[str] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("events",)

@@ -5,9 +5,10 @@ Source: github.com/containerd/nri, pkg/api/api.proto.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID, RuntimeContainer
+
+
+_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+_MENDED: Final = (0, 12, 1)
 
 
 class ContainerState(Enum):
@@ -67,10 +72,22 @@ class Configured:
     Attributes:
         runtime: its name, as `containerd`.
         version: its version.
+        nri: the version of its NRI, as `v0.12.1`; empty where it does not tell.
     """
 
     runtime: str
     version: str
+    nri: str = ""
+
+    @property
+    def may_lock_up(self) -> bool:
+        """Whether `Session.update` can lock the runtime up for good.
+
+        Before containerd/nri 0.12.1 an update and the start of a container take two locks in
+        opposite orders. A runtime that does not tell, or not clearly, counts as older.
+        """
+        told = _VERSION.match(self.nri)
+        return told is None or tuple(map(int, told.groups())) < _MENDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,8 @@ class Session:
         """Ask the runtime to change containers by itself; `Updated` tells how it went.
 
         Runtimes take this while nothing of theirs waits for an answer: before NRI 0.12.1 they
-        hang otherwise, until they drop the plugin.
+        hang otherwise, until they drop the plugin. In the moment before they ask anything they
+        hang for good (`Configured.may_lock_up`).
 
         Returns:
             The number of the call.
@@ -276,7 +277,7 @@ class Session:
     def _configure(self, call: int, request: ttrpc_pb2.Request) -> Message:
         told = nri_pb2.ConfigureRequest.FromString(request.payload)
         self._reply(call, nri_pb2.ConfigureResponse(events=_SUBSCRIBED))
-        return Configured(told.runtime_name, told.runtime_version)
+        return Configured(told.runtime_name, told.runtime_version, told.NRI_version)
 
     def _synchronize(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
         told = nri_pb2.SynchronizeRequest.FromString(request.payload)

@@ -131,6 +131,28 @@ class TestRegistration:
         with pytest.raises(RemoteProtocolError, match="does not take the plugin 10-cpupool: no"):
             session.receive(answer(1, error="no"))
 
+    @pytest.mark.parametrize(
+        ("version", "may"),
+        [
+            pytest.param("", True, id="before 0.12 none is told"),
+            ("v0.12.0", True),
+            ("v0.12.1", False),
+            ("0.13.0-rc.1", False),
+            ("v1.0.0", False),
+            pytest.param("0.0.0-unknown", True, id="the build does not know"),
+            ("(devel)", True),
+        ],
+    )
+    def test_a_runtime_tells_by_its_nri_whether_updates_can_lock_it_up(
+        self, session: Session, version: str, *, may: bool
+    ) -> None:
+        configure = nri_pb2.ConfigureRequest(
+            runtime_name="containerd", runtime_version="v2.4.0", NRI_version=version
+        )
+        (configured,) = session.receive(request("Configure", configure))
+        assert isinstance(configured, Configured)
+        assert (configured.nri, configured.may_lock_up) == (version, may)
+
     def test_it_subscribes_to_what_every_runtime_knows(self, session: Session) -> None:
         configure = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v1.7")
 
