@@ -15,7 +15,7 @@ from cpupool.api.cri_pb2_grpc import RuntimeServiceServicer, add_RuntimeServiceS
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 
@@ -46,6 +46,7 @@ class FakeCRI(RuntimeServiceServicer):
         failing: method → how it fails; a method that is not there works.
         answers: nothing is answered while this is not set.
         terse: a verbose status has no more in it than any other.
+        obey: called with each container and CPU list before that update is made.
     """
 
     def __init__(self, socket: Path, name: str = "containerd", version: str = "v2.1.4") -> None:
@@ -61,6 +62,7 @@ class FakeCRI(RuntimeServiceServicer):
         self.answers = threading.Event()
         self.answers.set()
         self.terse = False
+        self.obey: Callable[[str, str], None] = lambda _id, _cpus: None
         self._specs: dict[str, str] = {}
         self._lock = threading.Lock()
         self._server: grpc.Server | None = None
@@ -183,6 +185,7 @@ class FakeCRI(RuntimeServiceServicer):
         found = self._find(request.container_id, context)
         # What is not set stays as it is.
         if request.linux.cpuset_cpus:
+            self.obey(request.container_id, request.linux.cpuset_cpus)
             found.resources.CopyFrom(_resources(request.linux.cpuset_cpus))
             self._specs[found.id] = request.linux.cpuset_cpus
             self.updates.append((request.container_id, request.linux.cpuset_cpus))

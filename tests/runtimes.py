@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from cpupool.manager.ways import Ways
 from tests import builders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.quota import Bandwidth
@@ -41,6 +41,8 @@ class ModelRuntime:
         calls: the containers of each call that updates several.
         limited: called with each quota that it takes.
         asked: the ids that it was asked to recognise, one entry for each question.
+        may_lock_up: whether changes by its plugin can lock it up.
+        expected: the calls that its plugin was told to expect, while they are made.
     """
 
     here: bool = False
@@ -55,6 +57,8 @@ class ModelRuntime:
     calls: list[list[ContainerID]] = field(default_factory=list)
     limited: Callable[[ContainerID, Bandwidth], None] = lambda _id, _bandwidth: None
     asked: list[frozenset[str]] = field(default_factory=list)
+    may_lock_up: bool = False
+    expected: dict[str, str] = field(default_factory=dict)
 
     def connected(self) -> bool:
         return self.here
@@ -85,6 +89,16 @@ class ModelRuntime:
     def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
         self._change(container, f"the CPU quota {bandwidth}")
         self.limited(container, bandwidth)
+
+    @contextmanager
+    def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
+        if self.busy:
+            raise RuntimeBusy(container, str(cpus), "it is busy")
+        self.expected[container] = str(cpus)
+        try:
+            yield
+        finally:
+            del self.expected[container]
 
     def _change(self, container: ContainerID, what: str) -> None:
         if container not in self.lists:

@@ -9,6 +9,7 @@ from cpupool.core.workloads import ContainerID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.devices import PodDevices
@@ -181,7 +182,27 @@ class ContainerRuntime(Protocol):
 
 
 class BatchingRuntime(ContainerRuntime, Protocol):
-    """A way by which the container runtime sets the CPUs of several containers in one call."""
+    """The container runtime as its own plugin reaches it: it takes several containers in one call.
+
+    It asks the plugin about changes that others make over CRI, cpupool itself included.
+    """
+
+    @property
+    def may_lock_up(self) -> bool:
+        """Whether a change by this way can lock the runtime up for good."""
+        ...
+
+    def expecting(self, container: ContainerID, cpus: CPUSet) -> AbstractContextManager[None]:
+        """Let a change that cpupool makes over CRI meanwhile pass as it is.
+
+        Args:
+            container: what is changed.
+            cpus: those that it is given; none where they stay.
+
+        Raises:
+            RuntimeBusy: it may be changed in a moment.
+        """
+        ...
 
     def update_all(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
         """Let the runtime set containers' CPUs; what it refuses of one changes no other.

@@ -7,15 +7,18 @@ has is set through the runtime only, and the runtime tells: after a restart of t
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, ContainerNotFound, RuntimeUnreachable
+from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
-    from cpupool.core.cpuset import CPUSet
     from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID
     from cpupool.manager.enforce import CgroupNode
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
         CgroupAccess,
         ContainerRuntime,
     )
+
+log = logs.get(__name__)
 
 
 class Way(Enum):
@@ -53,6 +58,8 @@ class Ways:
         self._asked = asked
         self._nri = nri
         self._cri = cri
+        self._answers_calls = False
+        self._told = False
 
     @property
     def node(self) -> Way:
@@ -72,7 +79,7 @@ class Ways:
     def unasked(self, container: ContainerID, before: Way | None, *, new: bool) -> Way | None:
         """Return the way of a container as `of`, or None where that takes a call of the runtime."""
         held = bool(self._nri and self._nri.held(container))
-        if held and self.asks():
+        if held and self.asks() and not self._by_calls():
             return Way.NRI
         # The runtime has heard of no CPUs yet, and the question would cost time in which the
         # container runs where it should not.
@@ -114,7 +121,14 @@ class Ways:
         of the runtime's, and is written directly by every way.
         """
         runtime = self._runtime(way)
-        return tree if runtime is None else _ThroughRuntime(tree, path, container, runtime)
+        if runtime is None:
+            return tree
+
+        def update(cpus: CPUSet) -> None:
+            with self._foretold(way, container, cpus):
+                runtime.update(container, cpus)
+
+        return _ThroughRuntime(tree, path, update)
 
     def ask_ahead(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
         """Let the runtime set the CPUs of containers that go by NRI, in one call.
@@ -141,7 +155,8 @@ class Ways:
             tree.limit(path, bandwidth)
             return way
         try:
-            runtime.limit(container, bandwidth)
+            with self._foretold(way, container, CPUSet()):
+                runtime.limit(container, bandwidth)
         except ContainerNotFound as error:
             raise CgroupNotFound(path) from error
         return way
@@ -151,14 +166,37 @@ class Ways:
             return None
         return self._nri if self._nri and way is Way.NRI else self._cri
 
+    def _by_calls(self) -> bool:
+        """Tell whether changes go by CRI, since NRI could lock the runtime up.
+
+        A runtime that has answered over CRI once is never asked by NRI in place of that: it is busy
+        when it does not answer, and then it would lock up soonest.
+        """
+        if self._nri is None or not self._nri.may_lock_up:
+            return False
+        self._answers_calls = self._answers_calls or self._cri.connected()
+        if not self._answers_calls and not self._told:
+            self._told = True
+            log.warning(
+                "changes of running containers can lock the container runtime up",
+                reason="its NRI is older than 0.12.1, and no CRI socket is reached",
+                remedy="mount the folder of its CRI socket into the agent's pod, or upgrade it",
+            )
+        return self._answers_calls
+
+    def _foretold(
+        self, way: Way, container: ContainerID, cpus: CPUSet
+    ) -> AbstractContextManager[None]:
+        """Tell the plugin of a call about which the runtime will ask it."""
+        if self._nri is not None and way is Way.CRI and self.asks():
+            return self._nri.expecting(container, cpus)
+        return nullcontext()
+
 
 class _ThroughRuntime:
-    def __init__(
-        self, tree: CgroupAccess, path: str, container: ContainerID, runtime: ContainerRuntime
-    ) -> None:
+    def __init__(self, tree: CgroupAccess, path: str, update: Callable[[CPUSet], None]) -> None:
         self._path = path
-        self._container = container
-        self._runtime = runtime
+        self._update = update
         self._tree = tree
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
@@ -172,6 +210,6 @@ class _ThroughRuntime:
             self._tree.write(path, cpus)
             return
         try:
-            self._runtime.update(self._container, cpus)
+            self._update(cpus)
         except ContainerNotFound as error:
             raise CgroupNotFound(path) from error

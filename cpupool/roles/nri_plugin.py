@@ -81,6 +81,7 @@ _GIVEN_UP_S: Final = 5.0
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """How long to wait after each attempt to reach the runtime; the last counts for all that follow."""
 _LOOK_S: Final = 30.0
+_WAITS_ITSELF: Final = "it waits for an answer itself"
 
 
 class MissingFacts(Enum):
@@ -223,6 +224,8 @@ class NRIPlugin:
         self._waiting: list[_Waiting] = []
         self._budget = WaitBudget()
         self._moves: dict[int, _Move] = {}
+        self._may_lock_up = True
+        self._expected: dict[ContainerID, CPUSet] = {}
         self._attempts = 0
         self._lost_why = ""
         self._woken = threading.Event()
@@ -263,6 +266,11 @@ class NRIPlugin:
         """Look again at what waits for facts."""
         if self._waiting:
             self.wake()
+
+    @property
+    def may_lock_up(self) -> bool:
+        """Whether a change that the runtime is asked for can lock it up for good."""
+        return self._may_lock_up
 
     def connected(self) -> bool:
         """Tell whether the runtime has named its containers, and hears of their CPUs."""
@@ -318,6 +326,32 @@ class NRIPlugin:
         update = Update(container, CPUSet(), bandwidth, ignore_failure=False)
         self._change(update, f"the CPU quota {bandwidth}")
 
+    @contextmanager
+    def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
+        """Let a change that cpupool makes over CRI meanwhile pass as it is.
+
+        Args:
+            container: what is changed.
+            cpus: those that it is given; none where they stay.
+
+        Raises:
+            RuntimeBusy: a request of the runtime waits for its answer, and the call would wait for
+                the same lock.
+        """
+        with self._changed:
+            if self._waiting:
+                what = f"CPUs {cpus}" if cpus else "a CPU quota"
+                raise RuntimeBusy(container, what, _WAITS_ITSELF)
+            self._expected[container] = cpus
+        try:
+            yield
+            with self._changed:
+                if cpus and container in self._containers:
+                    self._containers[container].cpus = cpus
+        finally:
+            with self._changed:
+                del self._expected[container]
+
     def _change(self, update: Update, what: str) -> None:
         with self._changed:
             if update.container not in self._containers:
@@ -333,7 +367,7 @@ class NRIPlugin:
         """
         container = updates[0].container
         if self._waiting:
-            raise RuntimeBusy(container, what, "it waits for an answer itself")
+            raise RuntimeBusy(container, what, _WAITS_ITSELF)
         session = self._session
         if session is None or not self._synchronized:
             raise RuntimeRefused(container, what, "NRI is not connected; look at the log for why")
@@ -359,7 +393,7 @@ class NRIPlugin:
             return move.answer
         move.given_up = True
         if self._waiting:
-            raise RuntimeBusy(container, what, "it waits for an answer itself")
+            raise RuntimeBusy(container, what, _WAITS_ITSELF)
         raise silent
 
     def _rest(self, pause_s: float) -> bool:
@@ -453,7 +487,13 @@ class NRIPlugin:
     def _hear(self, session: Session, message: Message, came_s: float) -> None:
         match message:
             case Configured():
-                log.info("NRI runtime", runtime=message.runtime, version=message.version)
+                self._may_lock_up = message.may_lock_up
+                log.info(
+                    "NRI runtime",
+                    runtime=message.runtime,
+                    version=message.version,
+                    nri=message.nri or "older than 0.12",
+                )
             case Synchronize():
                 self._synchronize(session, message)
             case CreateContainer():
@@ -555,12 +595,16 @@ class NRIPlugin:
         return wanted.placement.value
 
     def _answer_update(self, session: Session, message: UpdateContainer, came_s: float) -> None:
-        """Keep a container on its CPUs, whoever updates it with whatever in mind."""
+        """Keep a container on its CPUs, whoever else updates it with whatever in mind.
+
+        cpupool's own call passes as it is: where the container belongs may not be free yet.
+        """
         outcome = "unchanged"
         updates: list[Update] = []
         key = _key(message.container)
         wanted = None if key is None else self._wanted(key, self._manager.snapshot())
-        if key is not None and wanted is not None:
+        own = self._expected.get(message.container.id) == _cpus(message.asked.cpus)
+        if key is not None and wanted is not None and not own:
             outcome = wanted.placement.value
             # Neither None nor 0 changes what the container has.
             asked, has = message.asked, message.container.cpu

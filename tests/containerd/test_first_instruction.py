@@ -109,6 +109,22 @@ def test_an_agent_that_is_killed_in_a_burst_is_not_missed_for_long(node: Node) -
             assert node.astray([*before, *after]) == []
 
 
+def test_a_runtime_that_starts_containers_while_others_are_moved_does_not_lock_up(
+    node: Node,
+) -> None:
+    """As NRI before 0.12.1 would, whose two locks are taken in either order."""
+    with node.agent("nri"), ThreadPoolExecutor(1) as pool:
+        moved = node.burst()
+        node.await_right(moved)
+        for _ in range(LIVES):
+            starting = pool.submit(at_once, node.run, [Kind.SHARED, Kind.DEFAULT] * (BURST // 2))
+            while not starting.done():
+                disturb(node, moved)
+                eventually(lambda: all(in_place(node, one) for one in moved), node.log)
+            node.await_right(starting.result())
+            at_once(node.remove, starting.result())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda one: one.name)
 def test_a_runtime_that_restarts_is_found_again(node: Node, number: signal.Signals) -> None:
     with node.agent("nri"):

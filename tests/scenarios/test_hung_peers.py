@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -113,9 +114,9 @@ def held(world: World, pod: str) -> list[Container]:
     ]
 
 
-def obey(world: World, update: nri_pb2.ContainerUpdate) -> None:
-    (found,) = (one for one in world.node.processes() if one.instance.id == update.container_id)
-    world.overwrite(world.node.path_of(found), update.linux.resources.cpu.cpus)
+def obey(world: World, container: str, cpus: str) -> None:
+    (found,) = (one for one in world.node.processes() if one.instance.id == container)
+    world.overwrite(world.node.path_of(found), cpus)
 
 
 def tell(world: World, cri: FakeCRI, pod: str) -> None:
@@ -139,9 +140,13 @@ def ghost(world: World) -> dict[str, Any]:
     return body
 
 
+def obey_plugin(world: World, update: nri_pb2.ContainerUpdate) -> None:
+    obey(world, update.container_id, update.linux.resources.cpu.cpus)
+
+
 def connected(runtime: FakeRuntime, world: World) -> Plugin:
     plugin = runtime.accept()
-    plugin.obey = lambda update: obey(world, update)
+    plugin.obey = partial(obey_plugin, world)
     plugin.configure()
     plugin.synchronize(held(world, "held"))
     return plugin
@@ -166,7 +171,7 @@ def test_whichever_peer_hangs_others_are_right_and_pods_are_taken(
         await_pod(world, "late-nri", "2")
         await_pod(world, "held", _NOBODYS)
         assert len(plugin.updates) < _CONTAINERS, "one call does not wait for each container"
-        plugin.silent, plugin.obey = False, lambda update: obey(world, update)
+        plugin.silent, plugin.obey = False, partial(obey_plugin, world)
         plugin.answer_updates()
         await_pod(world, "held", _DEFAULT)
 
@@ -189,3 +194,34 @@ def test_whichever_peer_hangs_others_are_right_and_pods_are_taken(
         tell(world, cri, "late-api")
         await_pod(world, "late-api", "5")
         world.api.up()
+
+
+def test_a_runtime_that_nri_could_lock_up_is_called_and_waited_for(
+    world: World, cri: FakeCRI, runtime: FakeRuntime
+) -> None:
+    runtime.nri = "v0.12.0"
+    run_many(world, "held")
+    run_many(world, "others")
+    tell(world, cri, "held")
+    with world.agent_here():
+        plugin = connected(runtime, world)
+        known = {one.id: one for one in held(world, "held")}
+
+        def update(container: str, cpus: str) -> None:
+            answer = plugin.update(known[container], cpus).update
+            obey(world, container, answer[0].linux.resources.cpu.cpus if answer else cpus)
+
+        cri.obey = update
+        disturb(world, "held")
+        await_pod(world, "held", _DEFAULT)
+
+        cri.answers.clear()
+        disturb(world, "held")
+        eventually(lambda: cri.calls["UpdateContainerResources"] > _CONTAINERS, "a call hangs")
+        goes_on(world, "cri")
+        await_pod(world, "held", _NOBODYS)
+        hung = cri.calls["UpdateContainerResources"] - _CONTAINERS
+        assert hung < _CONTAINERS, "one call does not wait for each container"
+        cri.answers.set()
+        await_pod(world, "held", _DEFAULT)
+        assert plugin.updates == []

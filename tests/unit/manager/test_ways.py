@@ -12,6 +12,7 @@ from cpupool.core.errors import (
     ContainerNotFound,
     HostError,
     RemoteProtocolError,
+    RuntimeBusy,
     RuntimeRefused,
     RuntimeUnreachable,
 )
@@ -42,10 +43,18 @@ def gone(listed: str | None = None) -> ModelRuntime:
     return runtime(listed, here=False)
 
 
+def old(listed: str | None = None) -> ModelRuntime:
+    """Make one that changes by its plugin can lock up."""
+    made = runtime(listed)
+    made.may_lock_up = True
+    return made
+
+
 @pytest.mark.parametrize(
     ("asked", "nri", "cri", "way"),
     [
         (None, runtime(), runtime(), Way.NRI),
+        (None, old(), runtime(), Way.NRI),
         (None, gone(), runtime(), Way.CGROUP),
         (None, gone(), gone(), Way.CGROUP),
         (Way.NRI, runtime(), gone(), Way.NRI),
@@ -69,6 +78,8 @@ def test_a_container_that_starts_goes_the_way_that_is_asked_for_or_works_best(
         pytest.param(None, runtime(""), runtime(""), Way.CGROUP, Way.CGROUP, id="older than NRI"),
         pytest.param(None, runtime("2"), gone(), Way.NRI, Way.NRI, id="NRI has it"),
         pytest.param(None, runtime("2"), runtime("2"), Way.NRI, Way.NRI, id="both have it"),
+        pytest.param(None, old("2"), runtime("2"), Way.CRI, Way.CRI, id="NRI can lock it up"),
+        pytest.param(None, old("2"), gone(), Way.NRI, Way.NRI, id="it can, and there is no CRI"),
         pytest.param(None, gone("2"), runtime("2"), Way.CRI, Way.CRI, id="NRI had it"),
         pytest.param(None, gone(), runtime("2"), Way.CRI, Way.CRI, id="NRI is still to come"),
         pytest.param(None, runtime(), runtime("2"), Way.CRI, Way.CRI, id="NRI does not know it"),
@@ -88,7 +99,7 @@ def test_one_of_which_the_runtime_has_the_list_is_written_by_the_runtime(
 
 
 def test_no_way_leads_past_a_runtime_that_has_the_list_or_through_one_that_is_not_there() -> None:
-    states = [make(listed) for make in (runtime, gone) for listed in (None, "", "2")]
+    states = [make(listed) for make in (runtime, gone, old) for listed in (None, "", "2")]
     for asked, nri, cri, new in product((None, *Way), (None, *states), states, (False, True)):
         try:
             way = Ways(asked, nri, cri).of(ONE, Way.CGROUP, new=new)
@@ -99,7 +110,29 @@ def test_no_way_leads_past_a_runtime_that_has_the_list_or_through_one_that_is_no
         listed = {one.held(ONE) for one in (nri, cri) if one is not None and one.here}
         assert way is not Way.CGROUP or "2" not in listed
         assert way is not Way.NRI or (nri is not None and nri.here)
+        assert way is not Way.NRI or nri is None or not (nri.may_lock_up and cri.here)
         assert way is not Way.CRI or cri.here
+
+
+def test_a_runtime_that_nri_can_lock_up_is_waited_for_once_it_has_answered_calls() -> None:
+    cri = runtime("2")
+    ways = Ways(None, old("2"), cri)
+    assert ways.of(ONE, None, new=True) is Way.CRI
+    cri.here = False
+    for _ in range(2):
+        assert ways.unasked(ONE, Way.CRI, new=True) is None
+        with pytest.raises(RuntimeUnreachable):
+            ways.of(ONE, Way.CRI, new=True)
+    cri.here = True
+    assert ways.of(ONE, Way.CRI, new=True) is Way.CRI
+
+
+def test_it_is_told_once_that_a_runtime_can_lock_up(caplog: pytest.LogCaptureFixture) -> None:
+    ways = Ways(None, old("2"), gone())
+    for _ in range(2):
+        ways.of(ONE, None, new=True)
+    (told,) = caplog.messages
+    assert "mount the folder of its CRI socket" in told
 
 
 def test_a_runtime_that_has_the_list_and_is_gone_is_waited_for() -> None:
@@ -162,6 +195,22 @@ class TestThrough:
         assert PATH not in {write.path for write in kernel.writes}
         assert (writer.lists, idle.lists) == ({ONE: "4"}, {ONE: "0"})
 
+    def test_the_runtimes_question_about_a_call_is_expected(self) -> None:
+        nri, cri = old("0"), runtime("0")
+        kernel = self.kernel(cri)
+        seen: list[dict[str, str]] = []
+        cri.written = lambda *_: seen.append(dict(nri.expected))
+        Ways(None, nri, cri).through(Way.CRI, kernel, PATH, ONE).write(PATH, CPUSet.of(4))
+        assert (seen, nri.expected) == ([{ONE: "4"}], {})
+
+    def test_a_runtime_that_waits_for_an_answer_is_not_called(self) -> None:
+        nri, cri = old("0"), runtime("0")
+        nri.busy = True
+        tree = Ways(None, nri, cri).through(Way.CRI, self.kernel(cri), PATH, ONE)
+        with pytest.raises(RuntimeBusy):
+            tree.write(PATH, CPUSet.of(4))
+        assert cri.lists == {ONE: "0"}
+
     def test_the_cgroup_way_writes_everything_itself(self) -> None:
         nri, cri = runtime("0"), runtime("0")
         kernel = self.kernel(nri)
@@ -213,6 +262,7 @@ class TestLimit:
         ("nri", "cri", "way"),
         [
             (runtime("0"), runtime("0"), Way.NRI),
+            (old("0"), runtime("0"), Way.CRI),
             (gone("0"), runtime("0"), Way.CRI),
             (runtime(""), runtime("0"), Way.CRI),
         ],
