@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, checks, node
+from cpupool.commands import UsageError, add_command, checks, input_file, node
 from cpupool.commands.checks import Row, Verdict
 from cpupool.config import kubelet_config, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
@@ -73,7 +73,7 @@ _DIAL_S: Final = 2.0
 _NOT_IN_BUNDLE: Final = ("not in a bundle", "run this on the node, as root")
 _NAME_POOLS: Final = "name the node's pool file with --config"
 _KUBELET_CONFIG: Final = (
-    "run this on the node, or name the file with --kubelet-config; in a container /dev/stdin, with"
+    "run this on the node, or name the file with --kubelet-config; in a container -, with"
     " the answer of `kubectl get --raw /api/v1/nodes/NODE/proxy/configz` piped in"
 )
 
@@ -88,7 +88,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         _EXAMPLES,
     )
     parser.add_argument(
-        "--bundle", metavar="FILE", type=Path, help="examine this support bundle instead"
+        "--bundle", metavar="FILE", type=input_file, help="examine this support bundle instead"
     )
     node.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")

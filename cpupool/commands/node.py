@@ -18,6 +18,7 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_trees,
+    input_file,
 )
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
@@ -116,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubelet-config",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         help="the kubelet's configuration (default: config.yaml in its folder)",
     )
     parser.add_argument(

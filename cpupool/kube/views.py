@@ -269,8 +269,9 @@ def _pods_in(found: Field, *, copies: bool) -> Iterator[dict[str, Any]]:
     elif kind in templates.COUNTS:
         yield from templates.pods(found, copies=copies)
     else:
+        problem = "is missing; it must be" if kind is None else f"{str(kind)[:60]!r} is not"
         known = ", ".join(("Pod", *templates.COUNTS))
-        raise found["kind"].error(f"{str(kind)[:60]!r} is not one of {known}, or a list of them")
+        raise found["kind"].error(f"{problem} one of {known}, or a list of them")
 
 
 class _Loader(yaml.SafeLoader):

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import stat
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 
 from cpupool import cli
 from tests.nodes import OTHER, POOL_FILE, AnsweringAgent, WrittenNode, container
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,6 +161,31 @@ def test_standard_output_carries_the_bundle_alone(
 
     with tarfile.open(fileobj=io.BytesIO(capsysbinary.readouterr().out)) as archive:
         assert "sys/devices/system/cpu/online" in archive.getnames()
+
+
+@pytest.mark.parametrize("option", ["--bundle", "--kubelet-config"])
+def test_doctor_takes_standard_input_for_a_file(
+    option: str, node: WrittenNode, tmp_path: Path
+) -> None:
+    assert bundle(node, tmp_path / "b.tar.gz") == 0
+    static = b"kind: KubeletConfiguration\ncpuManagerPolicy: static\n"
+    piped = (tmp_path / "b.tar.gz").read_bytes() if option == "--bundle" else static
+
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "cpupool", "doctor", "--json", "--agent", NOBODY),
+            *("--host-root", str(node.folder), option, "-"),
+        ],
+        input=piped,
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+    rows = json.loads(result.stdout)["checks"]
+    facts = [row["fact"] for row in rows]
+    assert ("not in a bundle" in facts) == (option == "--bundle")
+    assert any("'static'" in fact for fact in facts) == (option == "--kubelet-config")
 
 
 def test_a_closed_standard_output_takes_no_bundle(

@@ -435,7 +435,9 @@ BOMB = "\n".join(
             "pods.yaml:3:1: kind: 'Service' is not one of Pod, Deployment",
             id="another kind",
         ),
-        pytest.param("a: 1\n", "pods.yaml:1:1: kind: 'None' is not one of Pod", id="no kind"),
+        pytest.param(
+            "a: 1\n", "pods.yaml:1:1: kind: is missing; it must be one of Pod", id="no kind"
+        ),
         pytest.param("kind: PodList\n", "pods.yaml:1:1: items: is missing", id="a list of nothing"),
         pytest.param(
             json.dumps({"kind": "List", "items": [POD, {"kind": "Node"}]}),
