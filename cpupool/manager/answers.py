@@ -19,21 +19,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceList:
-    """A pool's offer, numbered.
-
-    Attributes:
-        generation: differs from an earlier list of this pool where a device differs.
-        offer: the devices.
-        held: the ids that pods hold.
-    """
-
-    generation: int
-    offer: Offer
-    held: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class PoolChange:
     """What a new configuration changed.
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from cpupool.config.pool_rules import validate
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Advertised, Offer
 from cpupool.core.errors import (
     AllocationError,
     NoDevicesAsked,
@@ -27,9 +26,8 @@ from cpupool.core.errors import (
 from cpupool.core.grants import Grants
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
-from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import offers, resolve, sightings
-from cpupool.manager.answers import Allocation, DeviceList, PoolChange
+from cpupool.manager import offers, pinned, resolve, sightings
+from cpupool.manager.answers import Allocation, PoolChange
 from cpupool.manager.facts import NodeFacts, Promise
 from cpupool.manager.resolve import Snapshot
 from cpupool.manager.static_pods import Identity
@@ -38,16 +36,14 @@ from cpupool.policies import pooled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cpupool.core.assignments import CPUAssignment
-    from cpupool.core.devices import AllocatedDevices, DeviceAssignments
+    from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments
     from cpupool.core.errors import Problem
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Pod, RuntimeContainer
-    from cpupool.manager.facts import ContainerKey
+    from cpupool.core.workloads import ContainerID, ContainerRef, Pod, RuntimeContainer
+    from cpupool.manager.offers import DeviceList
     from cpupool.manager.ports import FoundContainer
-    from cpupool.manager.resolve import PlacedContainer
     from cpupool.manager.static_pods import PodName
     from cpupool.policies.pooled import Choice
 
@@ -94,7 +90,8 @@ class Manager:
             problems = validate(pools, topology)
             refuse_errors(problems)
             before = self._facts.pools
-            kept = self._shared_to_keep(before, pools)
+            placed = self._resolution.containers
+            kept = {} if self._moves_pinned else pinned.concerned(placed, before, pools)
             self._take(
                 replace(
                     self._facts,
@@ -229,16 +226,7 @@ class Manager:
         if self._moves_pinned:
             return
         with self._changed:
-            kept: dict[ContainerKey, CPUSet] = {}
-            for one in found:
-                key = (one.pod, ContainerID(one.id))
-                placed = self._resolution.containers.get(key)
-                if placed is None or not _pinned(placed.assignment):
-                    continue
-                told = self._shared_as_told(placed)
-                then = placed.assignment.exclusive | told & self._facts.topology.online
-                if told and one.cpus == str(then) != str(placed.assignment.cpus):
-                    kept[key] = told
+            kept = pinned.found_stale(self._facts, self._resolution, found)
             if kept:
                 self._take(replace(self._facts, kept_shared={**self._facts.kept_shared, **kept}))
 
@@ -388,24 +376,6 @@ class Manager:
             for ref, held in self._facts.devices.items()
         }
 
-    def _shared_to_keep(self, before: NodePools, after: NodePools) -> dict[ContainerKey, CPUSet]:
-        if self._moves_pinned:
-            return {}
-        return {
-            key: shared
-            for key, placed in self._resolution.containers.items()
-            if _pinned(placed.assignment)
-            and (shared := _shared_cpus(before, placed)) != _shared_cpus(after, placed)
-        }
-
-    def _shared_as_told(self, placed: PlacedContainer) -> CPUSet:
-        held = self._facts.devices.get(
-            ContainerRef(placed.pod.cgroup_uid, placed.container.name), {}
-        )
-        return CPUSet.union(
-            given.told for resource, given in held.items() if not resource.kind.exclusive
-        )
-
     def _list_of(self, pool: str) -> DeviceList:
         listed = self._lists.get(pool)
         if listed is None:
@@ -414,13 +384,7 @@ class Manager:
 
     def _take(self, facts: NodeFacts) -> None:
         resolution = resolve.resolve(facts, self._resolution.grants)
-        # A container that has ended keeps nothing; its successor starts with the pools in force.
-        stale = {
-            key: cpus
-            for key, cpus in facts.kept_shared.items()
-            if key in resolution.containers
-            and cpus != _shared_cpus(facts.pools, resolution.containers[key])
-        }
+        stale = pinned.still_stale(facts, resolution)
         if stale != facts.kept_shared:
             facts = replace(facts, kept_shared=stale)
             resolution = resolve.resolve(facts, self._resolution.grants)
@@ -435,8 +399,7 @@ class Manager:
             self._forget_choices(held)
             self._held = held
         self._facts, self._resolution, self._answered = facts, resolution, []
-        offered = offers.offered(facts, self._held)
-        self._lists = {resource.name: self._fresh_list(resource) for resource in offered}
+        self._lists = offers.lists(facts, resolution, self._held, self._lists, self._generations)
         self._changed.notify_all()
 
     def _forget_choices(self, held: Mapping[Resource, frozenset[str]]) -> None:
@@ -445,46 +408,8 @@ class Manager:
             for cpu in devices.exclusive_cpus(ids - held.get(resource, frozenset())):
                 self._choices.pop((resource, cpu), None)
 
-    def _fresh_list(self, resource: Advertised) -> DeviceList:
-        taken = self._resolution.held_elsewhere(resource.name)
-        held = self._held.get(resource.name, frozenset())
-        beside = self._facts.blocked
-        if resource.name.kind.exclusive:
-            beside |= self._beside(resource, held)
-        before = self._lists.get(resource.name)
-        if before is not None and before.held is held and before.offer.resource == resource:
-            # A shared pool may have a hundred thousand ids: they are gone through when they change.
-            offer = replace(before.offer, topology=self._facts.topology, taken=taken, beside=beside)
-        else:
-            offer = Offer.of(resource, self._facts.topology, taken, held, beside)
-        if before is not None and before.offer.looks_like(offer):
-            return DeviceList(before.generation, offer, held)
-        return DeviceList(next(self._generations), offer, held)
-
-    def _beside(self, resource: Advertised, held: Iterable[str]) -> CPUSet:
-        """Give what pods have with their devices of an exclusive pool, now or from before an edit.
-
-        A pool without a `cpuBindPolicy` promises that the siblings stay idle.
-        """
-        cpus = devices.exclusive_cpus(held)
-        grants = (one for one in self._resolution.grants if one.resource == resource.name)
-        granted = CPUSet.union(grant.cpus for grant in grants)
-        binds = resource.pool.policy.bind is not None
-        idle = CPUSet() if binds else self._facts.topology.with_siblings(cpus)
-        return (granted | idle) - cpus
-
 
 def _joined(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:
     if known is None or known.ids != grant.ids:
         return grant
     return replace(grant, told=known.told | grant.told)
-
-
-def _pinned(assignment: CPUAssignment) -> bool:
-    return bool(assignment.exclusive and assignment.shared)
-
-
-def _shared_cpus(pools: NodePools, placed: PlacedContainer) -> CPUSet:
-    shared = (one for one in placed.container.requests if not one.kind.exclusive)
-    behind = (pools.behind(one) for one in shared)
-    return CPUSet.union(pool.cpus for pool in behind if pool is not None)

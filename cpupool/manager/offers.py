@@ -1,18 +1,36 @@
-"""Which resources the kubelet knows, and which of their devices pods hold."""
+"""What the kubelet is told of each resource, in numbered lists, and what pods hold of it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cpupool.core.devices import Advertised, advertised
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import Advertised, Offer, advertised, exclusive_cpus
 from cpupool.core.requests import ResourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from cpupool.core.requests import Resource
     from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.resolve import Resolution
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceList:
+    """A pool's offer, numbered.
+
+    Attributes:
+        generation: differs from an earlier list of this pool where a device differs.
+        offer: the devices.
+        held: the ids that pods hold.
+    """
+
+    generation: int
+    offer: Offer
+    held: frozenset[str]
 
 
 def held_ids(facts: NodeFacts) -> Mapping[Resource, frozenset[str]]:
@@ -38,3 +56,63 @@ def offered(facts: NodeFacts, held: Iterable[Resource]) -> tuple[Advertised, ...
     known = {one.name for one in configured}
     devices = (one for one in held if one.kind is not ResourceKind.KUBELET)
     return (*configured, *(Advertised.gone(one) for one in devices if one not in known))
+
+
+def lists(
+    facts: NodeFacts,
+    resolution: Resolution,
+    held: Mapping[Resource, frozenset[str]],
+    before: Mapping[str, DeviceList],
+    numbers: Iterator[int],
+) -> dict[str, DeviceList]:
+    """Return the list of every resource that the kubelet knows.
+
+    Args:
+        facts: the node's.
+        resolution: what follows from them.
+        held: the device ids that pods hold. Of a resource whose ids have not changed it is the same
+            object as in the list before: a shared pool may have a hundred thousand.
+        before: the lists until now; one that the kubelet would see no difference in keeps its
+            number.
+        numbers: for the others.
+    """
+    found: dict[str, DeviceList] = {}
+    for resource in offered(facts, held):
+        listed = before.get(resource.name)
+        ids = held.get(resource.name, frozenset())
+        offer = _offer(facts, resolution, resource, ids, listed)
+        same = listed is not None and listed.offer.looks_like(offer)
+        number = listed.generation if listed is not None and same else next(numbers)
+        found[resource.name] = DeviceList(number, offer, ids)
+    return found
+
+
+def _offer(
+    facts: NodeFacts,
+    resolution: Resolution,
+    resource: Advertised,
+    held: frozenset[str],
+    before: DeviceList | None,
+) -> Offer:
+    taken = resolution.held_elsewhere(resource.name)
+    beside = facts.blocked
+    if resource.name.kind.exclusive:
+        beside |= _beside(facts, resolution, resource, held)
+    if before is not None and before.held is held and before.offer.resource == resource:
+        return replace(before.offer, topology=facts.topology, taken=taken, beside=beside)
+    return Offer.of(resource, facts.topology, taken, held, beside)
+
+
+def _beside(
+    facts: NodeFacts, resolution: Resolution, resource: Advertised, held: Iterable[str]
+) -> CPUSet:
+    """Return what pods have with their devices of an exclusive pool, now or from before an edit.
+
+    A pool without a `cpuBindPolicy` promises that the siblings stay idle.
+    """
+    cpus = exclusive_cpus(held)
+    grants = (one for one in resolution.grants if one.resource == resource.name)
+    granted = CPUSet.union(grant.cpus for grant in grants)
+    binds = resource.pool.policy.bind is not None
+    idle = CPUSet() if binds else facts.topology.with_siblings(cpus)
+    return (granted | idle) - cpus

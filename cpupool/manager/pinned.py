@@ -1,0 +1,90 @@
+"""Containers that keep the shared CPUs which their pools had before an edit.
+
+A container with CPUs of its own may have pinned its threads. Where the kernel forgets to which CPUs
+they are pinned when its cpuset changes, it stays until it restarts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import ContainerID, ContainerRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cpupool.core.assignments import CPUAssignment
+    from cpupool.core.pools import NodePools
+    from cpupool.manager.facts import ContainerKey, NodeFacts
+    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.resolve import PlacedContainer, Resolution
+
+
+def concerned(
+    containers: Mapping[ContainerKey, PlacedContainer], before: NodePools, after: NodePools
+) -> dict[ContainerKey, CPUSet]:
+    """Return the containers that an edit of the pools must not move, and the shared CPUs they keep.
+
+    Args:
+        containers: where each belongs before the edit.
+        before: the pools until now.
+        after: the pools after the edit.
+    """
+    return {
+        key: shared
+        for key, placed in containers.items()
+        if _mixes(placed.assignment)
+        and (shared := _shared_cpus(before, placed)) != _shared_cpus(after, placed)
+    }
+
+
+def found_stale(
+    facts: NodeFacts, resolution: Resolution, found: Iterable[FoundContainer]
+) -> dict[ContainerKey, CPUSet]:
+    """Recognise containers that an earlier agent did not move.
+
+    Such a container runs on exactly its own CPUs and those that its shared pools had when it was
+    started.
+    """
+    kept: dict[ContainerKey, CPUSet] = {}
+    for one in found:
+        key = (one.pod, ContainerID(one.id))
+        placed = resolution.containers.get(key)
+        if placed is None or not _mixes(placed.assignment):
+            continue
+        told = _shared_as_told(facts, placed)
+        then = placed.assignment.exclusive | told & facts.topology.online
+        if told and one.cpus == str(then) != str(placed.assignment.cpus):
+            kept[key] = told
+    return kept
+
+
+def still_stale(facts: NodeFacts, resolution: Resolution) -> dict[ContainerKey, CPUSet]:
+    """Return which of the kept CPUs go on counting.
+
+    A container that has ended keeps nothing; its successor starts with the pools in force.
+    """
+    return {
+        key: cpus
+        for key, cpus in facts.kept_shared.items()
+        if key in resolution.containers
+        and cpus != _shared_cpus(facts.pools, resolution.containers[key])
+    }
+
+
+def _mixes(assignment: CPUAssignment) -> bool:
+    return bool(assignment.exclusive and assignment.shared)
+
+
+def _shared_cpus(pools: NodePools, placed: PlacedContainer) -> CPUSet:
+    shared = (one for one in placed.container.requests if not one.kind.exclusive)
+    behind = (pools.behind(one) for one in shared)
+    return CPUSet.union(pool.cpus for pool in behind if pool is not None)
+
+
+def _shared_as_told(facts: NodeFacts, placed: PlacedContainer) -> CPUSet:
+    held = facts.devices.get(ContainerRef(placed.pod.cgroup_uid, placed.container.name), {})
+    return CPUSet.union(
+        given.told for resource, given in held.items() if not resource.kind.exclusive
+    )
