@@ -46,6 +46,7 @@ from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
+from tests.cgroups import overwrite
 from tests.machines import MACHINES, Machine
 from tests.runtimes import ModelRuntime, without_runtime
 
@@ -65,6 +66,7 @@ SHARED = "128-143"
 PODS = 250
 RESTARTS = 100
 QUIET_S = 60.0
+WIDENED = 3
 
 Row = tuple[str, str, str]
 
@@ -246,6 +248,15 @@ class _AgentOnNode:
         made = right.with_name("cpuset.mems")
         return (right.stat().st_mtime_ns - made.stat().st_mtime_ns) / 1e6
 
+    def right_after_all_are_widened_ms(self) -> float:
+        """Let everybody run everywhere, and say how long after that all are right again."""
+        places = [self.cpus(process) for process in self.started()]
+        for place in places:
+            overwrite(place, CPUSet.parse(SHARED) | CPUSet.of(0))
+        widened_s = time.monotonic()
+        self.await_placed()
+        return (time.monotonic() - widened_s) * 1000
+
     def registered_after_ms(self) -> float:
         """Restart the kubelet and say how long after its socket was there it knew every pool."""
         self.node.kubelet.restart()
@@ -278,6 +289,8 @@ def _agent_rows(on: _AgentOnNode) -> Iterator[Row]:
         on.run(f"p{number}", 2)
     on.await_placed()
     yield (f"agent with {PODS} pods of 2 containers", memory(on.pid), "50 MiB resident")
+    again_ms = [on.right_after_all_are_widened_ms() for _ in range(WIDENED)]
+    yield (f"all {len(on.started())} containers widened at once, until right", _ms(again_ms), "1 s")
     threading.Event().wait(QUIET_S)
     asked, used_s = len(on.api.requests), cpu_s(on.pid)
     threading.Event().wait(QUIET_S)
