@@ -237,7 +237,8 @@ def _verdict(
             f" after {moved.after_ms:.0f} ms."
         )
     if refused:
-        lines.append(f"{len(refused)} pods did not start: see above.")
+        pods = "1 pod" if len(refused) == 1 else f"{len(refused)} pods"
+        lines.append(f"{pods} did not start: see above.")
     if astray:
         lines.append(f"These ran on WRONG CPUs, or still do: {', '.join(sorted(astray))}.")
     elif rows:

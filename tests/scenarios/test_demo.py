@@ -93,7 +93,7 @@ def test_a_pod_that_does_not_fit_is_said_and_fails_the_demo(folder: Path) -> Non
 
     assert (process.returncode, complaints) == (1, "")
     assert "greedy" in printed
-    assert "1 pods did not start: see above." in printed
+    assert "1 pod did not start: see above." in printed
     assert printed.splitlines()[-2] == "No process was started."
     assert "processes run where they belong" not in printed
 
