@@ -333,16 +333,26 @@ class EmbeddedKubelet:
         return Want(resource, count, listing, free, reusable)
 
     def _grant(self, ref: ContainerRef, want: Want, nodes: frozenset[int] | None) -> Entry:
-        with self._changed:
-            plugin = self._plugins.get(want.resource)
-        if plugin is None:
-            raise RemoteProtocolError(f"{want.resource}: no device plugin has registered it")
-        ids = devices.choose(want, nodes, plugin.prefer)
-        reply = plugin.allocate(ids).SerializeToString()
+        plugin = self._plugin(want.resource)
+        try:
+            ids = devices.choose(want, nodes, plugin.prefer)
+            reply = plugin.allocate(ids).SerializeToString()
+        except RemoteProtocolError:
+            if self._plugin(want.resource) is plugin:
+                raise
+            # A plugin that was answered late registers again, and hangs up where it was asked.
+            return self._grant(ref, want, nodes)
         by_node = devices.by_node(ids, want.listing)
         entry = Entry(ref.pod, ref.name, want.resource, by_node, reply)
         self._ledger.give(ref, entry)
         return entry
+
+    def _plugin(self, resource: str) -> Plugin:
+        with self._changed:
+            plugin = self._plugins.get(resource)
+        if plugin is None:
+            raise RemoteProtocolError(f"{resource}: no device plugin has registered it")
+        return plugin
 
     def _listed_now(self) -> dict[str, Listing]:
         with self._changed:

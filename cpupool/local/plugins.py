@@ -140,7 +140,8 @@ class Plugin:
     def _calling(self, method: str) -> Iterator[None]:
         try:
             yield
-        except grpc.RpcError as error:
+        except (grpc.RpcError, ValueError) as error:
+            # ValueError: as for `_watch`.
             raise RemoteProtocolError(
                 f"{self.resource}: {method} on {self._socket.name} failed: {_reason(error)}"
             ) from error

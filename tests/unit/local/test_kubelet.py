@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse, RegisterRequest
+from cpupool.api.deviceplugin_pb2 import (
+    AllocateResponse,
+    ContainerAllocateResponse,
+    RegisterRequest,
+)
 from cpupool.api.deviceplugin_pb2_grpc import RegistrationStub
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
@@ -164,6 +168,22 @@ def test_a_second_registration_replaces_the_first(world: World) -> None:
     assert len(watching) == 1
     world.kubelet.admit(pod("a", container(exclusive=1)))
     assert (first.allocated, second.allocated) == ([], [{"7"}])
+
+
+def test_a_plugin_that_registers_again_while_it_is_asked_is_asked_again(world: World) -> None:
+    class Impatient(AnyPlugin):
+        def Allocate(self, request: object, context: object) -> AllocateResponse:  # noqa: N802
+            second.register(world.socket, "other.sock")
+            return AllocateResponse()
+
+    second = AnyPlugin(EXCLUSIVE)
+    world.opened.enter_context(second.serving(world.socket.with_name("other.sock")))
+    second.list(FOUR)
+    first = Impatient(EXCLUSIVE)
+    world.opened.enter_context(first.serving(world.socket.with_name(world.endpoint(first))))
+    world.register(first, FOUR)
+    world.kubelet.admit(pod("a", container(exclusive=1)))
+    assert second.allocated == [{"0"}]
 
 
 def test_a_pod_gets_as_many_devices_as_it_asks_for(world: World) -> None:
