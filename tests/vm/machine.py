@@ -62,6 +62,7 @@ _PYTEST = (
 _KVM = ("-accel", "kvm", "-cpu", "Nehalem,vendor=GenuineIntel,enforce")
 # With a thread for each CPU it is no faster, and now and then it hangs.
 _EMULATION = ("-accel", "tcg,thread=single", "-cpu", "Nehalem")
+_HUNG = "hung_task: blocked tasks"
 _BOOT_S = 180.0
 _BOOTS = 3
 _COMMAND_S = 600.0
@@ -114,7 +115,15 @@ class Topology:
 
 
 class MachineFailed(Exception):
-    """The machine has died, or does not answer; the message has the end of its console."""
+    """The machine has died, or does not answer; the message has the end of its console.
+
+    Attributes:
+        hung: its kernel says that a task of it has been blocked for minutes.
+    """
+
+    def __init__(self, what: str, *, hung: bool = False) -> None:
+        super().__init__(what)
+        self.hung = hung
 
 
 class VirtualMachine:
@@ -189,7 +198,8 @@ class VirtualMachine:
 
     def _failed(self, what: str) -> MachineFailed:
         texts = [(self.folder / name).read_text(errors="replace") for name in ("console", "qemu")]
-        return MachineFailed(f"the virtual machine {what}\n{''.join(texts)[-4000:]}")
+        hung = _HUNG in texts[0]
+        return MachineFailed(f"the virtual machine {what}\n{''.join(texts)[-4000:]}", hung=hung)
 
 
 @contextmanager
@@ -284,6 +294,9 @@ def _started(
         console.touch()
         parameters = [
             *("quiet", "panic=-1", "console=ttyS0", "mitigations=off", "nokaslr"),
+            # A kernel that hangs ends, and says where its tasks wait.
+            *("sysctl.kernel.hung_task_panic=1", "sysctl.kernel.hung_task_timeout_secs=240"),
+            "panic_print=1",
             *("random.trust_cpu=on", f"VM_CGROUP={cgroup.value}", f"VM_SHARE={share}"),
             *(("VM_INIT=systemd", "systemd.unit=obey.service") if systemd else ()),
         ]

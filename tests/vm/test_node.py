@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from tests.vm.boot import Kernel
-from tests.vm.machine import TIMEOUT_S, CgroupVersion, Topology, booted
+from tests.vm.machine import TIMEOUT_S, CgroupVersion, MachineFailed, Topology, booted
+
+log = logging.getLogger(__name__)
 
 TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
 
@@ -48,5 +52,14 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
 def test_cpupool_on_the_real_kernel(
     kernel: Kernel, cgroup: CgroupVersion, modules: tuple[str, ...]
 ) -> None:
-    with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
-        guest.passes(*modules)
+    # An emulated Linux 6.12 now and then blocks for ever, it is not known why. Its console tells
+    # where, and the tests run once more; whatever else fails here fails at once.
+    try:
+        with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
+            guest.passes(*modules)
+    except MachineFailed as error:
+        if not error.hung:
+            raise
+        log.warning("the guest's kernel hung, and is booted again: %s", error)
+        with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
+            guest.passes(*modules)
