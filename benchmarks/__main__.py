@@ -249,7 +249,7 @@ class _AgentOnNode:
         return (right.stat().st_mtime_ns - made.stat().st_mtime_ns) / 1e6
 
     def right_after_all_are_widened_ms(self) -> float:
-        """Let everybody run everywhere, and say how long after that all are right again."""
+        """Widen every container, and return how long after that all are right again."""
         places = [self.cpus(process) for process in self.started()]
         for place in places:
             overwrite(place, CPUSet.parse(SHARED) | CPUSet.of(0))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import AnswerOwner
-from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, resource_named
+from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.workloads import (
     Container,
     ContainerID,
@@ -17,6 +17,7 @@ from cpupool.core.workloads import (
     PodUID,
     QoSClass,
 )
+from cpupool.manager import report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
 def resource(name: str) -> Resource:
     """Make the reference to a pool's resource, OpenShift's, or the kubelet's own CPUs."""
-    found = KUBELET_CPUS if name == KUBELET_CPUS else resource_named(name)
-    assert found is not None, name
-    return found
+    return report.resource(name)
 
 
 def asking(amounts: Mapping[str, int]) -> dict[Resource, int]:

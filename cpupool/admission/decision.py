@@ -3,7 +3,7 @@
 What is written into a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with
 the request `0m`, the process starter before the command and `CONTAINER_NAME` with it, and CRI-O's
 annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay. A body
-is never changed in place: what stays as it is is the same object before and after.
+is never changed in place: what does not change is the same object before and after.
 """
 
 from __future__ import annotations

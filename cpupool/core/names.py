@@ -109,7 +109,7 @@ class Names:
 def resource_named(name: str) -> Resource | None:
     """Return the resource of a pool by its name, or OpenShift's; None for any other name.
 
-    A pool's kind is told by the prefix of its name, as for CPU-Pooler.
+    The prefix of a pool's name is its kind, as for CPU-Pooler.
     """
     if name == ENABLE_SHARED_CPUS:
         return ENABLE_SHARED_CPUS

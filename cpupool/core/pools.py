@@ -34,7 +34,7 @@ class PoolKind(Enum):
 
     @classmethod
     def of_name(cls, name: str) -> PoolKind:
-        """Tell a pool's kind from the prefix of its name, as CPU-Pooler does."""
+        """Return the kind that the prefix of a pool's name says, as CPU-Pooler does."""
         for kind in (cls.EXCLUSIVE, cls.SHARED):
             if name.startswith(kind.value):
                 return kind

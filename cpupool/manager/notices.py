@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.names import STATIC_POD_MIRROR
-from cpupool.core.pools import MILLI_PER_CPU, PoolKind
+from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import static_pods
 from cpupool.telemetry import log as logs
@@ -193,7 +194,7 @@ def _about_limit(placed: PlacedContainer) -> Iterator[Notice]:
     if limit is None or limit.milli is not None or written_milli is None:
         return
     requests = placed.container.requests
-    exclusive = [pool for pool in requests if PoolKind.of_name(pool) is PoolKind.EXCLUSIVE]
+    exclusive = [pool for pool in requests if pool.kind is ResourceKind.EXCLUSIVE]
     own = sum(requests[pool] for pool in exclusive)
     if written_milli < own * MILLI_PER_CPU:
         yield Notice(

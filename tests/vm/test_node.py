@@ -52,14 +52,16 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
 def test_cpupool_on_the_real_kernel(
     kernel: Kernel, cgroup: CgroupVersion, modules: tuple[str, ...]
 ) -> None:
+    def run() -> None:
+        with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
+            guest.passes(*modules)
+
     # An emulated Linux 6.12 now and then blocks for ever, it is not known why. Its console tells
     # where, and the tests run once more; whatever else fails here fails at once.
     try:
-        with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
-            guest.passes(*modules)
+        run()
     except MachineFailed as error:
         if not error.hung:
             raise
         log.warning("the guest's kernel hung, and is booted again: %s", error)
-        with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
-            guest.passes(*modules)
+        run()
