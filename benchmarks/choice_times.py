@@ -23,7 +23,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
-from cpupool.policies import hints, koordinator_accumulator, pooled
+from cpupool.policies import hints, koordinator_accumulator, pool_choice
 from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.koordinator_accumulator import Held
 from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.topology import CPUTopology
     from cpupool.policies.kubelet_accumulator import Taken
-    from cpupool.policies.pooled import Choice
+    from cpupool.policies.base import Choice
 
     _Take = Callable[[CPUSet, int], Taken | Choice]
 
@@ -132,7 +132,7 @@ def _takers(topology: CPUTopology) -> Mapping[str, Taker]:
     def of_pool(cpus: CPUSet, policy: PoolPolicy) -> Taker:
         pool = replace(Pool.named("exclusive_a", str(cpus)), policy=policy)
         unit = max(map(len, topology.cores)) if policy.whole_cores else 1
-        return Taker(cpus, partial(pooled.prefer, pool, topology, held=held), unit)
+        return Taker(cpus, partial(pool_choice.prefer, pool, topology, held=held), unit)
 
     apart = PoolPolicy(bind=full, numa=least, exclusive=ExclusivePolicy.NUMA_NODE)
     distributed = PoolPolicy(bind=full, numa=NUMAPolicy.DISTRIBUTED)

@@ -26,6 +26,7 @@ from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource
 from cpupool.manager.usage import fragmentation, usage
 from cpupool.manager.ways import Way, Ways
+from cpupool.policies.none import BUILT_IN
 from cpupool.roles import configurator, cpusetter, device_manager, machine_watcher, nri_plugin
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from cpupool.host.root import HostRoot
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import ConfigMapSource, EventSink, TopologySource
+    from cpupool.policies.base import CPUManagerPolicies
     from cpupool.roles.cpusetter import SweepReport
     from cpupool.runtime.nri_connection import Launch
     from cpupool.supervisor import Loop
@@ -81,6 +83,7 @@ class Settings:
         missing_facts: as for `NRIPlugin`.
         cri_socket: the container runtime's; None to try the usual ones.
         launch: how the container runtime has started this process as its NRI plugin, if it has.
+        cpu_managers: as for `Manager`.
     """
 
     config: Path
@@ -94,6 +97,7 @@ class Settings:
     missing_facts: MissingFacts = MissingFacts.HOLD
     cri_socket: Path | None = None
     launch: Launch | None = None
+    cpu_managers: CPUManagerPolicies = field(default_factory=lambda: BUILT_IN)
 
 
 class Cluster(PodSource, NodeLabels, Protocol):
@@ -145,7 +149,11 @@ class Agent:
         join: Callable[[Metrics, Callable[[], None]], Cluster],
         observe: Callable[[SweepReport], None] = lambda _report: None,
     ) -> None:
-        self.manager = Manager(settings.names, moves_pinned=settings.moves_pinned)
+        self.manager = Manager(
+            settings.names,
+            moves_pinned=settings.moves_pinned,
+            cpu_managers=settings.cpu_managers,
+        )
         self.health = Health()
         self._silent_s = _SILENT_S + settings.interval_s
         self._metrics = Metrics()

@@ -32,6 +32,7 @@ from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube.cluster import Cluster
 from cpupool.manager.ways import Way
+from cpupool.policies.none import BUILT_IN
 from cpupool.roles.nri_plugin import MissingFacts
 from cpupool.runtime.nri_connection import inherited
 from cpupool.telemetry import log
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cpupool.commands import Commands
+    from cpupool.policies.base import CPUManagerPolicies
     from cpupool.telemetry.metrics import Metrics
 
 _NODE_NAME: Final = "NODE_NAME"
@@ -130,8 +132,14 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace, _out: TextIO) -> int:
+def run(
+    arguments: argparse.Namespace, _out: TextIO, cpu_managers: CPUManagerPolicies = BUILT_IN
+) -> int:
     """Run the agent until SIGTERM or SIGINT.
+
+    Args:
+        arguments: what the command line says.
+        cpu_managers: the CPU manager policies that a pool file can name.
 
     Raises:
         UsageError: the node or the API server is not named, or a runtime's plugin shall not be one.
@@ -163,6 +171,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         missing_facts=MissingFacts(arguments.nri_missing_facts),
         cri_socket=arguments.cri_socket,
         launch=launch,
+        cpu_managers=cpu_managers,
     )
     followed = config_map(arguments.configmap)
     root = HostRoot.under(arguments.host_root)

@@ -11,7 +11,7 @@ from cpupool.core.pools import PoolKind
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.manager import report
 from cpupool.manager.ways import Way
-from cpupool.policies.pooled import Step
+from cpupool.policies.base import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -38,10 +38,18 @@ from cpupool.core.pool_policy import (
     NUMAPolicy,
     PoolPolicy,
 )
-from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
+from cpupool.core.pools import (
+    CPU_MANAGER_POLICIES,
+    CPUManager,
+    HyperThreadingPolicy,
+    MixedCPUs,
+    NodePools,
+    Pool,
+    PoolKind,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from cpupool.config.document import Value
     from cpupool.core.names import Names
@@ -50,6 +58,8 @@ if TYPE_CHECKING:
 _POOLS: Final = "pools"
 _NODE_SELECTOR: Final = "nodeSelector"
 _RESOURCE_BASE_NAME: Final = "resourceBaseName"
+_CPU_MANAGER: Final = "cpuManager"
+_CPU_MANAGER_POLICY: Final = "policy"
 _CPUS: Final = "cpus"
 _HYPER_THREADING: Final = "hyperThreadingPolicy"
 _POOL_KEYS: Final = (
@@ -161,7 +171,11 @@ def misnamed(name: str, location: Location) -> Iterator[Problem]:
 
 
 def parse(
-    name: str, text: str | bytes, resource_names: Names, origin: Origin | None = None
+    name: str,
+    text: str | bytes,
+    resource_names: Names,
+    origin: Origin | None = None,
+    cpu_managers: Collection[str] = CPU_MANAGER_POLICIES,
 ) -> PoolFile:
     """Read one pool file.
 
@@ -170,16 +184,17 @@ def parse(
         text: what it holds.
         resource_names: for the resource domain, which older files name too.
         origin: where the text begins, if not at the beginning of a file of that name.
+        cpu_managers: the CPU manager policies that it can name.
 
     Raises:
         ConfigError: with everything that is wrong with the file, warnings included.
     """
-    file = _read(Source(name, text, origin or Origin(name)), resource_names)
+    file = _read(Source(name, text, origin or Origin(name)), resource_names, cpu_managers)
     refuse_errors(file.problems(None))
     return file
 
 
-def _read(source: Source, resource_names: Names) -> PoolFile:
+def _read(source: Source, resource_names: Names, cpu_managers: Collection[str]) -> PoolFile:
     """Read what can be read of a pool file, to be refused or not.
 
     Raises:
@@ -187,14 +202,20 @@ def _read(source: Source, resource_names: Names) -> PoolFile:
     """
     decoder = _Decoder([])
     root = document.read(source.text, source.origin, decoder.problems)
-    top = decoder.table(root, (_POOLS, MIXED_CPUS, _NODE_SELECTOR, _RESOURCE_BASE_NAME))
+    top = decoder.table(
+        root, (_POOLS, _CPU_MANAGER, MIXED_CPUS, _NODE_SELECTOR, _RESOURCE_BASE_NAME)
+    )
     if top is None:
         raise ConfigError(decoder.problems)
     decoder.check_domain(top.get(_RESOURCE_BASE_NAME), resource_names.domain)
     listed = decoder.read_pools(top.get(_POOLS))
     return PoolFile(
         name=source.name,
-        pools=NodePools.of(*listed, mixed=decoder.read_mixed(top.get(MIXED_CPUS))),
+        pools=NodePools.of(
+            *listed,
+            mixed=decoder.read_mixed(top.get(MIXED_CPUS)),
+            cpu_manager=decoder.read_cpu_manager(top.get(_CPU_MANAGER), cpu_managers),
+        ),
         node_selector=dict(decoder.read_labels(top.get(_NODE_SELECTOR))),
         locations=document.locations(root),
         warnings=tuple(decoder.problems),
@@ -206,6 +227,7 @@ def parse_all(
     resource_names: Names,
     problems: list[Problem],
     machine: Machine | None = None,
+    cpu_managers: Collection[str] = CPU_MANAGER_POLICIES,
 ) -> tuple[PoolFile, ...]:
     """Read pool files, without those that are refused.
 
@@ -215,11 +237,12 @@ def parse_all(
         problems: takes everything that is wrong with those that are refused.
         machine: the node's, for what is wrong on it with files that are refused anyway. That a file
             without an error of its own fits is for the caller to check.
+        cpu_managers: the CPU manager policies that they can name.
     """
     read: list[PoolFile | ConfigError] = []
     for source in found:
         try:
-            read.append(_read(source, resource_names))
+            read.append(_read(source, resource_names, cpu_managers))
         except ConfigError as error:
             read.append(error)
     legible = [one for one in read if isinstance(one, PoolFile)]
@@ -386,6 +409,16 @@ class _Decoder(Reader):
         if pool is None:
             return None
         return MixedCPUs(pool.text, limit) if limit else MixedCPUs(pool.text)
+
+    def read_cpu_manager(self, value: Value, known: Collection[str]) -> CPUManager:
+        """Read which CPU manager policy gives out the default pool's CPUs; none for a null."""
+        table = self.table(value, (_CPU_MANAGER_POLICY,))
+        entry = table.get(_CPU_MANAGER_POLICY) if table else None
+        name = self.word(entry) if entry else ""
+        if entry and name and name not in known:
+            self.refuse(entry, f"unknown value {name[:63]!r}", hint(name, known))
+            return CPUManager()
+        return CPUManager(name) if name else CPUManager()
 
     def _count(self, value: Value) -> int | None:
         text = self.text(value)

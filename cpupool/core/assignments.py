@@ -28,6 +28,8 @@ class Placement(Enum):
     """Why a container is where it is."""
 
     POOLS = "pools"
+    POLICY = "policy"
+    """It owns CPUs that the node's CPU manager policy has chosen."""
     DEFAULT = "default"
     CONFINED = "confined"
     KUBELET = "kubelet"
@@ -65,7 +67,7 @@ class CPUAssignment:
     """The CPUs of one container.
 
     Attributes:
-        placement: as requested; default because it requests nothing; or confined to the default
+        placement: by its pools, or by the CPU manager policy; default because it requests nothing; or confined to the default
             pool because a fact is missing or contradicts another.
         exclusive: CPUs of its own, siblings under multiThreaded included, that are online.
         shared: CPUs of its shared pools.
@@ -102,7 +104,7 @@ class CPUAssignment:
         `EXCLUSIVE_CPUS` and `SHARED_CPUS` join all pools of a kind: of the answers to several
         Allocate calls the kubelet keeps the first one's.
         """
-        if self.placement is not Placement.POOLS:
+        if self.placement not in {Placement.POOLS, Placement.POLICY}:
             return {}
         isolated = any(one.kind is ResourceKind.BESIDE for one in self.resources)
         return environment(self.exclusive, self.shared, self.resources, isolated=isolated)
@@ -129,6 +131,6 @@ def environment(
     of_pools = {
         pool_variable(resource): cpus
         for resource, cpus in by_resource.items()
-        if resource.kind is not ResourceKind.KUBELET
+        if not resource.kind.native
     }
     return {name: str(cpus) for name, cpus in sorted({**joined, **of_pools}.items()) if cpus}

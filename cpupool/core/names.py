@@ -41,6 +41,8 @@ MIXED_CPUS_ALLOWED: Final = "workload.mixedcpus.openshift.io/allowed"
 """Annotation of a namespace whose pods may ask for OpenShift's resource."""
 KUBELET_CPUS: Final = Resource("kubelet/cpu", ResourceKind.KUBELET)
 """The CPUs that the kubelet's static CPU manager gives out itself. No pool can have this name."""
+POLICY_CPUS: Final = Resource("policy/cpu", ResourceKind.POLICY)
+"""The CPUs that the node's CPU manager policy gives out. No pool can have this name."""
 
 STARTER: Final = "/opt/cpupool/process-starter"
 """The process starter, as a container sees it."""

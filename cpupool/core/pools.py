@@ -112,21 +112,41 @@ class MixedCPUs:
 
 
 @dataclass(frozen=True, slots=True)
+class CPUManager:
+    """How the default pool's CPUs are given out.
+
+    Attributes:
+        policy: the name of the CPU manager policy.
+    """
+
+    policy: str = "none"
+
+
+CPU_MANAGER_POLICIES: Final = (CPUManager().policy,)
+"""The policies that a pool file can name."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodePools:
     """All pools of one node, sorted by name; `pool_rules` tells whether they may stand together.
 
     Attributes:
         pools: as configured; an iteration goes over these.
         mixed: whether and how OpenShift's resource is offered.
+        cpu_manager: how the default pool's CPUs are given out.
     """
 
     pools: tuple[Pool, ...] = ()
     mixed: MixedCPUs | None = None
+    cpu_manager: CPUManager = field(default_factory=CPUManager)
 
     @classmethod
-    def of(cls, *pools: Pool, mixed: MixedCPUs | None = None) -> NodePools:
+    def of(
+        cls, *pools: Pool, mixed: MixedCPUs | None = None, cpu_manager: CPUManager | None = None
+    ) -> NodePools:
         """Collect pools in the order of their names."""
-        return cls(tuple(sorted(pools, key=lambda pool: pool.name)), mixed)
+        by_name = tuple(sorted(pools, key=lambda pool: pool.name))
+        return cls(by_name, mixed, cpu_manager or CPUManager())
 
     def __iter__(self) -> Iterator[Pool]:
         return iter(self.pools)

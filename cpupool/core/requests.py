@@ -21,11 +21,18 @@ class ResourceKind(Enum):
     """A shared pool's CPUs beside CPUs of its own, by OpenShift's resource; one device each."""
     KUBELET = "kubelet"
     """CPUs that the kubelet's static CPU manager gives out, for a whole native request."""
+    POLICY = "policy"
+    """CPUs of the default pool that cpupool's CPU manager policy gives out."""
 
     @property
     def exclusive(self) -> bool:
         """Whether the CPUs are the container's own."""
-        return self is ResourceKind.EXCLUSIVE or self is ResourceKind.KUBELET
+        return self not in {ResourceKind.SHARED, ResourceKind.BESIDE}
+
+    @property
+    def native(self) -> bool:
+        """Whether a container asks for them by its native cpu request, and so by no pool's name."""
+        return self in {ResourceKind.KUBELET, ResourceKind.POLICY}
 
 
 class Resource(str):

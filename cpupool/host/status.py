@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
     from cpupool.manager.ways import Way
-    from cpupool.policies.pooled import Choice
+    from cpupool.policies.base import Choice
 
 log = logs.get(__name__)
 

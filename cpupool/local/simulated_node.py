@@ -20,7 +20,7 @@ from cpupool.local import devices, workload
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_pool import SimulatedPool
 from cpupool.policies.layout import Level
-from cpupool.policies.pooled import Step
+from cpupool.policies.base import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Container, Pod, PodUID
     from cpupool.local.devices import IDs, Want
     from cpupool.policies.hints import TopologyPolicy
-    from cpupool.policies.pooled import Choice
+    from cpupool.policies.base import Choice
 
 
 class Chooser(Protocol):
-    """Chooses CPUs of an exclusive pool, as `policies.pooled.prefer` does."""
+    """Chooses CPUs of an exclusive pool, as `policies.pool_choice.prefer` does."""
 
     def __call__(
         self,
@@ -47,7 +47,7 @@ class Chooser(Protocol):
         required: CPUSet | None = None,
         held: CPUSet | None = None,
     ) -> Choice:
-        """Choose `count` CPUs; the arguments are those of `policies.pooled.prefer`."""
+        """Choose `count` CPUs; the arguments are those of `policies.pool_choice.prefer`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from cpupool.core.pool_policy import NUMAPolicy
 from cpupool.core.pools import NodePools, PoolKind
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import Node, Placement, called
-from cpupool.policies import pooled
+from cpupool.policies import pool_choice
 from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.kubelet_accumulator import take_packed
 from cpupool.policies.layout import Layout, Level
-from cpupool.policies.pooled import Choice, Step
+from cpupool.policies.base import Choice, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -155,7 +155,7 @@ def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[Nod
             mixed=node_pools.mixed,
         )
         refuse_errors(pool_rules.validate(node_pools, topology))
-    return node_pools, pooled.prefer
+    return node_pools, pool_choice.prefer
 
 
 def run(

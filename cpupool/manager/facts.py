@@ -9,6 +9,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID
+from cpupool.policies.none import NonePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.static_pods import Identity
+    from cpupool.policies.base import CPUManagerPolicy
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
@@ -55,6 +57,7 @@ class NodeFacts:
         kept_shared: the shared CPUs of containers that must not follow a change of their pools.
         blocked: CPUs that nobody may have because a topology change brought two pools together.
         static_cpus: those that the kubelet's static CPU manager gives out; none under policy none.
+        policy: gives out the default pool's CPUs, as configured.
         idle: pods that have no container's cgroup, where two pods claim a CPU: the one has ended.
     """
 
@@ -69,4 +72,5 @@ class NodeFacts:
     kept_shared: Mapping[ContainerKey, CPUSet] = field(default_factory=dict)
     blocked: CPUSet = field(default_factory=CPUSet)
     static_cpus: CPUSet = field(default_factory=CPUSet)
+    policy: CPUManagerPolicy = field(default_factory=NonePolicy)
     idle: frozenset[str] = frozenset()

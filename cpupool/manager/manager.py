@@ -26,12 +26,14 @@ from cpupool.core.errors import (
 from cpupool.core.grants import Grants
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
-from cpupool.manager import offers, pinned, resolve, sightings
+from cpupool.manager import choosing, offers, ownership, pinned, resolve, sightings
 from cpupool.manager.answers import Allocation, PoolChange
 from cpupool.manager.facts import NodeFacts, Promise
 from cpupool.manager.resolve import Snapshot
 from cpupool.manager.static_pods import Identity
-from cpupool.policies import pooled
+from cpupool.policies.base import Ask
+from cpupool.policies.none import BUILT_IN
+from cpupool.policies.pools import PoolsPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from cpupool.manager.offers import DeviceList
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.static_pods import PodName
-    from cpupool.policies.pooled import Choice
+    from cpupool.policies.base import Choice, CPUManagerPolicies
 
 _WAIT_S = 5.0
 """A waiter looks at its own cancellation at least this often."""
@@ -60,14 +62,23 @@ class Manager:
         names: the public strings, with the resource domain.
         moves_pinned: a container that has CPUs of its own follows changes of its shared pools;
             false where the kernel would then forget to which CPUs its threads are pinned.
+        cpu_managers: the CPU manager policies that a configuration can name.
     """
 
-    def __init__(self, names: Names | None = None, *, moves_pinned: bool = True) -> None:
+    def __init__(
+        self,
+        names: Names | None = None,
+        *,
+        moves_pinned: bool = True,
+        cpu_managers: CPUManagerPolicies = BUILT_IN,
+    ) -> None:
         self.names = names or Names()
+        self.cpu_managers = cpu_managers
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
         self._facts = NodeFacts()
-        self._resolution = resolve.resolve(self._facts, Grants())
+        self._resolution = resolve.resolve(self._facts, (), Grants())
+        self._recovered = False
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
         self._held: Mapping[Resource, frozenset[str]] = {}
@@ -89,6 +100,7 @@ class Manager:
             topology = topology.remembering(self._facts.topology)
             problems = validate(pools, topology)
             refuse_errors(problems)
+            policy = self.cpu_managers[pools.cpu_manager.policy](pools.cpu_manager, topology)
             before = self._facts.pools
             placed = self._resolution.containers
             kept = {} if self._moves_pinned else pinned.concerned(placed, before, pools)
@@ -98,6 +110,7 @@ class Manager:
                     pools=pools,
                     configured=True,
                     topology=topology,
+                    policy=policy,
                     devices=self._as_granted(),
                     kept_shared={**kept, **self._facts.kept_shared},
                     blocked=CPUSet(),
@@ -218,17 +231,21 @@ class Manager:
                 self._take(replace(self._facts, promises=kept))
 
     def adopt(self, found: Iterable[FoundContainer]) -> None:
-        """Recognise containers that kept an older shared part, after a restart of the agent.
+        """Take over what an earlier agent has decided; from then on this one decides.
 
-        Such a container runs on exactly its own CPUs and those that its shared pools had when it
-        was started.
+        A container of the CPU manager policy owns the CPUs that it runs on. One that kept an older
+        shared part runs on exactly its own CPUs and those that its shared pools had when it was
+        started.
         """
-        if self._moves_pinned:
-            return
         with self._changed:
-            kept = pinned.found_stale(self._facts, self._resolution, found)
-            if kept:
-                self._take(replace(self._facts, kept_shared={**self._facts.kept_shared, **kept}))
+            found = tuple(found)
+            facts, grants = self._facts, self._resolution.grants
+            self._recovered = True
+            grants = choosing.recover(facts, self._resolution.view.pods, grants, found)
+            if not self._moves_pinned:
+                kept = pinned.found_stale(facts, self._resolution, found)
+                facts = replace(facts, kept_shared={**facts.kept_shared, **kept})
+            self._take(facts, grants)
 
     def advertised(self) -> tuple[Advertised, ...]:
         """Return the resources that have devices to list.
@@ -295,7 +312,7 @@ class Manager:
                 cores cannot serve it.
         """
         with self._changed:
-            listed = self._list_of(pool)
+            listed, view = self._list_of(pool), self._resolution.view
             # Of a burst of pods the last is asked for before the first is seen.
             promised = [one.ids for one in self._facts.promises if one.resource == pool]
         offer = listed.offer
@@ -308,10 +325,9 @@ class Manager:
             raise NotEnoughDevices(pool, size, len(free))
         # The kubelet knows first that a pod has ended: what it calls free nobody holds.
         held = devices.exclusive_cpus(listed.held.union(*promised)) - free
+        ask = Ask(offer.resource.name, size, free, required, others=held)
         try:
-            choice = pooled.prefer(
-                offer.pool, offer.topology, free, size, required=required, held=held
-            )
+            choice = PoolsPolicy().choose(view, ask)
         except SMTAlignmentError as error:
             raise devices.unaligned(pool, error) from error
         with self._changed:
@@ -382,12 +398,22 @@ class Manager:
             raise AllocationError(pool, "this node has no such pool", "look at its pool file")
         return listed
 
-    def _take(self, facts: NodeFacts) -> None:
-        resolution = resolve.resolve(facts, self._resolution.grants)
+    def _take(self, facts: NodeFacts, grants: Grants | None = None) -> None:
+        """Decide anew by these facts.
+
+        Args:
+            facts: what is known now.
+            grants: who owned which CPUs until now; None for what was decided last.
+        """
+        pods = sightings.present(facts)
+        grants = ownership.settle(facts, pods, grants or self._resolution.grants)
+        if self._recovered:
+            grants = choosing.admit(facts, pods, grants)
+        resolution = resolve.resolve(facts, pods, grants)
         stale = pinned.still_stale(facts, resolution)
         if stale != facts.kept_shared:
             facts = replace(facts, kept_shared=stale)
-            resolution = resolve.resolve(facts, self._resolution.grants)
+            resolution = resolve.resolve(facts, pods, grants)
         holdings = (facts.devices, facts.promises)
         if holdings != self._holdings:
             self._holdings = holdings

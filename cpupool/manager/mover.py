@@ -322,7 +322,7 @@ class Mover:
             # It belongs elsewhere since it was judged.
             self._look_at(self._now_s())
             return
-        goal = moves.goal(move, staying.values(), resolution.unreported.cpus)
+        goal = moves.goal(move, staying.values(), resolution.view.default.cpus)
         seen.occupied = move.gains - goal
         if goal != move.has:
             yield _Step(wrong, goal, self._reason(move.path, seen))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, advertised, exclusive_cpus
-from cpupool.core.requests import ResourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -54,7 +53,7 @@ def offered(facts: NodeFacts, held: Iterable[Resource]) -> tuple[Advertised, ...
     """
     configured = advertised(facts.pools)
     known = {one.name for one in configured}
-    devices = (one for one in held if one.kind is not ResourceKind.KUBELET)
+    devices = (one for one in held if not one.kind.native)
     return (*configured, *(Advertised.gone(one) for one in devices if one not in known))
 
 

@@ -1,4 +1,4 @@
-"""Who owns which exclusive CPU, by the kubelet's word.
+"""Who owns which CPU, by the kubelet's word, and by a policy's which was written down before.
 
 A CPU has one owner, a pod. So has a core, but for pods of one pool that lists siblings, as a pool
 with a `cpuBindPolicy` does: an exclusive CPU is bought against neighbours on its core.
@@ -17,7 +17,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.manager import requested
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
@@ -38,7 +38,7 @@ class _Claim(NamedTuple):
     idle: bool
 
 
-def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
+def settle(facts: NodeFacts, pods: Sequence[Pod], before: Grants) -> Grants:
     """Return the owner of every exclusive CPU.
 
     Args:
@@ -62,10 +62,12 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     # with containers claims the same CPU: the kubelet gives devices away before the pod is gone.
     # Answers last: each was made for a pod that may be among them.
     kept = [had(claim) for claim in claims]
+    there = {PodOwner(pod.cgroup_uid) for pod in pods if not pod.finished}
+    chosen = [one for one in before if one.source is Source.POLICY and one.owner in there]
     new = [claim for claim, part in zip(claims, kept, strict=True) if part.cpus != claim.grant.cpus]
     later = (one.grant for one in sorted(new, key=lambda one: (one.idle, not one.told)))
     answered = answers(facts, facts.promises)
-    return Grants().adding(kept).adding((*later, *answered), facts.topology)
+    return Grants().adding((*kept, *chosen)).adding((*later, *answered), facts.topology)
 
 
 def granted(facts: NodeFacts, resource: Resource, given: AllocatedDevices) -> CPUSet:

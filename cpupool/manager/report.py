@@ -19,7 +19,7 @@ from cpupool.manager import ownership, requested
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.manager.usage import usage
 from cpupool.manager.ways import Way
-from cpupool.policies.pooled import Choice, Step
+from cpupool.policies.base import Choice, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -59,7 +59,7 @@ def take(
 ) -> Taken:
     """Take CPUs of one NUMA node, else of one socket, else of several sockets.
 
-    `pooled.py` only spreads over cores, and passes neither `exclusive` nor `held`.
+    `pool_choice.py` only spreads over cores, and passes neither `exclusive` nor `held`.
 
     Args:
         layout: the machine.

@@ -1,24 +1,28 @@
 """The kubelet's static CPU Manager policy: exclusive CPUs for containers that ask for whole ones.
 
-A node's life is a chain of values: each allocation and removal makes the next state. The answers
-are those of the kubelet 1.36, pkg/kubelet/cm/cpumanager/policy_static.go and policy_options.go
-(KEP-3570; the options KEP-2625, 2902, 3327, 4176, 4540 and 4800), but that no CPU is ever given
-away that is not free.
+The answers are those of the kubelet 1.36, pkg/kubelet/cm/cpumanager/policy_static.go and
+policy_options.go (KEP-3570; the options KEP-2625, 2902, 3327, 4176, 4540 and 4800), but that no CPU
+is ever given away that is not free.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, SMTAlignmentError, refuse_errors
+from cpupool.policies.base import Choice
 from cpupool.policies.hints import Offer, TopologyPolicy, generate
 from cpupool.policies.kubelet_accumulator import Taken, take_distributed, take_packed
 from cpupool.policies.layout import Layout, Level
+from cpupool.policies.none import NonePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+
+    from cpupool.core.workloads import Pod
+    from cpupool.policies.base import Ask, NodeView
 
 _WORDS: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
@@ -78,37 +82,8 @@ _CONFLICTS: Final = (
 )
 
 
-class Owner(NamedTuple):
-    """A container: its pod's UID and its name."""
-
-    pod: str
-    container: str
-
-
 @dataclass(frozen=True, slots=True)
-class NodeState:
-    """Who has which CPUs at one moment.
-
-    Attributes:
-        shared: CPUs that are nobody's own; reserved ones are among them unless the reservation is
-            strict.
-        assigned: the containers with CPUs of their own.
-        reusing: the pod that was served last.
-        reusable: what its init containers leave to its other containers.
-    """
-
-    shared: CPUSet
-    assigned: Mapping[Owner, CPUSet] = field(default_factory=dict)
-    reusing: str = ""
-    reusable: CPUSet = field(default_factory=CPUSet)
-
-    def reusable_by(self, pod: str) -> CPUSet:
-        """Give the CPUs that a container of this pod may take over from its init containers."""
-        return self.reusable if pod == self.reusing else CPUSet()
-
-
-@dataclass(frozen=True, slots=True)
-class StaticPolicy:
+class StaticPolicy(NonePolicy):
     """The policy on one machine.
 
     Attributes:
@@ -150,84 +125,66 @@ class StaticPolicy:
             raise ConfigError([Problem(what, "reserve others", path="reserved", cpus=missing)])
         return cls(layout, options, reserved)
 
-    def start(self) -> NodeState:
-        """Give the state of a node without containers."""
-        strict = self.options.strict_cpu_reservation
-        return NodeState(self.layout.cpus - self.reserved if strict else self.layout.cpus)
+    def wants(self, pod: Pod) -> Mapping[str, int]:
+        """Return the containers of a Guaranteed pod that ask for whole CPUs and for no pool."""
+        return {
+            container.name: container.whole_cpus
+            for container in pod.containers
+            if container.whole_cpus and not container.requests
+        }
 
-    def hints(self, state: NodeState, owner: Owner, count: int) -> Offer:
+    def available(self, view: NodeView) -> CPUSet:
+        """Return the CPUs that have no owner and are not reserved."""
+        return view.free - self.reserved
+
+    def hints(self, ask: Ask) -> Offer:
         """Offer the NUMA nodes on which a container's CPUs could lie.
 
         A container that has its CPUs already is offered where they are, or nothing if it asks for
         another number of them.
         """
         by_socket = self.options.align_by_socket
-        held = state.assigned.get(owner)
-        if held is None:
-            free, reusable = state.shared - self.reserved, state.reusable_by(owner.pod)
-            return topology_hints(self.layout, count, free, reusable, align_by_socket=by_socket)
-        if len(held) != count:
+        if not ask.has:
+            return topology_hints(
+                self.layout, ask.count, ask.available, ask.reusable, align_by_socket=by_socket
+            )
+        if len(ask.has) != ask.count:
             return Offer(())
-        return topology_hints(self.layout, count, held, CPUSet(), align_by_socket=by_socket)
+        return topology_hints(self.layout, ask.count, ask.has, CPUSet(), align_by_socket=by_socket)
 
-    def allocate(
-        self,
-        state: NodeState,
-        owner: Owner,
-        count: int,
-        *,
-        init: bool = False,
-        nodes: Collection[int] | None = None,
-    ) -> tuple[NodeState, Taken]:
-        """Give a container CPUs of its own; one that has some keeps them.
-
-        Args:
-            state: who has which CPUs.
-            owner: the container.
-            count: how many it asks for; at least one.
-            init: whether it ends before the pod's other containers start, and so leaves its CPUs
-                to them; not a sidecar.
-            nodes: the Topology Manager's choice of NUMA nodes, which are used first; None for any.
+    def choose(self, _view: NodeView, ask: Ask) -> Choice:
+        """Choose a container's own CPUs; one that has some keeps them.
 
         Raises:
             SMTAlignmentError: whole cores are promised and cannot be had.
             NotEnoughCPUs: fewer are free.
         """
         if self.options.full_pcpus_only:
-            self._refuse_parts_of_cores(state, count)
-        reusable = state.reusable_by(owner.pod)
-        if owner in state.assigned:
-            taken = Taken(state.assigned[owner])
-        else:
-            taken = self._choose(state.shared - self.reserved | reusable, count, nodes)
-        after = NodeState(
-            shared=state.shared - taken.cpus,
-            assigned={**state.assigned, owner: taken.cpus},
-            reusing=owner.pod,
-            reusable=reusable | taken.cpus if init else reusable - taken.cpus,
-        )
-        return after, taken
+            self._refuse_parts_of_cores(ask)
+        if ask.has:
+            return Choice(ask.has)
+        taken = self._take_near(ask.available | ask.reusable, ask.count, ask.nodes)
+        return Choice(taken.cpus, proven=taken.proven)
 
-    def remove(self, state: NodeState, owner: Owner) -> NodeState:
-        """Take a container's CPUs back, but for those that others of its pod have taken over."""
-        assigned = {one: cpus for one, cpus in state.assigned.items() if one != owner}
-        kept = CPUSet.union(cpus for one, cpus in assigned.items() if one.pod == owner.pod)
-        freed = state.assigned.get(owner, CPUSet()) - kept
-        return replace(state, shared=state.shared | freed, assigned=assigned)
+    def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
+        """Return what is left of the default pool; a strict reservation is not for sharing."""
+        strict = self.options.strict_cpu_reservation
+        barred = view.barred | self.reserved if strict else view.barred
+        return NonePolicy.extents(self, replace(view, barred=barred))
 
-    def _refuse_parts_of_cores(self, state: NodeState, count: int) -> None:
+    def _refuse_parts_of_cores(self, ask: Ask) -> None:
         size = self.layout.usual(Level.CORE)
-        if count % size:
-            raise SMTAlignmentError(count, size)
+        if ask.count % size:
+            raise SMTAlignmentError(ask.count, size)
         # A core with a reserved CPU is not whole for anybody. What a pod's init containers leave
         # is not counted either, so a container may be refused that could run on those.
         cores = self.layout.groups[Level.CORE].values()
         partly_reserved = CPUSet.union(core for core in cores if not core.isdisjoint(self.reserved))
-        whole = len(state.shared - partly_reserved)
-        if count > whole:
-            raise SMTAlignmentError(count, size, whole)
+        whole = len(ask.available - partly_reserved)
+        if ask.count > whole:
+            raise SMTAlignmentError(ask.count, size, whole)
 
-    def _choose(self, free: CPUSet, count: int, nodes: Collection[int] | None) -> Taken:
+    def _take_near(self, free: CPUSet, count: int, nodes: Collection[int] | None) -> Taken:
         near = Taken(CPUSet())
         if nodes is not None:
             around = free & self._around(nodes)

@@ -171,7 +171,9 @@ class Configurator:
         problems: list[Problem] = []
         sources = itertools.starmap(Source.of, view.texts.items())
         machine = Machine(topology, view.labels)
-        parsed = poolconfig.parse_all(sources, self._manager.names, problems, machine)
+        parsed = poolconfig.parse_all(
+            sources, self._manager.names, problems, machine, self._manager.cpu_managers.keys()
+        )
         refuse_errors(problems)
         file = poolconfig.select(parsed, view.labels) or _NO_FILE
         try:
@@ -225,7 +227,12 @@ class Configurator:
         if not text:
             return
         try:
-            file = poolconfig.parse(self._last_good.name, text, self._manager.names)
+            file = poolconfig.parse(
+                self._last_good.name,
+                text,
+                self._manager.names,
+                cpu_managers=self._manager.cpu_managers.keys(),
+            )
             self._manager.reconfigure(file.pools, self._topology.topology())
         except CPUPoolError as error:
             log.warning("last good pools cannot be used", file=self._last_good, error=error)

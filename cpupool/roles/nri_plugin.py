@@ -668,7 +668,7 @@ class NRIPlugin:
     def _wanted(self, key: ContainerKey, now: Snapshot) -> CPUAssignment | None:
         """Say where a container belongs; None where that is not known well enough."""
         assignment = now.assignment(key)
-        known = self._ready() or assignment.placement is Placement.POOLS
+        known = self._ready() or assignment.placement in {Placement.POOLS, Placement.POLICY}
         return assignment if known and assignment.cpus else None
 
 

@@ -486,7 +486,7 @@ class Node(RuleBasedStateMachine):
         for uid, by_pool in builders.owned(self.manager).items():
             mine = CPUSet.union(by_pool.values())
             assert resolution.unknown.cpus.isdisjoint(mine)
-            assert resolution.unreported.cpus.isdisjoint(mine)
+            assert resolution.view.default.cpus.isdisjoint(mine)
             for placed in resolution.containers.values():
                 if placed.pod.uid != uid:
                     assert placed.assignment.cpus.isdisjoint(mine)

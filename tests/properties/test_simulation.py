@@ -18,7 +18,7 @@ from cpupool.core.requests import Resource
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import devices, simulation, workload
 from cpupool.local.simulated_node import Node
-from cpupool.policies import pooled
+from cpupool.policies import pool_choice
 from cpupool.policies.hints import TopologyPolicy
 from tests import builders
 from tests.machines import MACHINES
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
     from cpupool.local.simulated_node import Chooser
     from cpupool.local.workload import Event
-    from cpupool.policies.pooled import Choice
+    from cpupool.policies.base import Choice
 
 TOPOLOGIES = {
     name: MACHINES[name].topology() for name in ("telco_2s_2n_16c32t", "sparse_nodes", "epyc_like")
@@ -88,7 +88,7 @@ def traces(draw: st.DrawFn) -> list[Event]:
 
 
 machines = st.sampled_from(sorted(TOPOLOGIES)).map(TOPOLOGIES.__getitem__)
-choosers = st.sampled_from([pooled.prefer, simulation.first_fit, simulation.kubelet_packed])
+choosers = st.sampled_from([pool_choice.prefer, simulation.first_fit, simulation.kubelet_packed])
 managers = st.sampled_from(TopologyPolicy)
 
 
@@ -172,7 +172,7 @@ def test_pods_are_refused_exactly_when_the_counts_say_so(
 def test_a_pool_of_whole_cores_gives_whole_cores_or_says_why_not(
     topology: CPUTopology, sizes: Sequence[int]
 ) -> None:
-    node = Node(topology, whole_cores(topology), pooled.prefer, TopologyPolicy.NONE)
+    node = Node(topology, whole_cores(topology), pool_choice.prefer, TopologyPolicy.NONE)
     (pool,) = whole_cores(topology)
     per_core = max(map(len, topology.cores))
     left = len(pool.cpus)
@@ -204,7 +204,7 @@ def test_the_pools_own_policy_never_takes_more_numa_nodes_than_it_must(
         required: CPUSet | None = None,
         held: CPUSet | None = None,
     ) -> Choice:
-        choice = pooled.prefer(pool, topology, free, count, required=required, held=held)
+        choice = pool_choice.prefer(pool, topology, free, count, required=required, held=held)
         used = {topology.node_of(cpu) for cpu in choice.cpus}
         nodes = [cpus & (free | (required or CPUSet())) for cpus in topology.nodes.values()]
         fewest = next(

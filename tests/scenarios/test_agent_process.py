@@ -71,11 +71,15 @@ class World:
 
     @contextmanager
     def agent(
-        self, *options: str, before: Sequence[str] = (), end: int = signal.SIGTERM
+        self,
+        *options: str,
+        before: Sequence[str] = (),
+        end: int = signal.SIGTERM,
+        program: str = "cpupool",
     ) -> Iterator[Process]:
         process = Process(
             *before,
-            *(sys.executable, "-W", "error", "-m", "cpupool", "agent"),
+            *(sys.executable, "-W", "error", "-m", program, "agent"),
             *("--host-root", self.folder, "--config", self.mount.folder),
             *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
             # Nothing is found by looking again: every step must be an event.

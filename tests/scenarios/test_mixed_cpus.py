@@ -239,6 +239,13 @@ class Runtime:
         for update in self._plugin.update(told, cpus).update:
             self._obey(update)
 
+    def end(self, pod: Pod) -> None:
+        """End the only container of a pod, and its sandbox."""
+        told = self._told(pod)
+        self._plugin.stop(told)
+        self._plugin.remove(told)
+        self._plugin.remove_sandbox(told.pod)
+
     def lose(self) -> None:
         """Lose the plugin."""
         self._plugin.hang_up()

@@ -2,22 +2,119 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from cpupool.core import quantity
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
+from cpupool.core.grants import Grant, Grants, PodOwner, Source
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.topology import NO_CPUS
 from cpupool.policies import static
-from cpupool.policies.static import Owner, StaticOptions, StaticPolicy
+from cpupool.policies.base import DEFAULT, Ask, NodeView
+from cpupool.policies.static import StaticOptions, StaticPolicy
 from tests.conformance.oracle.cpu_hints import listed, unlawful
 from tests.conformance.oracle.kubelet_distribution import take_as_kubelet
 from tests.conformance.oracle.verdicts import Verdict, misfit, refusal
 
 if TYPE_CHECKING:
-    from cpupool.policies.static import NodeState
+    from collections.abc import Mapping
+
     from tests.conformance.oracle.verdicts import Case, Machines
+
+
+class Owner(NamedTuple):
+    """A container: its pod's UID and its name."""
+
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the kubelet has written down: who has which CPUs.
+
+    Attributes:
+        policy: cpupool's.
+        shared: CPUs that are nobody's own.
+        assigned: the containers with CPUs of their own.
+        reusing: the pod that was served last; what another pod's init containers leave is forgotten.
+        reusable: what its init containers leave to its other containers.
+        sound: no CPU has had two owners so far, so that grants can hold what is assigned.
+    """
+
+    policy: StaticPolicy
+    shared: CPUSet
+    assigned: Mapping[Owner, CPUSet] = field(default_factory=dict)
+    reusing: str = ""
+    reusable: CPUSet = field(default_factory=CPUSet)
+    sound: bool = True
+
+    @classmethod
+    def of(cls, policy: StaticPolicy) -> Node:
+        """Return a node without containers."""
+        return cls(policy, policy.extents(_view(policy, Grants()))[DEFAULT])
+
+    def view(self) -> NodeView:
+        """Return what the policy sees: grants, or only what is left where grants cannot hold it."""
+        if not self.sound:
+            return _view(self.policy, Grants(), self.shared)
+        claims = (
+            Grant(
+                PodOwner(owner.pod),
+                POLICY_CPUS,
+                Source.POLICY,
+                {owner.container: cpus},
+                whole_cores=False,
+            )
+            for owner, cpus in self.assigned.items()
+        )
+        return _view(self.policy, Grants().adding(claims))
+
+    def ask(self, step: Case) -> Ask:
+        """Return what a container is to have of its own."""
+        owner, nodes = _owner(step), step["hint"]
+        return Ask(
+            POLICY_CPUS,
+            int(quantity.parse(step["cpu"])),
+            self.policy.available(self.view()),
+            self.reusable if owner.pod == self.reusing else CPUSet(),
+            has=self.assigned.get(owner, CPUSet()),
+            nodes=None if nodes is None else frozenset(nodes),
+        )
+
+    def given(self, step: Case, cpus: CPUSet) -> Node:
+        """Return the node after a container was given CPUs."""
+        owner = _owner(step)
+        reusable = self.reusable if owner.pod == self.reusing else CPUSet()
+        return replace(
+            self,
+            shared=self.shared - cpus,
+            assigned={**self.assigned, owner: cpus},
+            reusing=owner.pod,
+            reusable=reusable | cpus if step.get("init", False) else reusable - cpus,
+        )
+
+    def without(self, step: Case) -> Node:
+        """Return the node after a container has gone."""
+        owner = _owner(step)
+        assigned = {one: cpus for one, cpus in self.assigned.items() if one != owner}
+        kept = CPUSet.union(cpus for one, cpus in assigned.items() if one.pod == owner.pod)
+        freed = self.assigned.get(owner, CPUSet()) - kept
+        return replace(self, shared=self.shared | freed, assigned=assigned)
+
+
+def _owner(step: Case) -> Owner:
+    return Owner(step["pod"], step["container"])
+
+
+def _view(policy: StaticPolicy, grants: Grants, cpus: CPUSet | None = None) -> NodeView:
+    everything = policy.layout.cpus
+    machine = replace(NO_CPUS, online=everything, present=everything)
+    own = everything if cpus is None else cpus
+    return NodeView(machine, cpus=own, grants=grants, barred=grants.cpus)
 
 
 def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
@@ -39,24 +136,24 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
         return Verdict.EQUAL if refused else Verdict.DIFFERENT, "" if refused else str(error)
     if "new_error" in case:
         return Verdict.DIFFERENT, f"started in spite of {case['new_error']!r}"
-    state = policy.start()
-    given = [str(policy.reserved), str(state.shared)]
+    node = Node.of(policy)
+    given = [str(policy.reserved), str(node.shared)]
     recorded = [case["reserved"], case["start_default_set"]]
     if given != recorded:
         return Verdict.DIFFERENT, f"at the start {given} instead of {recorded}"
 
     verdict = Verdict.EQUAL
     for number, step in enumerate(case["steps"]):
-        before, recorded = state, _recorded(step)
-        state, answer, flaw = _answer(policy, before, step)
+        before, recorded = node, _recorded(step)
+        node, answer, flaw = _answer(before, step)
         if excuse := _excuse(step):
             verdict = excuse
-            state = _set_anew(policy, before, step)
+            node = _set_anew(before, step)
         elif answer == recorded:
-            flaw = ""
+            flaw = _astray(node)
         else:
             with patch.object(static, "take_distributed", take_as_kubelet):
-                state, overwritten, _ = _answer(policy, before, step)
+                node, overwritten, _ = _answer(before, step)
             flaw = "" if overwritten == recorded else f"{answer} instead of {recorded}"
             verdict = Verdict.NOALIAS if verdict is Verdict.EQUAL else verdict
         if flaw:
@@ -70,14 +167,11 @@ def _excuse(step: Case) -> Verdict | None:
     return Verdict.PANIC if step.get("error", "").startswith("PANIC") else None
 
 
-def _set_anew(policy: StaticPolicy, before: NodeState, step: Case) -> NodeState:
-    """Make the state after a step in which the kubelet gave CPUs that were not free."""
+def _set_anew(before: Node, step: Case) -> Node:
+    """Return the node after a step in which the kubelet gave CPUs that were not free."""
     if "unsafe" not in step:
         return before
-    owner, cpus = Owner(step["pod"], step["container"]), CPUSet.parse(step["assigned"])
-    given = replace(before, assigned={**before.assigned, owner: cpus})
-    after, _ = policy.allocate(given, owner, len(cpus), init=step.get("init", False))
-    return after
+    return replace(before.given(step, CPUSet.parse(step["assigned"])), sound=False)
 
 
 def _recorded(step: Case) -> list[Any]:
@@ -85,32 +179,31 @@ def _recorded(step: Case) -> list[Any]:
     return [step.get("hints_offered"), outcome, step["default_set"]]
 
 
-def _answer(policy: StaticPolicy, state: NodeState, step: Case) -> tuple[NodeState, list[Any], str]:
-    """Take one step: the state after it, what a recording would hold, and what is unlawful."""
-    owner = Owner(step["pod"], step["container"])
+def _answer(node: Node, step: Case) -> tuple[Node, list[Any], str]:
+    """Take one step: the node after it, what a recording would hold, and what is unlawful."""
     if step["op"] == "remove":
-        after = policy.remove(state, owner)
+        after = node.without(step)
         return after, [None, None, str(after.shared)], ""
-    asked = quantity.parse(step["cpu"])
-    if asked != int(asked):
-        return state, [None, None, str(state.shared)], ""
-    count = int(asked)
-    held = state.assigned.get(owner, CPUSet())
-    usable = state.shared - policy.reserved | state.reusable_by(owner.pod) | held
-    offer = policy.hints(state, owner, count)
-    flaw = unlawful(offer, policy.layout, count, usable)
+    if (asked := quantity.parse(step["cpu"])) != int(asked):
+        return node, [None, None, str(node.shared)], ""
+    ask = node.ask(step)
+    usable = ask.available | ask.reusable | ask.has
+    offer = node.policy.hints(ask)
+    flaw = unlawful(offer, node.policy.layout, ask.count, usable)
     try:
-        after, taken = policy.allocate(
-            state, owner, count, init=step.get("init", False), nodes=step["hint"]
-        )
+        cpus = node.policy.choose(node.view(), ask).cpus
     except (NotEnoughCPUs, SMTAlignmentError) as error:
-        return (
-            state,
-            [listed(offer), _words(error), str(state.shared)],
-            flaw or refusal(count, usable),
-        )
-    flaw = flaw or misfit(taken.cpus, count, usable)
-    return after, [listed(offer), str(taken.cpus), str(after.shared)], flaw
+        answer = [listed(offer), _words(error), str(node.shared)]
+        return node, answer, flaw or refusal(ask.count, usable)
+    after = node.given(step, cpus)
+    flaw = flaw or misfit(cpus, ask.count, usable)
+    return after, [listed(offer), str(cpus), str(after.shared)], flaw
+
+
+def _astray(node: Node) -> str:
+    """Return in what the shared set that follows from the grants is not the kubelet's."""
+    shared = node.policy.extents(node.view())[DEFAULT] if node.sound else node.shared
+    return "" if shared == node.shared else f"shared {shared} instead of {node.shared}"
 
 
 def _words(error: NotEnoughCPUs | SMTAlignmentError) -> str:

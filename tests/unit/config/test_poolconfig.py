@@ -13,7 +13,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Location, Problem, Severity
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
-from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool
+from cpupool.core.pools import CPUManager, HyperThreadingPolicy, MixedCPUs, NodePools, Pool
 
 GOOD = """\
 resourceBaseName: nokia.k8s.io
@@ -175,8 +175,8 @@ def test_single_threaded_is_the_default(written: str) -> None:
                 "a.yaml:1:1: Pools: unknown key; did you mean pools?",
                 "a.yaml:3:1: nodeselector: unknown key; did you mean nodeSelector?",
                 (
-                    "a.yaml:4:1: x: unknown key; use pools or mixedCPUs or nodeSelector or"
-                    " resourceBaseName"
+                    "a.yaml:4:1: x: unknown key; use pools or cpuManager or mixedCPUs or"
+                    " nodeSelector or resourceBaseName"
                 ),
             ],
             id="unknown keys of the file",
@@ -348,6 +348,45 @@ def test_rules_between_pools_are_told_at_their_cpus_together_with_the_rest() -> 
             " pool; remove it"
         ),
     ]
+
+
+@pytest.mark.parametrize(
+    "written", ["", "cpuManager:\n", "cpuManager: {}\n", "cpuManager: {policy: none}\n"]
+)
+def test_no_cpu_manager_policy_gives_out_the_default_pool_where_none_is_named(written: str) -> None:
+    assert parse(f"pools: {{default: {{cpus: 1}}}}\n{written}").pools.cpu_manager == CPUManager()
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (
+            "cpuManager: static",
+            "a.yaml:2:13: cpuManager: this must be a map; write key: value on lines of their own",
+        ),
+        (
+            "cpuManager: {policy: nine}",
+            "a.yaml:2:22: cpuManager.policy: unknown value 'nine'; did you mean none?",
+        ),
+        (
+            "cpuManager: {policy: [none]}",
+            "a.yaml:2:22: cpuManager.policy: this must be text; write a single value",
+        ),
+        (
+            "cpuManager: {polcy: none}",
+            "a.yaml:2:14: cpuManager.polcy: unknown key; did you mean policy?",
+        ),
+    ],
+)
+def test_a_wrong_cpu_manager_is_refused(written: str, problem: str) -> None:
+    assert refused(f"pools: {{default: {{cpus: 1}}}}\n{written}\n") == [problem]
+
+
+def test_a_policy_that_the_agent_knows_besides_can_be_named() -> None:
+    text = "pools: {default: {cpus: 1}}\ncpuManager: {policy: toy}\n"
+    assert refused(text) == ["a.yaml:2:22: cpuManager.policy: unknown value 'toy'; use none"]
+    read = poolconfig.parse("a.yaml", text, Names(), cpu_managers=("none", "toy"))
+    assert read.pools.cpu_manager == CPUManager("toy")
 
 
 MIXED = "pools: {shared: {cpus: 1}, exclusive: {cpus: 2}}\nmixedCPUs:"

@@ -9,11 +9,12 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import Pool
-from cpupool.policies.pooled import Choice, prefer
+from cpupool.policies.pool_choice import prefer
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
+    from cpupool.policies.base import Choice
 
 # Two sockets, a NUMA node each: CPUs 0-7 with siblings 16-23, and 8-15 with 24-31.
 TELCO = MACHINES["telco_2s_2n_16c32t"].topology()

@@ -14,7 +14,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import SMTAlignmentError
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import Pool
-from cpupool.policies.pooled import prefer
+from cpupool.policies.pool_choice import prefer
 from tests.machines import MACHINES, Machine
 from tests.searching import examples
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.core.topology import CPUInfo, CPUTopology
-    from cpupool.policies.pooled import Choice
+    from cpupool.policies.base import Choice
 
 T = TypeVar("T")
 

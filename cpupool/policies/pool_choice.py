@@ -15,6 +15,7 @@ from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
 from cpupool.policies import koordinator_accumulator, narrowing
 from cpupool.policies.balance import share_out_beside
+from cpupool.policies.base import Choice, Step
 from cpupool.policies.kubelet_accumulator import Taken, take_evenly, take_packed
 from cpupool.policies.layout import Layout, Level
 
@@ -27,36 +28,6 @@ if TYPE_CHECKING:
 
 _FARTHEST: Final = 255
 """The kernel's distance of nodes that cannot reach each other (ACPI: System Locality table)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One reason in a choice.
-
-    Attributes:
-        rule: what asked for it: a key of the pool file, or the kubelet.
-        why: what it found, in a sentence.
-        left: the CPUs that remain to choose from.
-    """
-
-    rule: str
-    why: str
-    left: CPUSet
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """CPUs that were chosen, and how.
-
-    Attributes:
-        cpus: as many as were asked for.
-        steps: the reasons, in their order.
-        proven: that no better choice exists by the rules; else it is the best of those looked at.
-    """
-
-    cpus: CPUSet
-    steps: tuple[Step, ...]
-    proven: bool
 
 
 def prefer(

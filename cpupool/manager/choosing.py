@@ -1,0 +1,125 @@
+"""CPUs that the node's CPU manager policy gives to containers, as grants.
+
+A choice depends on what was chosen before, so it is made once, for a whole pod, and kept until the
+pod ends. Where each container belongs follows from the grants (`resolve`).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError, NotEnoughCPUs, SMTAlignmentError
+from cpupool.core.grants import Grant, Grants, PodOwner, Source
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.manager import requested, sightings
+from cpupool.policies.base import DEFAULT, Ask, NodeView
+from cpupool.policies.pools import PoolsPolicy
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.ports import FoundContainer
+
+log = logs.get(__name__)
+
+
+def view(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> NodeView:
+    """Return what the policies see of a node."""
+    whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
+    bare = NodeView(
+        facts.topology,
+        facts.pools,
+        facts.pools.default_cpus(facts.topology),
+        grants,
+        barred=facts.topology.with_siblings(whole) | grants.cpus | facts.blocked,
+        pods=pods,
+    )
+    extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
+    if requested.kubelet_owns(facts):
+        default = CPUAssignment(Placement.KUBELET)
+    elif facts.pools.pools or any(grants.of_pods):
+        default = CPUAssignment(Placement.DEFAULT, default=extents[DEFAULT])
+    else:
+        # There is nothing to keep apart, so containers stay where they are.
+        default = CPUAssignment(Placement.DEFAULT)
+    return replace(bare, extents=extents, default=default)
+
+
+def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
+    """Return the grants with a choice for every pod that runs, or is about to, and has none yet.
+
+    A pod that does not fit shares the default pool, and is chosen for again at the next change.
+
+    Args:
+        facts: the node's; a pod is about to run once the container runtime has told of it.
+        pods: all that are there.
+        grants: who owns which CPUs.
+    """
+    starting = {one.pod for one in facts.sighted.values()}
+    for pod in pods:
+        wants = {} if pod.finished else facts.policy.wants(pod)
+        has = grants.of(PodOwner(pod.cgroup_uid)).get(POLICY_CPUS)
+        if not wants.keys() <= (has.parts.keys() if has else set()) and (
+            pod.cgroup_uid in starting or any(one.id for one in pod.containers)
+        ):
+            grants = _admitted(facts, pods, grants, pod, wants)
+    return grants
+
+
+def recover(
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, found: Iterable[FoundContainer]
+) -> Grants:
+    """Return the grants with what an earlier agent has chosen, by the CPUs where containers run.
+
+    Only a set of exactly the size that the policy gives to the container counts, on CPUs that it
+    could give; of two that overlap the first.
+    """
+    runs = {(one.pod, ContainerID(one.id)): one.cpus for one in found}
+    for identifier, pod, container in sightings.instances(pods, facts.sighted):
+        count = facts.policy.wants(pod).get(container.name)
+        if count is None:
+            continue
+        with suppress(CPUSetParseError):
+            cpus = CPUSet.parse(runs.get((pod.cgroup_uid, identifier), ""))
+            free = facts.policy.available(view(facts, pods, grants))
+            if len(cpus) == count and cpus <= free:
+                grants = grants.adding([_grant(pod, {container.name: cpus})])
+    return grants
+
+
+def _admitted(
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, wants: Mapping[str, int]
+) -> Grants:
+    """Return the grants with all that one pod gets, or as they are where it does not fit."""
+    init = {one.name for one in pod.containers if one.kind is ContainerKind.INIT}
+    reusable = CPUSet()
+    made = grants
+    for name, count in wants.items():
+        seen = view(facts, pods, made)
+        available = facts.policy.available(seen)
+        has = made.part(pod.cgroup_uid, POLICY_CPUS, name)
+        try:
+            ask = Ask(POLICY_CPUS, count, available, reusable, has=has)
+            cpus = facts.policy.choose(seen, ask).cpus
+        except (NotEnoughCPUs, SMTAlignmentError):
+            return grants
+        if len(cpus) != count or not cpus <= available | reusable | has:
+            log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
+            return grants
+        # An init container ends before the others start, and leaves its CPUs to them.
+        reusable = reusable | cpus if name in init else reusable - cpus
+        made = made.adding([_grant(pod, {name: cpus})])
+    return made
+
+
+def _grant(pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:
+    owner = PodOwner(pod.cgroup_uid)
+    return Grant(owner, POLICY_CPUS, Source.POLICY, parts, whole_cores=False)

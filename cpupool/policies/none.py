@@ -1,0 +1,66 @@
+"""The CPU manager policy none: no container gets CPUs of its own, all share the default pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import NotEnoughCPUs
+from cpupool.core.names import POLICY_CPUS
+from cpupool.policies.base import DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.workloads import Pod
+    from cpupool.policies.base import Ask, Choice, CPUManagerPolicies, Demand, NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class NonePolicy:
+    """The policy, and what every other one does with containers that it gives no CPUs."""
+
+    def wants(self, _pod: Pod) -> Mapping[str, int]:
+        """Return that no container gets CPUs of its own."""
+        return {}
+
+    def available(self, _view: NodeView) -> CPUSet:
+        """Return that there are none to be had."""
+        return CPUSet()
+
+    def choose(self, _view: NodeView, ask: Ask) -> Choice:
+        """Refuse.
+
+        Raises:
+            NotEnoughCPUs: in any case.
+        """
+        raise NotEnoughCPUs(ask.count, 0)
+
+    def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
+        """Return what many may use of the default pool, and never nothing.
+
+        With the default pool offline the kernel would let its containers run on every CPU of the
+        cgroup above: better on CPUs of no pool, and at worst on those that no pod owns.
+        """
+        common = view.common
+        unlisted = common - CPUSet.union(pool.reach(view.topology) for pool in view.pools)
+        return {DEFAULT: view.cpus & common or unlisted or common}
+
+    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+        """Return the CPUs that the container owns; without any, the default pool's."""
+        own = view.grants.part(demand.pod.cgroup_uid, POLICY_CPUS, demand.container.name)
+        online = own & view.topology.online
+        if not online:
+            return view.default
+        return CPUAssignment(
+            Placement.POLICY,
+            exclusive=online,
+            offline=own - online,
+            resources={POLICY_CPUS: online},
+        )
+
+
+BUILT_IN: Final[CPUManagerPolicies] = {"none": lambda _config, _machine: NonePolicy()}
+"""The policies that a pool file can choose."""

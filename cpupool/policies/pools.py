@@ -1,0 +1,149 @@
+"""CPU-Pooler's policy: a container gets the CPUs of the pools whose devices the kubelet has given it.
+
+Which devices is the kubelet's decision, which the policy is asked to prepare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpupool.core import devices
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind
+from cpupool.core.quota import Limit
+from cpupool.policies import pool_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.devices import AllocatedDevices
+    from cpupool.core.requests import Resource
+    from cpupool.core.workloads import Pod
+    from cpupool.policies.base import Ask, Choice, Demand, NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsPolicy:
+    """Decides about the containers that ask for pools."""
+
+    def choose(self, view: NodeView, ask: Ask) -> Choice:
+        """Choose CPUs of an exclusive pool by the rules of its line in the pool file.
+
+        Raises:
+            NotEnoughCPUs: there are fewer.
+            SMTAlignmentError: whole cores are promised and cannot be had.
+        """
+        return pool_choice.prefer(
+            view.pools.by_name(ask.resource) or Pool.named(ask.resource, ""),
+            view.topology,
+            ask.available,
+            ask.count,
+            required=ask.reusable,
+            held=ask.others,
+        )
+
+    def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
+        """Return shared pool → what a container that starts now gets of it, offline CPUs included."""
+        return {pool.name: pool.cpus - view.barred for pool in view.pools.of_kind(PoolKind.SHARED)}
+
+    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+        """Return the CPUs of the container's pools; the default pool's where a fact is missing."""
+        request, known = demand.request, demand.devices
+        unnamed = next((one for one in request.amounts if one not in known), None)
+        if unnamed is not None:
+            return _without_devices(view, unnamed)
+        exclusive = shared = CPUSet()
+        resources: dict[Resource, CPUSet] = {}
+        common, online = view.common, view.topology.online
+        for one in request.amounts:
+            if one.kind.exclusive:
+                mine = view.grants.part(demand.pod.cgroup_uid, one, demand.container.name)
+                given = devices.exclusive_cpus(known[one].ids) & view.topology.present
+                if others := given - mine:
+                    return _contested(view, demand.pod, one, others)
+                exclusive |= mine
+                resources[one] = mine
+            elif (pool := view.pools.behind(one)) is not None:
+                shared |= pool.cpus
+                resources[one] = pool.cpus & common
+        stays = demand.kept is not None
+        on_shared = (demand.kept if demand.kept is not None else shared) & common
+        there = exclusive & online | on_shared
+        if not there:
+            return _without_cpus(view, known, demand, exclusive)
+        return CPUAssignment(
+            Placement.POOLS,
+            exclusive=exclusive & online,
+            shared=on_shared,
+            offline=exclusive - online,
+            stale=stays,
+            resources={one: cpus & there for one, cpus in resources.items()},
+            limit=_limit(demand, shared),
+        )
+
+
+def _limit(demand: Demand, shared: CPUSet) -> Limit | None:
+    """Return how much CPU time a container is to have that is as requested.
+
+    With CPUs of its own it is not limited: its set already is, and a quota of as many CPUs could
+    only throttle it. Where the kubelet gives these it has an opinion, and what comes in addition is
+    added to that (openshift/enhancements, node-tuning/mixed-cpu-node-plugin.md).
+    """
+    own_milli = demand.container.limit_milli
+    if KUBELET_CPUS in demand.request.amounts:
+        if own_milli is None:
+            return None
+        shared_milli = len(shared) * MILLI_PER_CPU
+        return Limit(own_milli + shared_milli, or_unlimited=True, own_milli=own_milli)
+    if demand.request.exclusive:
+        return Limit(None)
+    limits = (sum(demand.request.amounts.values()), own_milli, demand.pod.limit_milli)
+    return Limit(min(one for one in limits if one is not None), own_milli=own_milli)
+
+
+def _contested(view: NodeView, pod: Pod, resource: Resource, cpus: CPUSet) -> CPUAssignment:
+    cores = view.topology.with_siblings(cpus)
+    near = {uid for uid, has in view.grants.of_pods if not cores.isdisjoint(has.cpus)}
+    holders = [
+        f"{other.namespace}/{other.name}"
+        for other in view.pods
+        if other is not pod and other.cgroup_uid in near
+    ]
+    still = f": pod {', '.join(holders)} still has them or their cores" if holders else ""
+    return view.confined(Cause.CONTESTED, f"CPUs {cpus} of {resource} are not this pod's{still}")
+
+
+def _without_cpus(
+    view: NodeView,
+    known: Mapping[Resource, AllocatedDevices],
+    demand: Demand,
+    exclusive: CPUSet,
+) -> CPUAssignment:
+    asked = demand.request.amounts
+    gone = [one for one in asked if not view.pools.behind(one)]
+    if gone and not exclusive:
+        return _without_devices(view, gone[0])
+    if strange := [one for one in asked if _names_no_cpu(one, known[one])]:
+        why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
+        return view.confined(Cause.NO_CPUS, why)
+    return view.confined(Cause.OFFLINE, "every CPU of its pools is offline")
+
+
+def _names_no_cpu(resource: Resource, given: AllocatedDevices) -> bool:
+    """Return whether the devices of an exclusive pool are another plugin's, without CPU ids."""
+    return resource.kind.exclusive and not devices.exclusive_cpus(given.ids)
+
+
+def _without_devices(view: NodeView, resource: Resource) -> CPUAssignment:
+    if resource == KUBELET_CPUS:
+        if view.kubelet_places:
+            why = "the kubelet has not named the CPUs that are its own"
+            return view.confined(Cause.NO_DEVICES, why)
+        why = "it asks for shared CPUs beside CPUs of its own, and has none of an exclusive pool"
+        return view.confined(Cause.NO_POOL, why)
+    if view.pools.behind(resource) is None:
+        return view.confined(Cause.NO_POOL, f"there is no pool {resource}")
+    return view.confined(Cause.NO_DEVICES, f"the kubelet has named no devices of {resource}")

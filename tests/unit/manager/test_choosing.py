@@ -1,0 +1,230 @@
+"""CPUs that the node's CPU manager policy gives out, asked through the Manager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, Problem
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.pools import CPUManager, NodePools, Pool
+from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.manager.manager import Manager
+from cpupool.manager.ports import FoundContainer
+from cpupool.policies.base import Choice
+from cpupool.policies.layout import Layout
+from cpupool.policies.none import BUILT_IN
+from cpupool.policies.static import StaticOptions, StaticPolicy
+from tests import builders
+from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Pod
+    from cpupool.policies.base import Ask, NodeView
+
+MACHINE = MACHINES["arm_no_smt"]
+_LINES = (Pool.named("exclusive_a", "8-9"), Pool.named("default", "0-7"))
+POOLS = NodePools.of(*_LINES, cpu_manager=CPUManager("static"))
+
+
+def static(_config: CPUManager, machine: CPUTopology) -> StaticPolicy:
+    return StaticPolicy.of(Layout.of_topology(machine), StaticOptions(), CPUSet.of(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy(StaticPolicy):
+    """Gives the same CPU to everybody."""
+
+    def choose(self, _view: NodeView, ask: Ask) -> Choice:
+        return Choice(CPUSet(range(1, 1 + ask.count)))
+
+
+def greedy(config: CPUManager, machine: CPUTopology) -> Greedy:
+    made = static(config, machine)
+    return Greedy(made.layout, made.options, made.reserved)
+
+
+def refusing(_config: CPUManager, _machine: CPUTopology) -> StaticPolicy:
+    raise ConfigError([Problem("it is red", "paint it", path="cpuManager.policy")])
+
+
+POLICIES = {**BUILT_IN, "static": static, "greedy": greedy, "refusing": refusing}
+
+
+def manager(
+    *pods: Pod, pools: NodePools = POOLS, found: tuple[FoundContainer, ...] = ()
+) -> Manager:
+    """Make a node whose agent has looked at every cgroup once."""
+    node = Manager(cpu_managers=POLICIES)
+    node.reconfigure(pools, MACHINE.topology())
+    node.set_pods(pods)
+    node.adopt(found)
+    return node
+
+
+def web(name: str, cpu: int = 1000, *, running: bool = True) -> Pod:
+    return builders.pod(name, builders.container(f"{name}-main", cpu=cpu, running=running))
+
+
+def on(pod: Pod, cpus: str) -> FoundContainer:
+    (container,) = pod.containers
+    assert container.id is not None
+    return FoundContainer(pod.cgroup_uid, container.id, f"kubepods/{pod.name}/main", cpus)
+
+
+def cpus_of(node: Manager, pod: Pod, container: str) -> str:
+    placed = node.snapshot().assignment((pod.cgroup_uid, ContainerID(f"{container}-id")))
+    return str(placed.cpus)
+
+
+def owned(node: Manager) -> dict[str, str]:
+    return {
+        uid: str(has[POLICY_CPUS])
+        for uid, has in builders.owned(node).items()
+        if POLICY_CPUS in has
+    }
+
+
+def test_a_container_gets_cpus_of_its_own_and_all_others_leave_them() -> None:
+    first, plain = web("first", 2000), web("plain", 1500)
+    node = manager(first, plain)
+
+    assigned = node.snapshot().assignment((first.cgroup_uid, ContainerID("first-main-id")))
+    assert assigned.placement is Placement.POLICY
+    assert assigned.environment == {"EXCLUSIVE_CPUS": "1-2"}
+    assert cpus_of(node, plain, "plain-main") == "0,3-7"
+    assert owned(node) == {"first-uid": "1-2"}
+
+
+def test_a_pod_that_is_only_bound_to_the_node_has_nothing() -> None:
+    assert owned(manager(web("bound", running=False))) == {}
+
+
+def test_a_pod_keeps_its_cpus_whoever_comes_and_goes_until_it_ends() -> None:
+    first, second, third = web("first"), web("second"), web("third")
+    node = manager(first, second)
+    node.set_pods([second, third])
+    assert owned(node) == {"second-uid": "2", "third-uid": "1"}
+    node.set_pods([replace(second, finished=True), third])
+    assert owned(node) == {"third-uid": "1"}
+
+
+def test_what_an_init_container_leaves_goes_to_the_other_containers_of_its_pod() -> None:
+    pod = builders.pod(
+        "web",
+        builders.container("init", ContainerKind.INIT, cpu=3000),
+        builders.container("side", ContainerKind.SIDECAR, cpu=1000),
+        builders.container("main", cpu=2000),
+    )
+    other = web("other")
+    node = manager(pod, other)
+
+    assert cpus_of(node, pod, "init") == "1-3"
+    assert {cpus_of(node, pod, one) for one in ("side", "main")} == {"1", "2-3"}
+    assert owned(node) == {"web-uid": "1-3", "other-uid": "4"}
+
+
+def test_a_pod_that_does_not_fit_shares_until_it_does() -> None:
+    large, late = web("large", 6000), web("late", 2000)
+    node = manager(large, late)
+    assert cpus_of(node, late, "late-main") == "0,7"
+
+    node.set_pods([late])
+    assert cpus_of(node, late, "late-main") == "1-2"
+
+
+def test_a_pod_with_devices_of_a_pool_is_not_the_policys() -> None:
+    pod = builders.pod("pooled", builders.container(exclusive_a=1, cpu=1000))
+    node = manager(pod)
+    node.record_devices(builders.given(pod, exclusive_a="8"))
+    assert cpus_of(node, pod, "main") == "8"
+    assert owned(node) == {}
+
+
+def test_an_agent_that_starts_gives_nothing_before_it_has_seen_what_runs() -> None:
+    running, new = web("running"), web("new")
+    node = Manager(cpu_managers=POLICIES)
+    node.reconfigure(POOLS, MACHINE.topology())
+    node.set_pods([new, running])
+    assert owned(node) == {}
+
+    node.adopt([on(running, "1"), on(new, "0-7")])
+    assert owned(node) == {"running-uid": "1", "new-uid": "2"}
+
+
+@pytest.mark.parametrize(
+    "cpus",
+    [
+        pytest.param("3-4", id="more than it asks for"),
+        pytest.param("0", id="a reserved one"),
+        pytest.param("9", id="another pool's"),
+        pytest.param("", id="none"),
+        pytest.param("x", id="no CPU list"),
+    ],
+)
+def test_what_the_policy_cannot_have_given_is_not_taken_over(cpus: str) -> None:
+    pod = web("web")
+    assert owned(manager(pod, found=(on(pod, cpus),))) == {"web-uid": "1"}
+
+
+def test_of_two_that_run_on_a_cpu_the_first_keeps_it() -> None:
+    first, second = web("first"), web("second")
+    node = manager(first, second, found=(on(first, "5"), on(second, "5")))
+    assert owned(node) == {"first-uid": "5", "second-uid": "1"}
+
+
+def test_containers_that_had_none_yet_get_theirs_beside_what_their_pod_has() -> None:
+    pod = builders.pod(
+        "web", builders.container("main", cpu=1000), builders.container("other", cpu=2000)
+    )
+    (main, _) = pod.containers
+    assert main.id is not None
+    found = FoundContainer(pod.cgroup_uid, main.id, "kubepods/web/main", "2")
+    node = manager(pod, found=(found,))
+    assert cpus_of(node, pod, "main") == "2"
+    assert cpus_of(node, pod, "other") == "1,3"
+
+
+def test_a_policy_that_gives_away_what_is_not_free_gives_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = web("first"), web("second")
+    node = manager(first, second, pools=replace(POOLS, cpu_manager=CPUManager("greedy")))
+    assert owned(node) == {"first-uid": "1"}
+    assert cpus_of(node, second, "second-main") == "0,2-7"
+    assert "policy has chosen CPUs that it cannot give" in caplog.text
+
+
+def test_another_policy_leaves_running_pods_what_they_have() -> None:
+    first, second = web("first"), web("second", 2000)
+    node = manager(first)
+    none = NodePools.of(*_LINES)
+    node.reconfigure(none, MACHINE.topology())
+    node.set_pods([first, second])
+    assert owned(node) == {"first-uid": "1"}
+    assert cpus_of(node, second, "second-main") == "0,2-7"
+
+    node.reconfigure(POOLS, MACHINE.topology())
+    assert owned(node) == {"first-uid": "1", "second-uid": "2-3"}
+
+
+def test_a_policy_that_is_not_lawful_here_changes_nothing() -> None:
+    first = web("first")
+    node = manager(first)
+    with pytest.raises(ConfigError, match="paint it"):
+        node.reconfigure(replace(POOLS, cpu_manager=CPUManager("refusing")), MACHINE.topology())
+    assert owned(node) == {"first-uid": "1"}
+    assert node.pools() == POOLS
+
+
+def test_a_device_of_a_pool_is_not_given_while_a_pod_has_its_cpu_by_the_policy() -> None:
+    node = manager(web("first"))
+    edited = NodePools.of(Pool.named("exclusive_a", "1,8-9"), Pool.named("default", "0,2-7"))
+    node.reconfigure(edited, MACHINE.topology())
+    healthy = {device.id: device.healthy for device in node.devices("exclusive_a").offer}
+    assert healthy == {"1": False, "8": True, "9": True}
