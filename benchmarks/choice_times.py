@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from cpupool.core.topology import CPUTopology
-    from cpupool.policies.kubelet_accumulator import Taken
     from cpupool.policies.base import Choice
+    from cpupool.policies.kubelet_accumulator import Taken
 
     _Take = Callable[[CPUSet, int], Taken | Choice]
 

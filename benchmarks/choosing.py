@@ -65,9 +65,9 @@ own.
 
 * *kubelet* and *Koordinator* are the algorithms of these programs as cpupool has them
   (`policies/kubelet_accumulator.py`, `policies/koordinator_accumulator.py`).
-* *pool* is what GetPreferredAllocation asks (`policies/pool_choice.py`). *Without a policy* it lists one
-  thread of each core and is packed; the others list all threads. *Full cores, apart* is
-  `cpuBindPolicy: fullPhysicalCores` with `numaPolicy: leastAllocated` and
+* *pool* is what GetPreferredAllocation asks (`policies/pool_choice.py`). *Without a policy*
+  it lists one thread of each core and is packed; the others list all threads. *Full cores, apart*
+  is `cpuBindPolicy: fullPhysicalCores` with `numaPolicy: leastAllocated` and
   `exclusivePolicy: numaNode`; *distributed* is `fullPhysicalCores` with `numaPolicy: distributed`;
   *spread* is `cpuBindPolicy: spreadAcrossCores`.
 

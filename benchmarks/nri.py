@@ -91,7 +91,7 @@ def _serve(socket: Path, pods: int) -> None:
     manager.reconfigure(
         NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0")), machine
     )
-    manager.set_pods(_pod(number) for number in range(pods))
+    manager.observe(pods=map(_pod, range(pods)))
     plugin = NRIPlugin(
         manager,
         socket,

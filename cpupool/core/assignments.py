@@ -67,8 +67,8 @@ class CPUAssignment:
     """The CPUs of one container.
 
     Attributes:
-        placement: by its pools, or by the CPU manager policy; default because it requests nothing; or confined to the default
-            pool because a fact is missing or contradicts another.
+        placement: by its pools, or by the CPU manager policy; default because it requests nothing;
+            or confined to the default pool because a fact is missing or contradicts another.
         exclusive: CPUs of its own, siblings under multiThreaded included, that are online.
         shared: CPUs of its shared pools.
         default: CPUs of the default pool.

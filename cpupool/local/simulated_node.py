@@ -19,8 +19,8 @@ from cpupool.core.workloads import ContainerKind
 from cpupool.local import devices, workload
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_pool import SimulatedPool
-from cpupool.policies.layout import Level
 from cpupool.policies.base import Step
+from cpupool.policies.layout import Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod, PodUID
     from cpupool.local.devices import IDs, Want
-    from cpupool.policies.hints import TopologyPolicy
     from cpupool.policies.base import Choice
+    from cpupool.policies.hints import TopologyPolicy
 
 
 class Chooser(Protocol):

@@ -18,10 +18,10 @@ from cpupool.core.pools import NodePools, PoolKind
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import Node, Placement, called
 from cpupool.policies import pool_choice
+from cpupool.policies.base import Choice, Step
 from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.kubelet_accumulator import take_packed
 from cpupool.policies.layout import Layout, Level
-from cpupool.policies.base import Choice, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

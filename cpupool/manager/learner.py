@@ -226,7 +226,7 @@ class Learner:
             self._cpu_manager = self._cpu_manager.after(now_s)
             cpus = self._sources.ask("cpu-manager", self._devices.allocatable_cpus)
             if cpus is not None:
-                self._manager.set_static_cpus(cpus)
+                self._manager.observe(static_cpus=cpus)
                 self._answered, self._answered_once = not cpus, True
         if not self._answered:
             self.due_s = min(self.due_s, self._cpu_manager.due_s)
@@ -242,7 +242,7 @@ class Learner:
         ending = (pod for pod in known if pod.uid not in uids and pod.cgroup_uid in alive)
         pods = (*listed, *ending)
         if pods != facts.pods:
-            self._manager.set_pods(pods)
+            self._manager.observe(pods=pods)
             self._assignments = _Retry()
 
     def _recall(self, alive: Collection[str]) -> None:
@@ -259,7 +259,7 @@ class Learner:
         # Where a pod lacks devices, the same question is asked again and a failure is told.
         with suppress(CPUPoolError):
             saved = self._checkpoint.by_pod_uid()
-            self._manager.record_devices(resolve.join_devices(pods, names, {}, saved))
+            self._manager.accept(resolve.join_devices(pods, names, {}, saved))
             for uid, containers in saved.items():
                 if uid in known or uid not in alive:
                     continue
@@ -311,7 +311,7 @@ class Learner:
             pods = [pod for pod in sightings.present(facts) if pod.cgroup_uid in here]
             names = self._manager.names
             saved = self._sources.ask("checkpoint", self._checkpoint.by_pod_uid)
-            self._manager.record_devices(resolve.join_devices(pods, names, {}, saved or {}))
+            self._manager.accept(resolve.join_devices(pods, names, {}, saved or {}))
             live = None
             if self._lacks_records():
                 live = self._sources.ask("podresources", self._devices.by_pod_name)
@@ -322,7 +322,7 @@ class Learner:
                 present = sightings.present(self._manager.snapshot().facts)
                 pods = [pod for pod in present if pod.cgroup_uid in here]
                 found = resolve.join_devices(pods, names, live or {}, saved or {})
-                self._manager.record_devices(found)
+                self._manager.accept(found)
             # A kubelet that has just started names nobody for a moment.
             self._informed |= bool(live) or saved is not None
         if self._lacks_records():
@@ -340,7 +340,7 @@ class Learner:
         placed = resolution.containers.values()
         contested = any(one.assignment.cause is Cause.CONTESTED for one in placed)
         pods = sightings.present(facts) if contested else ()
-        self._manager.set_idle(frozenset(pod.cgroup_uid for pod in pods).difference(alive))
+        self._manager.observe(idle=frozenset(pod.cgroup_uid for pod in pods).difference(alive))
 
     def _forget_promises(self, now_s: float) -> None:
         until = self._manager.promised_until()
@@ -348,7 +348,7 @@ class Learner:
             self._promised_until = until
             self._promised.append((now_s, until))
         while self._promised and now_s - self._promised[0][0] >= _PROMISES_LAST_S:
-            self._manager.forget_promises(self._promised.popleft()[1])
+            self._manager.release(self._promised.popleft()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,22 +136,31 @@ class Manager:
             self._take(replace(self._facts, topology=topology, blocked=blocked))
             return problems
 
-    def set_static_cpus(self, cpus: CPUSet) -> None:
-        """Take the CPUs that the kubelet's static CPU manager gives out; none under policy none."""
-        with self._changed:
-            if cpus != self._facts.static_cpus:
-                self._take(replace(self._facts, static_cpus=cpus))
+    def observe(
+        self,
+        *,
+        pods: Iterable[Pod] | None = None,
+        static_cpus: CPUSet | None = None,
+        idle: frozenset[str] | None = None,
+    ) -> None:
+        """Take facts that have been read anew; None for one that has not.
 
-    def set_idle(self, pods: frozenset[str]) -> None:
-        """Take the pods that have no container's cgroup, where two pods claim a CPU."""
+        Args:
+            pods: the complete list of this node's pods.
+            static_cpus: the CPUs that the kubelet's static CPU manager gives out; none under its
+                policy none.
+            idle: the pods that have no container's cgroup, where two pods claim a CPU.
+        """
         with self._changed:
-            if pods != self._facts.idle:
-                self._take(replace(self._facts, idle=pods))
-
-    def set_pods(self, pods: Iterable[Pod]) -> None:
-        """Take the complete list of this node's pods."""
-        with self._changed:
-            self._take(sightings.joined(replace(self._facts, pods=tuple(pods))))
+            facts = self._facts
+            if static_cpus is not None:
+                facts = replace(facts, static_cpus=static_cpus)
+            if idle is not None:
+                facts = replace(facts, idle=idle)
+            if pods is not None:
+                facts = sightings.joined(replace(facts, pods=tuple(pods)))
+            if facts != self._facts:
+                self._take(facts)
 
     def name_static_pods(self, names: Mapping[str, PodName]) -> None:
         """Take the kubelet's word on the static pods for which hashes stand."""
@@ -182,7 +191,7 @@ class Manager:
                 left = {key: one for key, one in self._facts.sighted.items() if key not in gone}
                 self._take(sightings.joined(replace(self._facts, sighted=left)))
 
-    def record_devices(self, found: DeviceAssignments) -> None:
+    def accept(self, found: DeviceAssignments) -> None:
         """Take what the kubelet says of its device assignments.
 
         What is known of a living pod is never forgotten, but for hints that are contradicted: a
@@ -207,7 +216,7 @@ class Manager:
         """Note devices that the kubelet has given to a pod which is not known yet.
 
         Nobody else gets them, and they stay listed, until a pod is known to hold them or
-        `forget_promises` says that none ever will.
+        `release` says that none ever will.
 
         Args:
             resource: which.
@@ -223,7 +232,7 @@ class Manager:
         with self._changed:
             return self._promised
 
-    def forget_promises(self, until: int) -> None:
+    def release(self, until: int) -> None:
         """Forget the promises up to this number: their pods will not appear."""
         with self._changed:
             kept = tuple(one for one in self._facts.promises if one.number > until)

@@ -67,8 +67,8 @@ class Ask:
         resource: with which they come.
         count: how many.
         available: those to choose from.
-        reusable: what the init containers of its pod leave to it. Of a pool these come first, as the
-            kubelet demands (must_include_deviceIDs in deviceplugin/v1beta1/api.proto).
+        reusable: what the init containers of its pod leave to it. Of a pool's these come first, as
+            the kubelet demands (must_include_deviceIDs in deviceplugin/v1beta1/api.proto).
         others: CPUs of the resource that other pods have.
         has: CPUs that the container has already, and keeps.
         nodes: the NUMA nodes that come first; None for any.

@@ -1,6 +1,6 @@
-"""CPU-Pooler's policy: a container gets the CPUs of the pools whose devices the kubelet has given it.
+"""CPU-Pooler's policy: a container gets the CPUs that come with its devices of pools.
 
-Which devices is the kubelet's decision, which the policy is asked to prepare.
+The kubelet gives out the devices. It asks before which ones of an exclusive pool are good.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PoolsPolicy:
         )
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return shared pool → what a container that starts now gets of it, offline CPUs included."""
+        """Return shared pool → what a container that starts now gets; offline CPUs included."""
         return {pool.name: pool.cpus - view.barred for pool in view.pools.of_kind(PoolKind.SHARED)}
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:

@@ -112,10 +112,8 @@ def cpusets_of(facts: Facts) -> object:
     node = Manager(Names())
     node.reconfigure(file.pools, Machine(cores=40, threads=2).topology())
     containers: dict[str, Facts] = facts["containers"]
-    node.set_pods([] if "unlisted" in facts else [views.pod(body_of(facts), Names())])
-    node.record_devices(
-        {ContainerRef(UID, name): dict(grants_of(one)) for name, one in containers.items()}
-    )
+    node.observe(pods=[] if "unlisted" in facts else [views.pod(body_of(facts), Names())])
+    node.accept({ContainerRef(UID, name): dict(grants_of(one)) for name, one in containers.items()})
     _, resolution = node.snapshot()
     return {
         name: str(resolution.assignment((UID, ContainerID(f"{name}-id"))).cpus)

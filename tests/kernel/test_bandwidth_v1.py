@@ -77,8 +77,8 @@ class Node:
         return path
 
     def know(self, pod: Pod) -> None:
-        self.manager.set_pods([pod])
-        self.manager.record_devices(builders.given(pod, exclusive_a="1", shared_a="0"))
+        self.manager.observe(pods=[pod])
+        self.manager.accept(builders.given(pod, exclusive_a="1", shared_a="0"))
 
     def keep(self) -> list[Notice]:
         found = tuple(self.cpusets.containers())

@@ -69,7 +69,7 @@ def test_containers_get_and_keep_cpus_of_their_own(world: World, runtime: FakeRu
 
         # It comes after those who have CPUs already.
         third = guaranteed(world, "third", 2)
-        rest |= {one: "0" for one in rest} | {"third/": "0"}
+        rest |= dict.fromkeys(rest, "0") | {"third/": "0"}
         world.await_containers({**placed, **rest, "third/main": "4-5"})
         assert nri.create(third, "0-15", {}).adjust.linux.resources.cpu.cpus == "4-5"
 

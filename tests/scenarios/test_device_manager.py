@@ -442,8 +442,8 @@ def test_a_pool_that_is_gone_is_served_until_no_pod_holds_anything_of_it(node: N
     with node.running():
         node.wait_for_lists(1)
         owner = pod("owner", container(exclusive_a=1))
-        node.manager.set_pods([owner])
-        node.manager.record_devices(given(owner, exclusive_a="2"))
+        node.manager.observe(pods=[owner])
+        node.manager.accept(given(owner, exclusive_a="2"))
         node.manager.reconfigure(NodePools(), node.machine.topology())
         eventually(
             lambda: node.sockets() == {"kubelet.sock", "cpupool-exclusive_a.sock"}, "sockets"
@@ -456,7 +456,7 @@ def test_a_pool_that_is_gone_is_served_until_no_pod_holds_anything_of_it(node: N
         node.wait_for_lists(3, EXCLUSIVE)
         assert devices(node) == {"2": "Healthy"}
 
-        node.manager.set_pods([])
+        node.manager.observe(pods=[])
         eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
     assert node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED]
 
@@ -484,8 +484,8 @@ def test_a_pool_that_goes_while_the_role_looks_is_not_registered_again(node: Nod
 def test_what_pods_hold_is_served_with_the_starter_before_the_pools_are_known(folder: Path) -> None:
     with _node(folder, look_s=3600.0, pools=None) as node:
         owner = pod("owner", container(exclusive_a=1))
-        node.manager.set_pods([owner])
-        node.manager.record_devices(given(owner, exclusive_a="2"))
+        node.manager.observe(pods=[owner])
+        node.manager.accept(given(owner, exclusive_a="2"))
         node.kubelet.start()
         with node.running():
             node.wait_for_lists(1, EXCLUSIVE)

@@ -78,8 +78,8 @@ class Node:
         """Let a pod run, give its container main these devices, and give main's path."""
         self._pods[pod.uid] = pod
         self._manager.reconfigure(POOLS, Sysfs.at(HostRoot().sysfs).topology())
-        self._manager.set_pods(list(self._pods.values()))
-        self._manager.record_devices(builders.given(pod, **ids))
+        self._manager.observe(pods=list(self._pods.values()))
+        self._manager.accept(builders.given(pod, **ids))
         for container in pod.containers:
             place = f"kubepods/pod{pod.uid}/{container.id}"
             self._home.make(place)

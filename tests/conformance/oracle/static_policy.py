@@ -40,7 +40,7 @@ class Node:
         policy: cpupool's.
         shared: CPUs that are nobody's own.
         assigned: the containers with CPUs of their own.
-        reusing: the pod that was served last; what another pod's init containers leave is forgotten.
+        reusing: the pod that was served last; what others' init containers leave is forgotten.
         reusable: what its init containers leave to its other containers.
         sound: no CPU has had two owners so far, so that grants can hold what is assigned.
     """

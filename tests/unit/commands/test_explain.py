@@ -56,9 +56,9 @@ class Node:
         """Run a pod, the last container of which has these devices."""
         made = pod(name, *containers)
         self._pods.append(made)
-        self.manager.set_pods(self._pods)
+        self.manager.observe(pods=self._pods)
         if ids:
-            self.manager.record_devices(given(made, made.containers[-1].name, **ids))
+            self.manager.accept(given(made, made.containers[-1].name, **ids))
         return made
 
     def status(self, waiting_for: str = "", **found: str) -> NodeStatus:
@@ -131,8 +131,8 @@ def test_the_guide_shows_what_is_printed(
     manager.reconfigure(NodePools.of(pool, DEFAULT), telco.topology())
     manager.preferred("exclusive_a", [str(cpu) for cpu in pool.cpus], (), 3)
     upf = pod("upf", container(exclusive_a=3))
-    manager.set_pods([upf])
-    manager.record_devices(given(upf, exclusive_a="10,11,12"))
+    manager.observe(pods=[upf])
+    manager.accept(given(upf, exclusive_a="10,11,12"))
     found = FoundContainer("upf-uid", "main-id", "path", "10-12,26-28")
     status = describe(*manager.snapshot(), [found], "", Way.NRI, choices=manager.choices())
 
@@ -241,7 +241,7 @@ def test_shared_cpus_beside_those_of_the_kubelets_static_cpu_manager(
 ) -> None:
     node = Node(SHARED)
     node.manager.reconfigure(NodePools.of(SHARED, mixed=MixedCPUs("shared_b")), LAPTOP.topology())
-    node.manager.set_static_cpus(CPUSet.parse("2-7"))
+    node.manager.observe(static_cpus=CPUSet.parse("2-7"))
     asking = replace(container(), requests={ENABLE_SHARED_CPUS: 1}, whole_cpus=2)
     node.run("web", asking, **{KUBELET_CPUS: "2,6", ENABLE_SHARED_CPUS: "0"})
     node.run("plain", container())
@@ -357,7 +357,7 @@ def test_devices_that_an_init_container_had_first(
     node.advise("exclusive_a", 2, "2", "4")
     first = container("first", ContainerKind.INIT, running=False, exclusive_a=2)
     web = node.run("web", first, container(exclusive_a=1), exclusive_a="4")
-    node.manager.record_devices(given(web, "first", exclusive_a="2,4"))
+    node.manager.accept(given(web, "first", exclusive_a="2,4"))
 
     assert explain(file, node.status(web="4"), "web") == 0
     printed = capsys.readouterr().out

@@ -68,7 +68,7 @@ class Node:
             self.kernel.given[self.path(container.name)] = Bandwidth(100_000)
         self.keeper = BandwidthKeeper(self.kernel, Ways(None, self.nri, self.cri), self.metrics)
         self.manager.reconfigure(self.pools, MACHINE.topology())
-        self.manager.set_static_cpus(CPUSet.parse(self.static_cpus))
+        self.manager.observe(static_cpus=CPUSet.parse(self.static_cpus))
         self.learn(
             replace(
                 builders.pod("web", *(replace(one, limit_milli=1_000) for one in self.containers)),
@@ -77,8 +77,8 @@ class Node:
         )
 
     def learn(self, pod: Pod) -> None:
-        self.manager.set_pods([pod])
-        self.manager.record_devices(
+        self.manager.observe(pods=[pod])
+        self.manager.accept(
             {ContainerRef(pod.uid, one.name): dict(self._given(one)) for one in pod.containers}
         )
 
@@ -216,7 +216,7 @@ def test_a_pod_gets_its_own_limit_back_when_the_container_ends(made: str) -> Non
 def test_a_pod_that_no_kubelet_limits_is_not_limited_before_its_containers_come() -> None:
     node = Node((exclusive(), shared()))
     pod = node.manager.snapshot().resolution.pods["web-uid"]
-    node.manager.set_pods([])
+    node.manager.observe(pods=[])
     node.keep()
     node.learn(pod)
     main = node.kernel.given.pop(node.path("main"))
@@ -245,8 +245,8 @@ def test_a_pod_keeps_what_was_added_while_the_kubelet_names_no_cpus() -> None:
     node.kernel.version = CgroupVersion.V2
     node.keep()
     pod = node.manager.snapshot().resolution.pods["web-uid"]
-    node.manager.set_pods([])
-    node.manager.set_pods([pod])
+    node.manager.observe(pods=[])
+    node.manager.observe(pods=[pod])
     node.keep()
     assert node.has() == {"pod": "300000 100000", "main": "300000 100000"}
 
@@ -464,7 +464,7 @@ def test_processes_in_the_pods_own_cgroup_are_no_container() -> None:
 
 def test_a_pod_that_only_the_runtime_knows_is_lifted() -> None:
     node = Node((exclusive(),))
-    node.manager.set_pods([])
+    node.manager.observe(pods=[])
     node.manager.allocate("exclusive_a", ["2"])
     node.manager.sight([told("web-uid", "main", exclusive_a="2")])
     node.keep()

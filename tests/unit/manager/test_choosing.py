@@ -62,7 +62,7 @@ def manager(
     """Make a node whose agent has looked at every cgroup once."""
     node = Manager(cpu_managers=POLICIES)
     node.reconfigure(pools, MACHINE.topology())
-    node.set_pods(pods)
+    node.observe(pods=pods)
     node.adopt(found)
     return node
 
@@ -108,9 +108,9 @@ def test_a_pod_that_is_only_bound_to_the_node_has_nothing() -> None:
 def test_a_pod_keeps_its_cpus_whoever_comes_and_goes_until_it_ends() -> None:
     first, second, third = web("first"), web("second"), web("third")
     node = manager(first, second)
-    node.set_pods([second, third])
+    node.observe(pods=[second, third])
     assert owned(node) == {"second-uid": "2", "third-uid": "1"}
-    node.set_pods([replace(second, finished=True), third])
+    node.observe(pods=[replace(second, finished=True), third])
     assert owned(node) == {"third-uid": "1"}
 
 
@@ -134,14 +134,14 @@ def test_a_pod_that_does_not_fit_shares_until_it_does() -> None:
     node = manager(large, late)
     assert cpus_of(node, late, "late-main") == "0,7"
 
-    node.set_pods([late])
+    node.observe(pods=[late])
     assert cpus_of(node, late, "late-main") == "1-2"
 
 
 def test_a_pod_with_devices_of_a_pool_is_not_the_policys() -> None:
     pod = builders.pod("pooled", builders.container(exclusive_a=1, cpu=1000))
     node = manager(pod)
-    node.record_devices(builders.given(pod, exclusive_a="8"))
+    node.accept(builders.given(pod, exclusive_a="8"))
     assert cpus_of(node, pod, "main") == "8"
     assert owned(node) == {}
 
@@ -150,7 +150,7 @@ def test_an_agent_that_starts_gives_nothing_before_it_has_seen_what_runs() -> No
     running, new = web("running"), web("new")
     node = Manager(cpu_managers=POLICIES)
     node.reconfigure(POOLS, MACHINE.topology())
-    node.set_pods([new, running])
+    node.observe(pods=[new, running])
     assert owned(node) == {}
 
     node.adopt([on(running, "1"), on(new, "0-7")])
@@ -205,7 +205,7 @@ def test_another_policy_leaves_running_pods_what_they_have() -> None:
     node = manager(first)
     none = NodePools.of(*_LINES)
     node.reconfigure(none, MACHINE.topology())
-    node.set_pods([first, second])
+    node.observe(pods=[first, second])
     assert owned(node) == {"first-uid": "1"}
     assert cpus_of(node, second, "second-main") == "0,2-7"
 

@@ -425,7 +425,7 @@ def with_sibling(pod: str) -> dict[str, PodDevices]:
 def test_what_containers_were_told_is_recalled_once() -> None:
     outside = Outside((OWNER,), saved=with_sibling(OWNER.uid))
     manager, learner = learning(outside)
-    manager.set_pods((OWNER,))
+    manager.observe(pods=(OWNER,))
     manager.sight([told(OWNER.uid, exclusive_a="4")])
     learner.learn(here(OWNER.uid, "main-id"), 100.0)
     assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(4, 5)}}

@@ -51,14 +51,14 @@ class Node:
     def run(self, pod: Pod, /, **ids: str) -> str:
         """Let a pod run, give its container main these devices, and give main's path."""
         self.know(pod)
-        self.manager.record_devices(builders.given(pod, **ids))
+        self.manager.accept(builders.given(pod, **ids))
         for container in pod.containers:
             self.files.make(self.path(pod, container.name))
         return self.path(pod)
 
     def know(self, pod: Pod) -> None:
         self._pods[pod.uid] = pod
-        self.manager.set_pods(list(self._pods.values()))
+        self.manager.observe(pods=list(self._pods.values()))
 
     def path(self, pod: Pod, container: str = "main") -> str:
         return f"kubepods/pod{pod.uid}/{container}-id"

@@ -115,8 +115,8 @@ class TestPreferred:
         )
         node = manager(NodePools.of(replace(Pool.named("exclusive_a", "2-5"), policy=policy)))
         holder = builders.pod("holder", builders.container(exclusive_a=1))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, exclusive_a="2"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, exclusive_a="2"))
 
         assert node.preferred("exclusive_a", ["3", "4", "5"], [], 1) == ("4",)
         # The kubelet has seen it end already.
@@ -150,11 +150,11 @@ class TestPreferred:
         node.preferred("exclusive_a", ["2", "4"], [], 2)
         node.allocate("exclusive_a", ["2", "6"])
         holder = builders.pod("holder", builders.container(exclusive_a=2))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, exclusive_a="2,6"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, exclusive_a="2,6"))
         assert {cpu for _, cpu in node.choices()} == {2, 4}
 
-        node.set_pods([])
+        node.observe(pods=[])
         assert {cpu for _, cpu in node.choices()} == {4}
 
 
@@ -175,8 +175,8 @@ class TestConfiguration:
             builders.pod("holder", builders.container(exclusive_a=1)),
             builders.pod("other"),
         )
-        node.set_pods([holder, other])
-        node.record_devices(builders.given(holder, exclusive_a="4"))
+        node.observe(pods=[holder, other])
+        node.accept(builders.given(holder, exclusive_a="4"))
 
         moved = NodePools.of(
             Pool.named("exclusive_b", "4"),
@@ -193,7 +193,7 @@ class TestConfiguration:
         with pytest.raises(UnavailableDevices):
             node.allocate("exclusive_b", ["4"])
 
-        node.set_pods([other])
+        node.observe(pods=[other])
         assert health(node, "exclusive_b") == {"4": True}
 
     def test_a_cpu_that_a_pod_holds_leaves_the_shared_pool_that_now_lists_it(self) -> None:
@@ -201,10 +201,8 @@ class TestConfiguration:
         holder = builders.pod("holder", builders.container(exclusive_b=1))
         sharer = builders.pod("sharer", builders.container(shared_a=100))
         plain = builders.pod("plain")
-        node.set_pods([holder, sharer, plain])
-        node.record_devices(
-            builders.given(holder, exclusive_b="6") | builders.given(sharer, shared_a="0")
-        )
+        node.observe(pods=[holder, sharer, plain])
+        node.accept(builders.given(holder, exclusive_b="6") | builders.given(sharer, shared_a="0"))
 
         node.reconfigure(
             NodePools.of(Pool.named("shared_a", "4-6"), Pool.named("default", "0-3,7")),
@@ -220,8 +218,8 @@ class TestConfiguration:
     ) -> None:
         node = manager(NodePools.of(Pool.named("default", "0-7")))
         holder = builders.pod("holder", builders.container(exclusive_gone=1))
-        node.set_pods([holder, builders.pod("plain")])
-        node.record_devices(builders.given(holder, exclusive_gone="4"))
+        node.observe(pods=[holder, builders.pod("plain")])
+        node.accept(builders.given(holder, exclusive_gone="4"))
 
         assert cpus_of(node, "holder") == "4"
         assert cpus_of(node, "plain") == "0-3,6-7"
@@ -229,8 +227,8 @@ class TestConfiguration:
     def test_a_container_of_a_shared_pool_that_is_gone_is_confined(self) -> None:
         node = manager()
         sharer = builders.pod("sharer", builders.container(shared_a=100))
-        node.set_pods([sharer])
-        node.record_devices(builders.given(sharer, shared_a="0"))
+        node.observe(pods=[sharer])
+        node.accept(builders.given(sharer, shared_a="0"))
 
         node.reconfigure(NodePools.of(Pool.named("default", "1-3")), MACHINE.topology())
 
@@ -255,8 +253,8 @@ class TestConfiguration:
     def test_a_change_of_policy_takes_no_sibling_from_a_pod(self) -> None:
         node = manager()
         holder = builders.pod("holder", builders.container(exclusive_b=1))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, exclusive_b="6"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, exclusive_b="6"))
 
         node.reconfigure(NodePools.of(Pool.named("exclusive_b", "6")), MACHINE.topology())
 
@@ -265,19 +263,19 @@ class TestConfiguration:
     def test_what_a_container_was_told_outlives_agent_and_pool(self) -> None:
         node = manager(NodePools.of(Pool.named("default", "0-7")))
         holder = builders.pod("holder", builders.container(exclusive_gone=1))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, exclusive_gone="6"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, exclusive_gone="6"))
         assert cpus_of(node, "holder") == "6"
 
-        node.record_devices(builders.given(holder, told="6-7,99", exclusive_gone="6"))
+        node.accept(builders.given(holder, told="6-7,99", exclusive_gone="6"))
 
         assert cpus_of(node, "holder") == "6-7"
 
     def test_the_sibling_of_a_cpu_that_went_offline_before_the_agent_started_is_kept(self) -> None:
         node = manager(offline="6")
         holder = builders.pod("holder", builders.container(exclusive_b=1))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, told="6-7", exclusive_b="6"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, told="6-7", exclusive_b="6"))
 
         assert cpus_of(node, "holder") == "7"
 
@@ -286,8 +284,8 @@ def test_what_was_learned_before_the_pools_is_granted_by_them() -> None:
     node = Manager()
     node.update_topology(MACHINE.topology())
     owner = builders.pod("owner", builders.container(exclusive_b=1))
-    node.set_pods([owner])
-    node.record_devices(builders.given(owner, exclusive_b="6"))
+    node.observe(pods=[owner])
+    node.accept(builders.given(owner, exclusive_b="6"))
     node.reconfigure(POOLS, MACHINE.topology())
 
     assert cpus_of(node, "owner") == "6-7"
@@ -302,8 +300,8 @@ class TestDraining:
     def shrunk(self, pools: NodePools = SHRUNK) -> tuple[Manager, Pod]:
         node = manager()
         holder = builders.pod("holder", builders.container(exclusive_a=1))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, exclusive_a="4"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, exclusive_a="4"))
         node.reconfigure(pools, MACHINE.topology())
         return node, holder
 
@@ -313,7 +311,7 @@ class TestDraining:
         assert cpus_of(node, "holder") == "4"
         assert cpus_of(node, "plain") == "0-1"
 
-        node.set_pods([])
+        node.observe(pods=[])
         assert health(node, "exclusive_a") == {"2": True}
         assert cpus_of(node, "plain") == "0-1,4-5"
 
@@ -330,21 +328,21 @@ class TestDraining:
         assert [pool.name for pool in node.advertised()] == ["exclusive_a"]
         assert health(node, "exclusive_a") == {"4": True}
 
-        node.set_pods([])
+        node.observe(pods=[])
         assert node.advertised() == ()
 
     def test_a_restarted_agent_lists_it_as_soon_as_the_devices_are_known(self) -> None:
         node = manager(self.GONE)
         holder = builders.pod("holder", builders.container(exclusive_a=1))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, exclusive_a="4"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, exclusive_a="4"))
         assert health(node, "exclusive_a") == {"4": True}
 
     def test_the_held_milli_cpus_of_a_shared_pool_stay(self) -> None:
         node = manager(NodePools.of(Pool.named("shared_a", "0-1")))
         holder = builders.pod("holder", builders.container(shared_a=2))
-        node.set_pods([holder])
-        node.record_devices(builders.given(holder, shared_a="1998,1999"))
+        node.observe(pods=[holder])
+        node.accept(builders.given(holder, shared_a="1998,1999"))
         node.reconfigure(NodePools.of(Pool.named("shared_a", "0")), MACHINE.topology())
 
         ids = health(node, "shared_a")
@@ -367,8 +365,8 @@ class TestPolicies:
         for one in ids:
             told = node.allocate("exclusive_a", [one]).environment["EXCLUSIVE_CPUS"]
             holder = builders.pod(f"holder-{one}", builders.container(exclusive_a=1))
-            node.set_pods([*(node.snapshot().facts.pods or ()), holder])
-            node.record_devices(builders.given(holder, told=told, exclusive_a=one))
+            node.observe(pods=[*(node.snapshot().facts.pods or ()), holder])
+            node.accept(builders.given(holder, told=told, exclusive_a=one))
         return node
 
     def test_two_pods_may_have_the_threads_of_a_core(self) -> None:
@@ -383,8 +381,8 @@ class TestPolicies:
         facts = node.snapshot().facts
         node.reconfigure(self.SINGLE, MACHINE.topology())
         successor = manager(self.SINGLE)
-        successor.set_pods(facts.pods or ())
-        successor.record_devices(facts.devices)
+        successor.observe(pods=facts.pods or ())
+        successor.accept(facts.devices)
 
         for one in (node, successor):
             assert (cpus_of(one, "holder-2"), cpus_of(one, "holder-3")) == ("2", "3")
@@ -398,7 +396,7 @@ class TestPolicies:
         assert health(node, "exclusive_a") == {"2": True, "3": False, "4": True, "5": True}
         with pytest.raises(UnavailableDevices, match="3"):
             node.allocate("exclusive_a", ["3"])
-        node.set_pods([])
+        node.observe(pods=[])
         assert health(node, "exclusive_a")["3"]
 
     def test_a_sibling_that_was_promised_is_nobodys_device_after_an_edit(self) -> None:
@@ -417,14 +415,14 @@ class TestPolicies:
         """Of a pool that lists one CPU per core, before and after edits and a restart."""
         node = self.node(self.SINGLE, "2")
         thief = builders.pod("thief", builders.container(exclusive_a=1))
-        node.set_pods([thief, *(node.snapshot().facts.pods or ())])
-        node.record_devices(builders.given(thief, exclusive_a="3"))
+        node.observe(pods=[thief, *(node.snapshot().facts.pods or ())])
+        node.accept(builders.given(thief, exclusive_a="3"))
         for pools in edits:
             node.reconfigure(pools, MACHINE.topology())
         facts = node.snapshot().facts
         successor = manager(facts.pools)
-        successor.set_pods(facts.pods or ())
-        successor.record_devices(facts.devices)
+        successor.observe(pods=facts.pods or ())
+        successor.accept(facts.devices)
 
         for one in (node, successor):
             assert cpus_of(one, "holder-2") == "2"
@@ -440,7 +438,7 @@ class TestPolicies:
         assert cpus_of(node, "holder-2") == "2"
         assert health(node, "exclusive_a") == {"2": True, "4": True, "5": True}
         assert cpus_of(node, "plain") == "0-1,6-7"
-        node.set_pods([])
+        node.observe(pods=[])
         assert health(node, "exclusive_a") == {"4": True, "5": True}
         assert cpus_of(node, "plain") == "0-1,6-7"
 
@@ -465,20 +463,20 @@ class TestPromises:
         node.allocate("exclusive_a", ["2"])
         node.reconfigure(self.MOVED, MACHINE.topology())
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2"))
         assert cpus_of(node, "p") == "2"
         assert node.snapshot().facts.promises == ()
 
-        node.set_pods([])
+        node.observe(pods=[])
         assert health(node, "exclusive_b") == {"2": True}
 
     def test_what_is_left_of_it_stays_promised(self) -> None:
         node = manager()
         node.allocate("exclusive_a", ["2", "4"])
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2"))
         assert [one.ids for one in node.snapshot().facts.promises] == [{"4"}]
 
     def test_it_can_be_forgotten(self) -> None:
@@ -488,7 +486,7 @@ class TestPromises:
         node.promise(builders.resource("exclusive_a"), ["4"])
         node.reconfigure(self.MOVED, MACHINE.topology())
 
-        node.forget_promises(until)
+        node.release(until)
 
         assert health(node, "exclusive_b") == {"2": True}
         assert health(node, "exclusive_a") == {"4": True}
@@ -509,9 +507,9 @@ class TestSharedPartOfPinnedContainers:
         node.reconfigure(pools, MACHINE.topology())
         pinned = builders.pod("pinned", builders.container(exclusive_a=1, shared_a=10))
         light = builders.pod("light", builders.container(shared_a=10))
-        node.set_pods([pinned, light])
-        node.record_devices(builders.given(pinned, told="2", exclusive_a="2"))
-        node.record_devices(
+        node.observe(pods=[pinned, light])
+        node.accept(builders.given(pinned, told="2", exclusive_a="2"))
+        node.accept(
             builders.given(pinned, told="0,6", shared_a="1") | builders.given(light, shared_a="2")
         )
         return node
@@ -538,7 +536,7 @@ class TestSharedPartOfPinnedContainers:
         node = self.node(self.BEFORE)
         node.reconfigure(self.AFTER, MACHINE.topology())
         again = builders.container(exclusive_a=1, shared_a=10)
-        node.set_pods([builders.pod("pinned", replace(again, id=ContainerID("next")))])
+        node.observe(pods=[builders.pod("pinned", replace(again, id=ContainerID("next")))])
 
         _, resolution = node.snapshot()
         assert str(resolution.assignment(("pinned-uid", ContainerID("next"))).cpus) == "0,2"
@@ -587,8 +585,8 @@ class TestPlacement:
     def test_exclusive_cpus_stay_when_the_shared_pool_beside_them_goes(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1, shared_a=5))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2", shared_a="0"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2", shared_a="0"))
         node.reconfigure(
             NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0-1")),
             MACHINE.topology(),
@@ -604,8 +602,8 @@ class TestPlacement:
             builders.container("app", exclusive_b=1, shared_a=10),
             builders.container("debug", ContainerKind.EPHEMERAL),
         )
-        node.set_pods([pod])
-        node.record_devices(
+        node.observe(pods=[pod])
+        node.accept(
             builders.given(pod, "init", exclusive_a="2")
             | builders.given(pod, "side", shared_a="0")
             | builders.given(pod, "app", exclusive_b="6", shared_a="1")
@@ -617,8 +615,8 @@ class TestPlacement:
     def test_a_container_whose_devices_are_unknown_is_confined_and_missed(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1, shared_a=5))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, shared_a="0"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, shared_a="0"))
 
         _, resolution = node.snapshot()
         assert cpus_of(node, "p") == "1"
@@ -641,11 +639,11 @@ class TestPlacement:
         node = manager()
         first = builders.pod("first", builders.container(exclusive_a=1))
         second = builders.pod("second", builders.container(exclusive_a=2))
-        node.set_pods([first])
-        node.record_devices(builders.given(first, exclusive_a="2"))
+        node.observe(pods=[first])
+        node.accept(builders.given(first, exclusive_a="2"))
 
-        node.set_pods([second, first])
-        node.record_devices(builders.given(second, exclusive_a="2,4"))
+        node.observe(pods=[second, first])
+        node.accept(builders.given(second, exclusive_a="2,4"))
 
         assert cpus_of(node, "first") == "2"
         assert cpus_of(node, "second") == "1"
@@ -654,21 +652,19 @@ class TestPlacement:
         node = manager()
         ended = builders.pod("ended", builders.container(exclusive_a=1), finished=True)
         heir = builders.pod("heir", builders.container(exclusive_a=1))
-        node.set_pods([ended, heir])
-        node.record_devices(
-            builders.given(ended, exclusive_a="2") | builders.given(heir, exclusive_a="2")
-        )
+        node.observe(pods=[ended, heir])
+        node.accept(builders.given(ended, exclusive_a="2") | builders.given(heir, exclusive_a="2"))
 
         assert cpus_of(node, "heir") == "2"
 
     def test_what_is_known_of_a_living_pod_is_never_forgotten(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2"))
 
-        node.record_devices({})
-        node.set_pods([pod, builders.pod("q")])
+        node.accept({})
+        node.observe(pods=[pod, builders.pod("q")])
 
         assert cpus_of(node, "p") == "2"
 
@@ -677,8 +673,8 @@ class TestOfflineCPUs:
     def test_containers_shrink_to_what_is_online_and_grow_back(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_b=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_b="6"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_b="6"))
 
         node.update_topology(MACHINE.without("7").topology())
         assert cpus_of(node, "p") == "6"
@@ -689,8 +685,8 @@ class TestOfflineCPUs:
     def test_a_container_without_an_online_cpu_is_confined_and_stays_the_owner(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2"))
 
         node.update_topology(MACHINE.without("2").topology())
 
@@ -705,8 +701,8 @@ class TestOfflineCPUs:
         node.update_topology(MACHINE.without("7").topology())
         node.allocate("exclusive_b", ["6"])
         pod = builders.pod("p", builders.container(exclusive_b=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_b="6"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_b="6"))
 
         node.update_topology(MACHINE.topology())
 
@@ -735,8 +731,8 @@ class TestOfflineCPUs:
         clash = NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "0-1,3"))
         node = manager(clash, offline="3")
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2"))
 
         node.update_topology(MACHINE.topology())
 
@@ -749,8 +745,8 @@ class TestOfflineCPUs:
         node = manager(NodePools.of(Pool.named("exclusive_a", "2-3")), offline="3")
         node.allocate("exclusive_a", ["2"])
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2"))
 
         problems = node.update_topology(MACHINE.topology())
 
@@ -816,8 +812,8 @@ class TestWaiting:
 def test_the_cpus_of_a_claim_that_the_machine_lacks_are_nobodys() -> None:
     node = manager()
     pod = builders.pod("p", builders.container(exclusive_a=1))
-    node.set_pods([pod])
-    node.record_devices(builders.given(pod, exclusive_a="77,garbage"))
+    node.observe(pods=[pod])
+    node.accept(builders.given(pod, exclusive_a="77,garbage"))
 
     assert builders.owned(node) == {}
     assert cpus_of(node, "p") == "1"

@@ -39,9 +39,9 @@ STATIC = CPUSet.parse("1-5")
 
 def node(pools: NodePools, *pods: Pod, static: CPUSet | None = None) -> Manager:
     manager = Manager(Names())
-    manager.set_static_cpus(static or CPUSet())
+    manager.observe(static_cpus=static or CPUSet())
     manager.reconfigure(pools, MACHINE.topology())
-    manager.set_pods(pods)
+    manager.observe(pods=pods)
     return manager
 
 
@@ -54,7 +54,7 @@ def give(manager: Manager, pod: Pod, container: str = "main", /, **grants: str) 
         )
         for pool, ids in grants.items()
     }
-    manager.record_devices({ContainerRef(pod.uid, container): named})
+    manager.accept({ContainerRef(pod.uid, container): named})
 
 
 def placed(manager: Manager, pod: Pod, container: str = "main") -> CPUAssignment:
@@ -222,7 +222,7 @@ class TestBesideTheKubeletsOwn:
         assert placed(manager, by_name).limit == Limit(4000, or_unlimited=True, own_milli=2000)
 
         # A kubelet without a static CPU manager gives nobody CPUs, and has taken these back.
-        manager.set_static_cpus(CPUSet())
+        manager.observe(static_cpus=CPUSet())
         assert str(placed(manager, by_name).cpus) == "6-7"
         assert builders.owned(manager) == {}
 
@@ -253,7 +253,7 @@ class TestBesideTheKubeletsOwn:
         assert str(found.cpus) == "4-5"
         assert found.limit == Limit(2000, or_unlimited=True, own_milli=2000)
 
-        manager.set_pods([])
+        manager.observe(pods=[])
         assert not requested.kubelet_owns(manager.snapshot().facts), (
             "nobody has anything left of it"
         )
@@ -279,7 +279,7 @@ def test_a_container_with_shared_cpus_only_is_limited(
 ) -> None:
     sharer = builders.pod("sharer", builders.container(shared_m=1500, cpu=own_milli), cpu=pod_milli)
     manager = node(POOLS, sharer)
-    manager.record_devices(builders.given(sharer, shared_m="0,1"))
+    manager.accept(builders.given(sharer, shared_m="0,1"))
     assert placed(manager, sharer).limit == Limit(limit_milli, own_milli=own_milli)
 
 
@@ -295,7 +295,7 @@ def test_a_container_with_shared_cpus_only_is_limited(
 def test_a_container_with_exclusive_cpus_is_not_limited(asking: Container) -> None:
     owner = builders.pod("owner", asking, cpu=asking.limit_milli)
     manager = node(POOLS, owner)
-    manager.record_devices(builders.given(owner, exclusive_a="2", shared_m="0"))
+    manager.accept(builders.given(owner, exclusive_a="2", shared_m="0"))
     assert placed(manager, owner).limit == Limit(None)
 
 

@@ -27,8 +27,8 @@ def edited(*, moves_pinned: bool = True) -> NodeStatus:
     manager = Manager(Names(), moves_pinned=moves_pinned)
     manager.reconfigure(BEFORE, MACHINE.topology())
     owner = pod("owner", container(exclusive_a=1, shared_a=2))
-    manager.set_pods([owner])
-    manager.record_devices(given(owner, exclusive_a="2", shared_a="0,1"))
+    manager.observe(pods=[owner])
+    manager.accept(given(owner, exclusive_a="2", shared_a="0,1"))
     manager.reconfigure(AFTER, MACHINE.topology())
     found = [FoundContainer("owner-uid", "main-id", "path", "0,2,6")]
     return describe(*manager.snapshot(), found, "", Way.NRI)
@@ -50,7 +50,7 @@ def test_a_container_that_keeps_older_shared_cpus_is_where_it_belongs_and_says_s
 def test_what_the_kernel_has_moved_into_a_pod_is_shown_under_the_pods_name() -> None:
     manager = Manager(Names())
     manager.reconfigure(BEFORE, MACHINE.topology())
-    manager.set_pods([pod("web")])
+    manager.observe(pods=[pod("web")])
     found = [FoundContainer(uid, POD_ITSELF, "path", "0-7") for uid in ("web-uid", "late-uid")]
     known, unknown = describe(*manager.snapshot(), found).containers
     assert known.name == "default/web (moved by the kernel)"
@@ -98,8 +98,8 @@ def advised(*ids: str) -> Manager:
     manager.preferred("exclusive_a", ("2", "4"), (), 2)
     manager.preferred("exclusive_b", ("0",), (), 1)
     owner = pod("owner", container(exclusive_a=len(ids)))
-    manager.set_pods([owner])
-    manager.record_devices(given(owner, exclusive_a=",".join(ids)))
+    manager.observe(pods=[owner])
+    manager.accept(given(owner, exclusive_a=",".join(ids)))
     return manager
 
 
@@ -127,9 +127,9 @@ def test_an_init_containers_devices_are_told_as_used_again() -> None:
     first = container("first", ContainerKind.INIT, exclusive_a=1)
     later = container("later", ContainerKind.INIT, exclusive_a=1)
     owner = pod("owner", first, later, container(exclusive_a=1), container("own", exclusive_a=1))
-    manager.set_pods([owner])
+    manager.observe(pods=[owner])
     for name, ids in {"first": "2", "later": "2", "main": "2", "own": "4"}.items():
-        manager.record_devices(given(owner, name, exclusive_a=ids))
+        manager.accept(given(owner, name, exclusive_a=ids))
     names = ("first", "later", "main", "own")
     found = [FoundContainer("owner-uid", f"{name}-id", "path", "2") for name in names]
     containers = describe(*manager.snapshot(), found).containers

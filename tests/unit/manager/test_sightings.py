@@ -40,7 +40,7 @@ SHRUNK = NodePools.of(Pool.named("exclusive_a", "4"), Pool.named("default", "0-3
 def manager(pools: NodePools = POOLS) -> Manager:
     made = Manager(Names())
     made.reconfigure(pools, MACHINE.topology())
-    made.set_pods([])
+    made.observe(pods=[])
     return made
 
 
@@ -73,8 +73,8 @@ class TestOfAListedPod:
     def test_a_container_is_placed_by_its_id_before_the_api_server_knows_that(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(running=False, exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="4"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="4"))
         assert cpus_of(node, "p-uid") == "1"
 
         node.sight([told("p-uid"), told("p-uid", "")])
@@ -84,7 +84,7 @@ class TestOfAListedPod:
 
     def test_an_ephemeral_container_that_no_list_shows_yet_goes_to_the_default_pool(self) -> None:
         node = manager()
-        node.set_pods([builders.pod("p")])
+        node.observe(pods=[builders.pod("p")])
         node.sight([told("p-uid", "debugger", exclusive_a="4")])
         assert placed(node, "p-uid", "debugger-id").placement is Placement.DEFAULT
         assert owned(node) == {}
@@ -102,7 +102,7 @@ class TestOfAListedPod:
         self, pool: str, ids: str, cpus: str
     ) -> None:
         node = manager()
-        node.set_pods([builders.pod("p", builders.container(exclusive_a=2))])
+        node.observe(pods=[builders.pod("p", builders.container(exclusive_a=2))])
         sight(node, told("p-uid", **{pool: ids}))
         assert cpus_of(node, "p-uid") == cpus
         assert (cpus == "1") is bool(node.snapshot().resolution.missing)
@@ -110,8 +110,8 @@ class TestOfAListedPod:
     def test_what_is_known_already_counts_before_annotations(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="4"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="4"))
         node.sight([told("p-uid", exclusive_a="2")])
         assert cpus_of(node, "p-uid") == "4"
         assert owned(node) == {"p-uid": "4"}
@@ -120,8 +120,8 @@ class TestOfAListedPod:
         node = manager()
         owner = builders.pod("owner", builders.container("db", exclusive_a=1))
         forger = builders.pod("forger", builders.container(exclusive_a=1))
-        node.set_pods([forger, owner])
-        node.record_devices(builders.given(owner, "db", exclusive_a="4"))
+        node.observe(pods=[forger, owner])
+        node.accept(builders.given(owner, "db", exclusive_a="4"))
 
         sight(node, told("forger-uid", exclusive_a="4"), told("stranger", "x", exclusive_a="4"))
 
@@ -140,9 +140,9 @@ class TestOfAListedPod:
     def test_the_kubelets_word_corrects_annotations(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.set_pods([pod])
+        node.observe(pods=[pod])
         sight(node, told("p-uid", exclusive_a="2"))
-        node.record_devices(builders.given(pod, exclusive_a="4"))
+        node.accept(builders.given(pod, exclusive_a="4"))
         assert owned(node) == {"p-uid": "4"}
 
     @pytest.mark.parametrize("ends_first", [False, True])
@@ -150,16 +150,16 @@ class TestOfAListedPod:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1))
         ended = replace(pod, finished=True)
-        node.set_pods([ended if ends_first else pod])
+        node.observe(pods=[ended if ends_first else pod])
         sight(node, told("p-uid", exclusive_a="2"))
-        node.set_pods([ended])
+        node.observe(pods=[ended])
         assert owned(node) == {}
         assert node.snapshot().facts.devices == {}
         assert cpus_of(node, "p-uid") == "1"
 
     def test_a_container_that_is_lost_from_sight_takes_nothing_with_it(self) -> None:
         node = manager()
-        node.set_pods([builders.pod("p", builders.container(running=False, exclusive_a=1))])
+        node.observe(pods=[builders.pod("p", builders.container(running=False, exclusive_a=1))])
         sight(node, told("p-uid", exclusive_a="2"))
 
         node.lose_sight([ContainerID("main-id"), ContainerID("unheard-of")])
@@ -172,8 +172,8 @@ class TestOfAListedPod:
     def test_what_the_runtime_says_counts_before_an_id_that_the_api_server_remembers(self) -> None:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1), builders.container("side"))
-        node.set_pods([pod])
-        node.record_devices(builders.given(pod, exclusive_a="2"))
+        node.observe(pods=[pod])
+        node.accept(builders.given(pod, exclusive_a="2"))
         node.sight([told("p-uid", "side", identifier="main-id")])
         assert (
             node.snapshot().resolution.containers["p-uid", ContainerID("main-id")].container.name
@@ -182,7 +182,7 @@ class TestOfAListedPod:
 
     def test_an_annotation_fulfils_no_promise(self) -> None:
         node = manager()
-        node.set_pods([builders.pod("p", builders.container(exclusive_a=1))])
+        node.observe(pods=[builders.pod("p", builders.container(exclusive_a=1))])
         sight(node, told("p-uid", exclusive_a="2"))
         sight(node, told("p-uid", exclusive_a="4"))
 
@@ -209,7 +209,7 @@ class TestOfAStranger:
     def test_its_cpus_are_its_own_until_the_last_of_it_is_gone(self) -> None:
         node = manager()
         sight(node, told("s", ""), told("s", exclusive_a="2"))
-        node.forget_promises(node.promised_until())
+        node.release(node.promised_until())
         node.lose_sight([ContainerID("main-id")])
         assert owned(node) == {"s": "2"}, "its container is about to start again"
         node.sight([told("s", identifier="again", exclusive_a="2")])
@@ -225,7 +225,7 @@ class TestOfAStranger:
         node = manager()
         sight(node, told("s-uid", ""), told("s-uid", exclusive_b="6"))
         before = placed(node, "s-uid")
-        node.set_pods([builders.pod("s", builders.container(exclusive_b=1))])
+        node.observe(pods=[builders.pod("s", builders.container(exclusive_b=1))])
         assert placed(node, "s-uid") == before
         assert owned(node) == {"s-uid": "6-7"}
 
@@ -237,7 +237,7 @@ class TestOfAStranger:
         assert cpus_of(node, "hash") == "6-7"
 
         mirror = builders.pod("mirror", builders.container(exclusive_b=1), cgroup_uid="hash")
-        node.set_pods([mirror])
+        node.observe(pods=[mirror])
 
         assert cpus_of(node, "hash") == "6-7"
         assert owned(node) == {"hash": "6-7"}
@@ -253,13 +253,13 @@ class TestPromises:
         assert [one.ids for one in node.snapshot().facts.promises] == [{"2"}, {"4"}]
         assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"2", "4"}}
 
-        node.record_devices(builders.given(builders.pod("s"), exclusive_a="2"))
+        node.accept(builders.given(builders.pod("s"), exclusive_a="2"))
         assert [one.ids for one in node.snapshot().facts.promises] == [{"4"}]
         assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"2", "4"}}
 
     def test_what_the_container_was_told_outlives_a_change_of_policy(self) -> None:
         node = manager()
-        node.set_pods([builders.pod("p", builders.container(exclusive_a=1, exclusive_b=1))])
+        node.observe(pods=[builders.pod("p", builders.container(exclusive_a=1, exclusive_b=1))])
         node.allocate("exclusive_a", ["2"])
         node.allocate("exclusive_b", ["6"])
         node.reconfigure(OTHER_POLICIES, MACHINE.topology())
@@ -277,7 +277,7 @@ class TestPromises:
 
     def test_milli_cpus_are_promised_and_found_alike(self) -> None:
         node = manager()
-        node.set_pods([builders.pod("p", builders.container(shared_a=2))])
+        node.observe(pods=[builders.pod("p", builders.container(shared_a=2))])
         node.allocate("shared_a", ["7", "8"])
         node.sight([told("p-uid", shared_a="7,8")])
         assert (cpus_of(node, "p-uid"), placed(node, "p-uid").limit) == ("0", Limit(2))
@@ -303,7 +303,7 @@ class TestOfAForger:
         node.sight([told("forger-uid", exclusive_a="4")])
         assert owned(node) == {"forger-uid": "4"}
 
-        node.set_pods([builders.pod("forger")])
+        node.observe(pods=[builders.pod("forger")])
 
         assert owned(node) == {}
         assert placed(node, "forger-uid").placement is Placement.DEFAULT
@@ -318,13 +318,13 @@ class TestOfAForger:
         node = manager()
         node.allocate("exclusive_a", ["4"])
         forger = builders.pod("forger", builders.container(exclusive_a=1))
-        node.set_pods([forger, self.OWNER] if listed_first else [])
+        node.observe(pods=[forger, self.OWNER] if listed_first else [])
         node.sight([told("forger-uid", exclusive_a="4")])
         assert owned(node) == {"forger-uid": "4"}
         node.sight([told("owner-uid", "db", exclusive_a="4")])
         assert placed(node, "owner-uid", "db-id").cause is Cause.NO_DEVICES
 
-        node.record_devices(builders.given(self.OWNER, "db", exclusive_a="4"))
+        node.accept(builders.given(self.OWNER, "db", exclusive_a="4"))
 
         assert owned(node) == {"owner-uid": "4"}
         assert cpus_of(node, "owner-uid", "db-id") == "4"
@@ -335,7 +335,7 @@ class TestOfAForger:
         node.allocate("exclusive_a", ["4"])
         node.allocate("exclusive_b", ["6"])
         node.sight([told("forger-uid", exclusive_a="4", exclusive_b="6")])
-        node.record_devices(builders.given(builders.pod("forger"), exclusive_b="6"))
+        node.accept(builders.given(builders.pod("forger"), exclusive_b="6"))
         assert owned(node) == {"forger-uid": "6-7"}
 
     def test_a_part_of_an_answer_of_allocate_is_none(self) -> None:
@@ -348,7 +348,7 @@ class TestOfAForger:
 
     def test_of_two_that_claim_an_answer_the_listed_pod_comes_first(self) -> None:
         node = manager()
-        node.set_pods([self.OWNER])
+        node.observe(pods=[self.OWNER])
         node.allocate("exclusive_a", ["4"])
         node.sight([told("forger-uid", exclusive_a="4"), told("owner-uid", "db", exclusive_a="4")])
         assert owned(node) == {"owner-uid": "4"}
@@ -356,7 +356,7 @@ class TestOfAForger:
     def test_two_that_have_taken_what_is_the_others_are_put_right(self) -> None:
         node = manager()
         pods = [builders.pod(name, builders.container(exclusive_a=1)) for name in "ab"]
-        node.set_pods(pods)
+        node.observe(pods=pods)
         for one in "24":
             node.allocate("exclusive_a", [one])
         node.sight([told("a-uid", exclusive_a="4"), told("b-uid", identifier="b", exclusive_a="2")])
@@ -364,7 +364,7 @@ class TestOfAForger:
         assert len(node.snapshot().resolution.unconfirmed) == 2, "so the kubelet is asked"
 
         for pod, ids in zip(pods, "24", strict=True):
-            node.record_devices(builders.given(pod, exclusive_a=ids))
+            node.accept(builders.given(pod, exclusive_a=ids))
         assert owned(node) == {"a-uid": "2", "b-uid": "4"}
         assert node.snapshot().resolution.unconfirmed == ()
 
@@ -385,7 +385,7 @@ class TestOfTheContainersOfAPod:
         node.allocate("exclusive_a", ["2"])
         node.allocate("exclusive_a", ["2", "4"])
         node.sight([told("p-uid", "init", exclusive_a="2")])
-        node.record_devices(builders.given(builders.pod("p", init), "init", exclusive_a="2"))
+        node.accept(builders.given(builders.pod("p", init), "init", exclusive_a="2"))
         node.sight([told("p-uid", exclusive_a="2,4")])
         assert cpus_of(node, "p-uid") == "2,4"
 
@@ -394,7 +394,7 @@ class TestEverySighting:
     def test_it_replaces_what_was_sighted_before(self) -> None:
         node = manager()
         sight(node, told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4"))
-        node.forget_promises(node.promised_until())
+        node.release(node.promised_until())
         node.sight([told("b", "y", exclusive_a="4"), told("c", "z")], every=True)
         assert owned(node) == {"b": "4"}
         assert set(node.snapshot().resolution.pods) == {"b", "c"}
@@ -436,6 +436,6 @@ def test_a_cpu_of_its_own_that_a_shared_pool_lists_now_is_not_called_shared() ->
 
 def test_a_container_is_of_the_pod_that_the_runtime_names() -> None:
     node = manager()
-    node.set_pods([builders.pod("p")])
+    node.observe(pods=[builders.pod("p")])
     node.sight([told("q-uid"), told("q-uid", "")])
     assert node.snapshot().resolution.containers.keys() == {("q-uid", "main-id")}

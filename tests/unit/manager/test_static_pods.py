@@ -29,7 +29,7 @@ SANDBOX = RuntimeContainer(ContainerID("sandbox"), HASH, "default", "static")
 def node() -> Manager:
     made = Manager(Names())
     made.reconfigure(POOLS, MACHINES["laptop_4c8t"].topology())
-    made.set_pods([])
+    made.observe(pods=[])
     return made
 
 
@@ -48,8 +48,8 @@ def given(ids: str, container: str = "main") -> PodDevices:
 
 def owning(node: Manager) -> Manager:
     """Let the static pod own CPU 4, with its mirror alone in the list."""
-    node.set_pods([TRUE])
-    node.record_devices(builders.given(TRUE, exclusive_a="4"))
+    node.observe(pods=[TRUE])
+    node.accept(builders.given(TRUE, exclusive_a="4"))
     return node
 
 
@@ -58,15 +58,15 @@ def test_a_mirror_counts_where_the_sandbox_has_its_name(
     node: Manager, pods: tuple[object, ...]
 ) -> None:
     node.sight([SANDBOX])
-    node.set_pods(pods)  # type: ignore[arg-type]
-    node.record_devices(builders.given(TRUE, exclusive_a="4"))
+    node.observe(pods=pods)  # type: ignore[arg-type]
+    node.accept(builders.given(TRUE, exclusive_a="4"))
     assert cpus(node) == "4"
     assert node.snapshot().resolution.pods[HASH] == TRUE
     assert forged(node) == ["forged"]
 
 
 def test_the_sandbox_contradicts_a_single_mirror(node: Manager) -> None:
-    node.set_pods([OTHER])
+    node.observe(pods=[OTHER])
     assert forged(node) == []
     node.sight([SANDBOX])
     assert forged(node) == ["other"]
@@ -77,7 +77,7 @@ def test_the_sandbox_contradicts_a_single_mirror(node: Manager) -> None:
 
 
 def test_of_two_new_claims_neither_counts_until_the_kubelet_has_spoken(node: Manager) -> None:
-    node.set_pods([FORGED, TRUE])
+    node.observe(pods=[FORGED, TRUE])
     assert HASH not in node.snapshot().resolution.pods
     assert forged(node) == ["forged", "static"]
     assert node.snapshot().resolution.missing == ()
@@ -93,7 +93,7 @@ def test_of_two_new_claims_neither_counts_until_the_kubelet_has_spoken(node: Man
 def test_what_a_hash_owns_stays_with_it_whatever_pod_claims_it(node: Manager) -> None:
     owning(node)
     for pods in ([TRUE, FORGED], [FORGED, OTHER, TRUE], [TRUE]):
-        node.set_pods(pods)
+        node.observe(pods=pods)
         assert cpus(node) == "4"
         assert builders.owned(node) == {HASH: {"exclusive_a": CPUSet.of(4)}}
 
@@ -101,7 +101,7 @@ def test_what_a_hash_owns_stays_with_it_whatever_pod_claims_it(node: Manager) ->
 def test_nothing_moves_when_the_kubelet_makes_its_mirror_anew(node: Manager) -> None:
     owning(node)
     again = replace(TRUE, uid=PodUID("new-uid"))
-    node.set_pods([again, FORGED, TRUE])
+    node.observe(pods=[again, FORGED, TRUE])
     assert node.snapshot().resolution.pods[HASH].uid == "new-uid"
     assert cpus(node) == "4"
 

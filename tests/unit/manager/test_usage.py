@@ -23,8 +23,8 @@ def test_devices_are_counted_by_pool() -> None:
     manager = Manager()
     manager.reconfigure(POOLS, MACHINE.having_lost(CPUSet.parse("5,6")))
     owner = pod("owner", container(exclusive_a=2, shared_b=3))
-    manager.set_pods([owner])
-    manager.record_devices(given(owner, exclusive_a="2,3", shared_b="0,1,2"))
+    manager.observe(pods=[owner])
+    manager.accept(given(owner, exclusive_a="2,3", shared_b="0,1,2"))
 
     assert usage(manager.snapshot().facts) == (
         PoolUsage("exclusive_a", PoolKind.EXCLUSIVE, 4, 2, offline=1, draining=0),
@@ -36,8 +36,8 @@ def test_what_pods_hold_of_pools_that_shrank_or_went_is_draining() -> None:
     manager = Manager()
     manager.reconfigure(POOLS, MACHINE.topology())
     owner = pod("owner", container(exclusive_a=2, shared_b=3))
-    manager.set_pods([owner])
-    manager.record_devices(given(owner, exclusive_a="2,3", shared_b="0,1,2"))
+    manager.observe(pods=[owner])
+    manager.accept(given(owner, exclusive_a="2,3", shared_b="0,1,2"))
     manager.reconfigure(NodePools.of(Pool.named("exclusive_a", "3-4")), MACHINE.topology())
 
     assert usage(manager.snapshot().facts) == (
@@ -49,7 +49,7 @@ def test_what_pods_hold_of_pools_that_shrank_or_went_is_draining() -> None:
         "exclusive_a": {"numa_node": 0, "uncore_cache": 0}
     }
 
-    manager.set_pods([])
+    manager.observe(pods=[])
     assert [pool.name for pool in usage(manager.snapshot().facts)] == ["exclusive_a"]
 
 
@@ -59,8 +59,8 @@ def test_units_are_counted_whole_and_drain_when_the_feature_is_switched_off() ->
     manager.reconfigure(on, MACHINE.having_lost(CPUSet.of(6)))
     asked = {"exclusive_a": 1, "enable-shared-cpus": 1}
     owner = pod("owner", replace(container(), requests=builders.asking(asked)))
-    manager.set_pods([owner])
-    manager.record_devices(given(owner, **{"exclusive_a": "2", "enable-shared-cpus": "3"}))
+    manager.observe(pods=[owner])
+    manager.accept(given(owner, **{"exclusive_a": "2", "enable-shared-cpus": "3"}))
     assert usage(manager.snapshot().facts)[-1] == PoolUsage(
         "enable-shared-cpus", PoolKind.SHARED, 4, 1, offline=0, draining=0
     )
@@ -83,8 +83,8 @@ def test_reserved_cpus_are_no_capacity() -> None:
     assert (counted.capacity, counted.offline, counted.draining) == (2, 1, 0)
 
     owner = pod("owner", container(exclusive_a=1))
-    manager.set_pods([owner])
-    manager.record_devices(given(owner, exclusive_a="4"))
+    manager.observe(pods=[owner])
+    manager.accept(given(owner, exclusive_a="4"))
     (counted,) = usage(manager.snapshot().facts)
     assert (counted.capacity, counted.allocated, counted.draining) == (2, 1, 1)
 
@@ -106,8 +106,8 @@ def test_free_cpus_that_lie_apart_are_scored_by_node_and_cache(
     machine = Machine(sockets=2, l3=4, cores=2, threads=2)
     manager.reconfigure(NodePools.of(Pool.named("exclusive_a", "0-15")), machine.topology())
     owner = pod("owner", container(exclusive_a=8))
-    manager.set_pods([owner])
-    manager.record_devices(given(owner, exclusive_a=held))
+    manager.observe(pods=[owner])
+    manager.accept(given(owner, exclusive_a=held))
 
     assert fragmentation(manager.snapshot().facts) == {
         "exclusive_a": {

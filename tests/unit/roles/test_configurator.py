@@ -152,8 +152,8 @@ class TestEdits:
     def test_devices_that_pods_keep_are_named(self, world: World) -> None:
         world.role.look()
         owner = pod("owner", container(exclusive_a=2))
-        world.manager.set_pods([owner])
-        world.manager.record_devices(given(owner, exclusive_a="4,6"))
+        world.manager.observe(pods=[owner])
+        world.manager.accept(given(owner, exclusive_a="4,6"))
         world.mount.show(worker=GOOD.replace("4,6", "6"))
         world.role.look()
 
@@ -268,8 +268,8 @@ class TestChoice:
     def test_the_pools_go_with_their_file_and_pods_keep_their_cpus(self, world: World) -> None:
         world.role.look()
         owner = pod("owner", container(exclusive_a=1))
-        world.manager.set_pods([owner])
-        world.manager.record_devices(given(owner, exclusive_a="4"))
+        world.manager.observe(pods=[owner])
+        world.manager.accept(given(owner, exclusive_a="4"))
         world.mount.show()
         world.role.look()
 

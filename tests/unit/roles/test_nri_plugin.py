@@ -102,7 +102,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.manager.reconfigure(POOLS, MACHINE.topology())
-        self.manager.set_pods([])
+        self.manager.observe(pods=[])
         self.plugin = self.made()
 
     def made(self) -> NRIPlugin:
@@ -126,7 +126,7 @@ class Agent:
 
     def give(self, pod: Pod, **ids: str) -> None:
         """Let the kubelet's word on a container's devices come."""
-        self.manager.record_devices(builders.given(pod, **ids))
+        self.manager.accept(builders.given(pod, **ids))
         self.plugin.facts_changed()
 
     def allocated(self, container: Container) -> Container:
@@ -180,7 +180,7 @@ def test_what_a_pods_author_annotates_gives_no_cpu(agent: Agent, plugin: Plugin)
     assert not answer.adjust.env
 
     assert cpu_of(plugin.create(owner)).cpus == "2"
-    agent.manager.set_pods([PLAIN])
+    agent.manager.observe(pods=[PLAIN])
     assert builders.owned(agent.manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
 
 
@@ -234,7 +234,7 @@ def test_what_is_not_the_kubelets_is_left_alone(agent: Agent, plugin: Plugin) ->
 
 def test_an_answer_waits_for_the_kubelets_word(agent: Agent, plugin: Plugin) -> None:
     agent.patient = True
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     answer = plugin.creating(of(OWNER))
     eventually(lambda: agent.manager.snapshot().resolution.containers, "the container is known")
     assert agent.looked.acquire(timeout=DEADLINE_S)
@@ -244,7 +244,7 @@ def test_an_answer_waits_for_the_kubelets_word(agent: Agent, plugin: Plugin) -> 
 
 
 def test_a_container_whose_devices_nobody_names_is_held(agent: Agent, plugin: Plugin) -> None:
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     with pytest.raises(Refused, match=r"owner/main is held: .*exclusive_a.* tries again"):
         plugin.create(of(OWNER))
     assert agent.metric('outcome="held",request="create"} 1.0')
@@ -257,7 +257,7 @@ def test_the_runtime_waits_once_for_a_container_and_a_second_in_ten_for_all(fold
     others = [
         builders.pod(name, builders.container(running=False, exclusive_a=1)) for name in ("b", "c")
     ]
-    agent.manager.set_pods([OWNER, *others])
+    agent.manager.observe(pods=[OWNER, *others])
     with FakeRuntime(folder / "nri.sock") as runtime, agent.running():
         plugin = runtime.welcome()
         eventually(agent.plugin.connected, "the plugin is connected")
@@ -294,7 +294,7 @@ def waiting(
 
 
 def test_a_container_that_is_held_is_not_there(agent: Agent, plugin: Plugin) -> None:
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     with pytest.raises(Refused):
         plugin.create(of(OWNER))
     eventually(
@@ -306,7 +306,7 @@ def test_a_container_that_is_held_is_not_there(agent: Agent, plugin: Plugin) -> 
 def test_a_creation_that_ends_while_it_waits_leaves_nothing(folder: Path) -> None:
     agent = Agent(folder / "nri.sock", MissingFacts.RELEASE)
     agent.patient = True
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     with FakeRuntime(folder / "nri.sock") as runtime, agent.running():
         plugin = runtime.welcome()
         answer = plugin.creating(of(OWNER))
@@ -321,7 +321,7 @@ def test_a_container_that_waits_stays_known_whatever_the_runtime_names_again(
     agent: Agent, plugin: Plugin
 ) -> None:
     agent.patient = True
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     answer = plugin.creating(of(OWNER))
     plugin.synchronize()
     agent.give(OWNER, exclusive_a="4")
@@ -330,14 +330,14 @@ def test_a_container_that_waits_stays_known_whatever_the_runtime_names_again(
 
 def test_or_released_into_the_default_pool(folder: Path, runtime: FakeRuntime) -> None:
     agent = Agent(folder / "nri.sock", MissingFacts.RELEASE)
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     with agent.running():
         assert cpu_of(runtime.welcome().create(of(OWNER))).cpus == "0"
 
 
 def taken(agent: Agent, plugin: Plugin) -> Container:
     """Start a container of an earlier pod on CPU 2, and let the kubelet give that to another."""
-    agent.manager.set_pods([EARLIER, OWNER])
+    agent.manager.observe(pods=[EARLIER, OWNER])
     agent.give(EARLIER, exclusive_a="2")
     container = of(EARLIER, "earlier")
     plugin.run_sandbox(container.pod)
@@ -355,7 +355,7 @@ def test_a_container_waits_until_the_pod_that_has_its_cpu_is_gone(
     answer = plugin.creating(of(OWNER))
     eventually(lambda: "c1" in agent.manager.snapshot().facts.sighted, "the container waits")
     assert not answer.done()
-    agent.manager.set_pods([replace(EARLIER, finished=True), OWNER])
+    agent.manager.observe(pods=[replace(EARLIER, finished=True), OWNER])
     agent.plugin.facts_changed()
     created = answer.result(DEADLINE_S)
     assert cpu_of(created).cpus == "2"
@@ -367,7 +367,7 @@ def test_the_runtimes_word_on_a_pods_end_is_enough(agent: Agent, plugin: Plugin)
     agent.patient = True
     earlier = taken(agent, plugin)
     # The API server has never listed it.
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     answer = plugin.creating(of(OWNER))
     eventually(lambda: "c1" in agent.manager.snapshot().facts.sighted, "the container waits")
     plugin.stop(earlier)
@@ -409,7 +409,7 @@ def test_or_released_until_it_can_have_its_cpu(folder: Path, runtime: FakeRuntim
     ],
 )
 def test_what_the_node_may_need_is_never_held(agent: Agent, plugin: Plugin, pod: Pod) -> None:
-    agent.manager.set_pods([pod])
+    agent.manager.observe(pods=[pod])
     container = Container(NRIPod(pod.cgroup_uid, pod.name), "c1")
     assert cpu_of(plugin.create(container)).cpus == "0"
     assert [reason for _, reason, _ in agent.events.pods] == ["CPUContainerReleased"]
@@ -587,7 +587,7 @@ def test_a_runtime_that_waits_for_an_answer_is_not_called(old: tuple[Agent, Plug
     agent, plugin = old
     _, calls, ways = called(agent, plugin)
     agent.patient = True
-    agent.manager.set_pods([EARLIER])
+    agent.manager.observe(pods=[EARLIER])
     answer = plugin.creating(of(EARLIER, "held"))
     eventually(lambda: "held" in agent.manager.snapshot().facts.sighted, "the container waits")
     quotas = QuotaModel({"pod": (-1, 100_000), "pod/c1": (-1, 100_000)})
@@ -652,7 +652,7 @@ def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
 ) -> None:
     plugin.create(of(PLAIN))
     agent.patient = True
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     plugin.silent = True
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(agent.plugin.update, ContainerID("c1"), CPUSet.of(5))
@@ -726,7 +726,7 @@ def test_nothing_is_asked_of_a_runtime_that_waits_for_an_answer(
 ) -> None:
     plugin.create(of(PLAIN))
     agent.patient = True
-    agent.manager.set_pods([OWNER])
+    agent.manager.observe(pods=[OWNER])
     answer = plugin.creating(of(OWNER, "held"))
     eventually(lambda: "held" in agent.manager.snapshot().facts.sighted, "the container waits")
     with pytest.raises(RuntimeRefused, match="it waits for an answer itself"):
@@ -768,7 +768,7 @@ def test_it_comes_back_when_the_runtime_does(agent: Agent, runtime: FakeRuntime)
         first = runtime.welcome([of(PLAIN, cpus="0", state=nri_pb2.CONTAINER_RUNNING)])
         eventually(agent.plugin.connected, "the plugin is connected")
         first.create(agent.allocated(of(OWNER, "c2", devices={"exclusive_a": "2"})))
-        agent.manager.set_pods([OWNER])
+        agent.manager.observe(pods=[OWNER])
         first.creating(of(OWNER, "c3", name="other"))
         first.hang_up()
         second = runtime.accept()

@@ -1,0 +1,152 @@
+"""No order of pods, edits, offline CPUs and agent restarts gives a CPU of the policy two owners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.pools import CPUManager, NodePools, Pool
+from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.manager.manager import Manager
+from cpupool.manager.ports import FoundContainer
+from cpupool.policies.layout import Layout
+from cpupool.policies.none import BUILT_IN
+from cpupool.policies.static import StaticOptions, StaticPolicy
+from tests import builders
+from tests.machines import MACHINES
+from tests.searching import examples
+
+if TYPE_CHECKING:
+    from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Pod
+
+MACHINE = MACHINES["arm_no_smt"]
+RESERVED = CPUSet.of(0)
+LINES = (Pool.named("exclusive_a", "8-9"), Pool.named("default", "0-7"))
+FILES = (
+    NodePools.of(*LINES, cpu_manager=CPUManager("static")),
+    NodePools.of(*LINES),
+    NodePools.of(Pool.named("default", "0-5"), cpu_manager=CPUManager("static")),
+    NodePools.of(Pool.named("exclusive_a", "3-9"), Pool.named("default", "0-2")),
+)
+KINDS = (ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR)
+
+
+def static(_config: CPUManager, machine: CPUTopology) -> StaticPolicy:
+    return StaticPolicy.of(Layout.of_topology(machine), StaticOptions(), RESERVED)
+
+
+POLICIES = {**BUILT_IN, "static": static}
+
+
+class Choosing(RuleBasedStateMachine):
+    """A node whose pods come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = Manager(cpu_managers=POLICIES)
+        self.pools = FILES[0]
+        self.offline = ""
+        self.pods: dict[str, Pod] = {}
+        self.had: dict[str, CPUSet] = {}
+        self.numbers = iter(range(10_000))
+        self.start(())
+
+    def start(self, found: tuple[FoundContainer, ...]) -> None:
+        self.manager = Manager(cpu_managers=POLICIES)
+        self.manager.reconfigure(self.pools, MACHINE.without(self.offline).topology())
+        self.manager.observe(pods=self.pods.values())
+        self.manager.adopt(found)
+
+    @rule(
+        asked=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 4)), min_size=1, max_size=3)
+    )
+    def a_pod_comes(self, asked: list[tuple[ContainerKind, int]]) -> None:
+        name = f"pod-{next(self.numbers)}"
+        made = (
+            replace(
+                builders.container(f"{name}-{number}", kind, cpu=1000 * cpus or 500),
+                id=ContainerID(f"{name}-{number}-id"),
+            )
+            for number, (kind, cpus) in enumerate(asked)
+        )
+        self.pods[name] = builders.pod(name, *made)
+        self.manager.observe(pods=self.pods.values())
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def a_pod_ends(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.pods)))
+        self.had.pop(self.pods.pop(name).cgroup_uid, None)
+        self.manager.observe(pods=self.pods.values())
+
+    @rule(pools=st.sampled_from(FILES))
+    def the_pool_file_is_edited(self, pools: NodePools) -> None:
+        self.pools = pools
+        self.manager.reconfigure(pools, MACHINE.without(self.offline).topology())
+
+    @rule(offline=st.sampled_from(["", "1", "2-3", "7"]))
+    def cpus_go_offline_and_return(self, offline: str) -> None:
+        self.offline = offline
+        self.manager.update_topology(MACHINE.without(offline).topology())
+
+    @precondition(lambda self: not self.offline and self.pools == FILES[0])
+    @rule()
+    def the_agent_restarts(self) -> None:
+        """Under the policy each container of a sole one in its pod is found where it was."""
+        sole = {one.cgroup_uid for one in self.pods.values() if len(one.containers) == 1}
+        before = {uid: cpus for uid, cpus in self.owned().items() if uid in sole}
+        resolution = self.manager.snapshot().resolution
+        found = tuple(
+            FoundContainer(uid, identifier, f"{uid}/{identifier}", str(placed.assignment.cpus))
+            for (uid, identifier), placed in resolution.containers.items()
+        )
+        inside = all(cpus <= CPUSet.parse("1-7") for cpus in self.owned().values())
+        self.had.clear()
+        self.start(found)
+        if inside:
+            assert before.items() <= self.owned().items()
+
+    def owned(self) -> dict[str, CPUSet]:
+        return {
+            uid: has[POLICY_CPUS]
+            for uid, has in builders.owned(self.manager).items()
+            if POLICY_CPUS in has
+        }
+
+    @invariant()
+    def who_has_cpus_keeps_them_until_its_pod_ends(self) -> None:
+        owned = self.owned()
+        for uid, cpus in self.had.items():
+            assert cpus <= owned.get(uid, CPUSet())
+        self.had = owned
+
+    @invariant()
+    def a_container_has_as_many_as_it_asks_for_or_shares(self) -> None:
+        facts, resolution = self.manager.snapshot()
+        for placed in resolution.containers.values():
+            uid, name = placed.pod.cgroup_uid, placed.container.name
+            own = resolution.grants.part(uid, POLICY_CPUS, name)
+            assert len(own) in {0, placed.container.whole_cpus}
+            online = own & facts.topology.online
+            assert placed.assignment.cpus == (online or resolution.view.default.cpus)
+
+    @invariant()
+    def nobody_else_runs_on_owned_cpus(self) -> None:
+        _, resolution = self.manager.snapshot()
+        owned = self.owned()
+        assert sum(map(len, owned.values())) == len(CPUSet.union(owned.values()))
+        assert resolution.view.default.cpus
+        assert resolution.view.default.cpus.isdisjoint(CPUSet.union(owned.values()))
+        for (uid, _), placed in resolution.containers.items():
+            others = CPUSet.union(cpus for other, cpus in owned.items() if other != uid)
+            assert placed.assignment.cpus.isdisjoint(others)
+
+
+Choosing.TestCase.settings = examples(100, stateful_step_count=20)
+TestChoosing = Choosing.TestCase
