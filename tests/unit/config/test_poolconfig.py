@@ -373,8 +373,8 @@ def test_no_cpu_manager_policy_gives_out_the_default_pool_where_none_is_named(wr
             "a.yaml:2:22: cpuManager.policy: this must be text; write a single value",
         ),
         (
-            "cpuManager: {polcy: none}",
-            "a.yaml:2:14: cpuManager.polcy: unknown key; did you mean policy?",
+            "cpuManager: {polici: none}",
+            "a.yaml:2:14: cpuManager.polici: unknown key; did you mean policy?",
         ),
     ],
 )
