@@ -38,11 +38,13 @@ class RoundRobin(NonePolicy):
         return Choice(ask.has or CPUSet(turn[: ask.count]))
 
 
+POLICIES = {**BUILT_IN, "round-robin": lambda _config, _machine: RoundRobin()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     agent.add_parser(parser.add_subparsers(), "the agent")
-    policies = {**BUILT_IN, "round-robin": lambda _config, _machine: RoundRobin()}
-    return agent.run(parser.parse_args(), sys.stdout, policies)
+    return agent.run(parser.parse_args(), sys.stdout, POLICIES)
 
 
 if __name__ == "__main__":

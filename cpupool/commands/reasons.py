@@ -208,6 +208,9 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         why = f"{container.reason}: " if container.reason else ""
         why += "the kubelet's static CPU manager places it, and cpupool leaves it there"
         yield Step("kubelet", why, CPUSet.parse(container.found))
+    elif container.placement is Placement.POLICY:
+        why = "the CPU manager policy has chosen these CPUs for it alone"
+        yield Step("cpuManager", why, container.wanted)
     elif container.placement is Placement.DEFAULT:
         yield Step("default", f"it runs on {default}", container.wanted)
     elif container.placement is Placement.CONFINED:

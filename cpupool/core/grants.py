@@ -242,7 +242,3 @@ class Grants:
         for grant in self:
             if isinstance(grant.owner, PodOwner):
                 yield grant.owner.uid, grant
-
-    def free(self, within: CPUSet) -> CPUSet:
-        """Return the CPUs that have no owner."""
-        return within - self.cpus

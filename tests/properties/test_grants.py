@@ -111,13 +111,6 @@ class History(RuleBasedStateMachine):
                 found.setdefault(cpu, set()).add(key)
         assert found == {cpu: holders for cpu, holders in self.model.items() if holders}
 
-    @invariant()
-    def free_and_owned_are_everything(self) -> None:
-        everything = CPUSet(range(CPUS))
-        free = self.grants.free(everything)
-        assert free.isdisjoint(self.grants.cpus)
-        assert free | self.grants.cpus == everything
-
 
 TestHistory = History.TestCase
 TestHistory.settings = examples(100, stateful_step_count=30)

@@ -12,7 +12,7 @@ from cpupool import cli
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
-from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
+from cpupool.core.pools import CPUManager, MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
@@ -20,6 +20,7 @@ from cpupool.manager.report import NodeStatus, describe, to_json
 from cpupool.manager.ways import Way
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
+from tests.round_robin import POLICIES
 
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
@@ -234,6 +235,23 @@ def test_shared_cpus_by_openshifts_resource(file: Path, capsys: pytest.CaptureFi
     assert lines[0] == "request: it requests 1 of exclusive_a and 1 of enable-shared-cpus => 1-2,4"
     assert "pool: enable-shared-cpus has CPUs 1 => 1" in lines
     assert "devices: the kubelet gave 1, for the container => 1" in lines
+
+
+def test_cpus_that_the_cpu_manager_policy_has_chosen(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    node.manager = Manager(cpu_managers=POLICIES)
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=CPUManager("round-robin"))
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    node.run("web", container(cpu=2000))
+
+    assert explain(file, node.status(web="1-2"), "web") == 0
+    assert steps(capsys.readouterr().out)[:2] == [
+        "request: it requests no pool => 1-2",
+        "cpuManager: the CPU manager policy has chosen these CPUs for it alone => 1-2",
+    ]
 
 
 def test_shared_cpus_beside_those_of_the_kubelets_static_cpu_manager(
