@@ -65,7 +65,7 @@ def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
     """
     starting = {one.pod for one in facts.sighted.values()}
     for pod in pods:
-        wants = {} if pod.finished else facts.policy.wants(pod)
+        wants = _wants(facts, pod)
         has = grants.of(PodOwner(pod.cgroup_uid)).get(POLICY_CPUS)
         if not wants.keys() <= (has.parts.keys() if has else set()) and (
             pod.cgroup_uid in starting or any(one.id for one in pod.containers)
@@ -84,7 +84,7 @@ def recover(
     """
     runs = {(one.pod, ContainerID(one.id)): one.cpus for one in found}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
-        count = facts.policy.wants(pod).get(container.name)
+        count = _wants(facts, pod).get(container.name)
         if count is None:
             continue
         with suppress(CPUSetParseError):
@@ -93,6 +93,13 @@ def recover(
             if len(cpus) == count and cpus <= free:
                 grants = grants.adding([_grant(pod, {container.name: cpus})])
     return grants
+
+
+def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
+    """Return container → CPUs of its own; those that ask for pools are not the policy's."""
+    wants = {} if pod.finished else facts.policy.wants(pod)
+    pooled = {one.name for one in pod.containers if one.requests} if wants else set()
+    return {name: count for name, count in wants.items() if name not in pooled}
 
 
 def _admitted(

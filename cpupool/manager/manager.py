@@ -415,7 +415,8 @@ class Manager:
             grants: who owned which CPUs until now; None for what was decided last.
         """
         pods = sightings.present(facts)
-        grants = ownership.settle(facts, pods, grants or self._resolution.grants)
+        before = self._resolution.grants if grants is None else grants
+        grants = ownership.settle(facts, pods, before)
         if self._recovered:
             grants = choosing.admit(facts, pods, grants)
         resolution = resolve.resolve(facts, pods, grants)

@@ -116,6 +116,7 @@ class NodeView:
         pods: all that are there.
         extents: shared set → its CPUs now; empty while the policies are asked for it.
         default: where a container belongs that has no CPUs by its request.
+        common: the CPUs that many may run on now.
     """
 
     topology: CPUTopology
@@ -126,11 +127,10 @@ class NodeView:
     pods: tuple[Pod, ...] = ()
     extents: Mapping[str, CPUSet] = field(default_factory=dict)
     default: CPUAssignment = field(default_factory=lambda: CPUAssignment(Placement.DEFAULT))
+    common: CPUSet = field(init=False)
 
-    @property
-    def common(self) -> CPUSet:
-        """The CPUs that many may run on now."""
-        return self.topology.online - self.barred
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "common", self.topology.online - self.barred)
 
     @property
     def free(self) -> CPUSet:
@@ -174,7 +174,10 @@ class CPUManagerPolicy(Policy, Protocol):
     """Decides about the containers that ask for no pool, on the default pool's CPUs."""
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
-        """Return container → how many CPUs of its own it gets; in the order of choosing."""
+        """Return container → how many CPUs of its own it gets; in the order of choosing.
+
+        Containers that ask for pools are left out by the caller.
+        """
         ...
 
     def available(self, view: NodeView) -> CPUSet:

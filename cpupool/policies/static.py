@@ -126,12 +126,8 @@ class StaticPolicy(NonePolicy):
         return cls(layout, options, reserved)
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
-        """Return the containers of a Guaranteed pod that ask for whole CPUs and for no pool."""
-        return {
-            container.name: container.whole_cpus
-            for container in pod.containers
-            if container.whole_cpus and not container.requests
-        }
+        """Return the containers of a Guaranteed pod that ask for whole CPUs."""
+        return {one.name: one.whole_cpus for one in pod.containers if one.whole_cpus}
 
     def available(self, view: NodeView) -> CPUSet:
         """Return the CPUs that have no owner and are not reserved."""

@@ -88,13 +88,12 @@ def test_a_container_that_comes_back_keeps_its_cpus() -> None:
     assert chosen(policy(), 4, has="5-6,21-22") == "5-6,21-22"
 
 
-def test_only_whole_cpus_that_no_pool_gives_are_wanted() -> None:
+def test_only_whole_cpus_are_wanted() -> None:
     pod = builders.pod(
         "web",
         builders.container("init", ContainerKind.INIT, cpu=2000),
         builders.container("main", cpu=1000),
         builders.container("half", cpu=1500),
-        builders.container("pooled", cpu=1000, exclusive_a=1),
         builders.container("none"),
     )
     assert policy().wants(pod) == {"init": 2, "main": 1}
