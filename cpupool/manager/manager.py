@@ -415,8 +415,9 @@ class Manager:
             grants: who owned which CPUs until now; None for what was decided last.
         """
         pods = sightings.present(facts)
-        before = self._resolution.grants if grants is None else grants
-        grants = ownership.settle(facts, pods, before)
+        if grants is None:
+            grants = self._resolution.grants
+        grants = ownership.settle(facts, pods, grants)
         if self._recovered:
             grants = choosing.admit(facts, pods, grants)
         resolution = resolve.resolve(facts, pods, grants)
