@@ -128,9 +128,7 @@ def environment(
     joined = {EXCLUSIVE_CPUS: exclusive, SHARED_CPUS: shared}
     if isolated:
         joined[OPENSHIFT_ISOLATED_CPUS] = exclusive
-    of_pools = {
-        pool_variable(resource): cpus
-        for resource, cpus in by_resource.items()
-        if not resource.kind.native
-    }
-    return {name: str(cpus) for name, cpus in sorted({**joined, **of_pools}.items()) if cpus}
+    for resource, cpus in by_resource.items():
+        if not resource.kind.native:
+            joined[pool_variable(resource)] = cpus
+    return {name: str(joined[name]) for name in sorted(joined) if joined[name]}

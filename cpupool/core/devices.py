@@ -118,11 +118,15 @@ class Advertised:
             return self.units if gone == self.pool.offered else 0
         return capacity(replace(self.pool, cpus=gone))
 
-    def lists(self, identifier: str) -> bool:
-        """Return whether it has this device."""
+    def unlisted(self, ids: Iterable[str]) -> list[str]:
+        """Return those of some device ids that it does not have."""
         if self.pool.kind is PoolKind.SHARED:
-            return _is_number_below(identifier, self.capacity)
-        return _is_number_below(identifier, MAX_CPU + 1) and int(identifier) in self.pool.offered
+            count = self.capacity
+            return [one for one in ids if not _is_number_below(one, count)]
+        cpus = self.pool.offered
+        return [
+            one for one in ids if not _is_number_below(one, MAX_CPU + 1) or int(one) not in cpus
+        ]
 
 
 def advertised(pools: NodePools) -> tuple[Advertised, ...]:
@@ -179,7 +183,7 @@ class Offer:
             held: its ids that pods hold.
             beside: as the attribute.
         """
-        draining = frozenset(one for one in held if not resource.lists(one) and _is_id(one))
+        draining = frozenset(filter(_is_id, resource.unlisted(held)))
         withdrawn: Iterator[str] = iter(())
         if resource.pool.kind is PoolKind.SHARED:
             # The highest free ids make room for those that drain, so that no milli-CPU is
@@ -226,8 +230,8 @@ class Offer:
             UnknownDevices: with those that are not.
             AllocationError: with those that are named again.
         """
-        unknown = [one for one in ids if not self._lists(one)]
-        if unknown:
+        others = {*self.resource.unlisted(ids), *self.withdrawn.intersection(ids)}
+        if unknown := [one for one in ids if one in others and one not in self.draining]:
             raise UnknownDevices(
                 self.resource.name, "no such devices", "use the ids that it lists", unknown
             )
@@ -269,10 +273,6 @@ class Offer:
     def some_cpu_runs(self) -> bool:
         """Whether a CPU of the pool is online; one that is configured no longer counts as such."""
         return not self.pool.cpus or not self.pool.cpus.isdisjoint(self.topology.online)
-
-    def _lists(self, identifier: str) -> bool:
-        listed = self.resource.lists(identifier) and identifier not in self.withdrawn
-        return listed or identifier in self.draining
 
     def _available(self, cpu: int) -> bool:
         # The whole core counts: an exclusive CPU is bought against a neighbour on its sibling.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +27,12 @@ class ResourceKind(Enum):
     @property
     def exclusive(self) -> bool:
         """Whether the CPUs are the container's own."""
-        return self not in {ResourceKind.SHARED, ResourceKind.BESIDE}
+        return self is ResourceKind.EXCLUSIVE or self.native
 
     @property
     def native(self) -> bool:
         """Whether a container asks for them by its native cpu request, and so by no pool's name."""
-        return self in {ResourceKind.KUBELET, ResourceKind.POLICY}
+        return self is ResourceKind.KUBELET or self is ResourceKind.POLICY
 
 
 class Resource(str):
@@ -71,3 +71,6 @@ class CPURequest:
     def exclusive(self) -> bool:
         """Whether it asks for CPUs of an exclusive pool."""
         return any(resource.kind is ResourceKind.EXCLUSIVE for resource in self.amounts)
+
+
+NO_REQUEST: Final = CPURequest()

@@ -65,7 +65,8 @@ def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
     """
     starting = {one.pod for one in facts.sighted.values()}
     for pod in pods:
-        wants = _wants(facts, pod)
+        if not (wants := _wants(facts, pod)):
+            continue
         has = grants.of(PodOwner(pod.cgroup_uid)).get(POLICY_CPUS)
         if not wants.keys() <= (has.parts.keys() if has else set()) and (
             pod.cgroup_uid in starting or any(one.id for one in pod.containers)
@@ -97,8 +98,10 @@ def recover(
 
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → CPUs of its own; those that ask for pools are not the policy's."""
-    wants = {} if pod.finished else facts.policy.wants(pod)
-    pooled = {one.name for one in pod.containers if one.requests} if wants else set()
+    wants = facts.policy.wants(pod)
+    if not wants or pod.finished:
+        return {}
+    pooled = {one.name for one in pod.containers if one.requests}
     return {name: count for name, count in wants.items() if name not in pooled}
 
 

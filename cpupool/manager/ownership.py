@@ -17,7 +17,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.manager import requested
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator
 
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
@@ -38,7 +38,7 @@ class _Claim(NamedTuple):
     idle: bool
 
 
-def settle(facts: NodeFacts, pods: Sequence[Pod], before: Grants) -> Grants:
+def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     """Return the owner of every exclusive CPU.
 
     Args:
@@ -47,7 +47,11 @@ def settle(facts: NodeFacts, pods: Sequence[Pod], before: Grants) -> Grants:
         before: who owned which CPUs until now; where facts contradict each other, the owner stays.
     """
     idle = facts.idle - {one.pod for one in facts.sighted.values() if one.name}
-    claims = [claim for pod in pods if not pod.finished for claim in _claims(facts, pod, idle)]
+    alive = {pod.cgroup_uid: pod for pod in pods if not pod.finished}
+    holders = alive.keys() & {ref.pod for ref in facts.devices}
+    claims = [
+        claim for uid in alive if uid in holders for claim in _claims(facts, alive[uid], idle)
+    ]
     needed = CPUSet.union(claim.grant.cpus for claim in claims if not claim.idle)
 
     none = CPUSet()
@@ -62,8 +66,7 @@ def settle(facts: NodeFacts, pods: Sequence[Pod], before: Grants) -> Grants:
     # with containers claims the same CPU: the kubelet gives devices away before the pod is gone.
     # Answers last: each was made for a pod that may be among them.
     kept = [had(claim) for claim in claims]
-    there = {PodOwner(pod.cgroup_uid) for pod in pods if not pod.finished}
-    chosen = [one for one in before if one.source is Source.POLICY and one.owner in there]
+    chosen = [one for uid, one in before.of_pods if one.source is Source.POLICY and uid in alive]
     new = [claim for claim, part in zip(claims, kept, strict=True) if part.cpus != claim.grant.cpus]
     later = (one.grant for one in sorted(new, key=lambda one: (one.idle, not one.told)))
     answered = answers(facts, facts.promises)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
-from cpupool.core.requests import CPURequest
+from cpupool.core.requests import NO_REQUEST, CPURequest
 from cpupool.core.workloads import ContainerKind, ContainerRef
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     not an init container's that ends, whose CPUs the kubelet tells nobody.
     """
     asked = container.requests
+    if not asked and not container.whole_cpus:
+        return NO_REQUEST
     if ENABLE_SHARED_CPUS not in asked and not container.whole_cpus:
         return CPURequest(asked)
     enabled = ENABLE_SHARED_CPUS in asked and (

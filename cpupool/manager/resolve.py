@@ -154,6 +154,7 @@ def resolve(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Resoluti
     """
     view = choosing.view(facts, pods, grants)
     pools = PoolsPolicy()
+    lacking = tuple(_lacking(facts, pods))
     containers: dict[ContainerKey, PlacedContainer] = {}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         key = (pod.cgroup_uid, identifier)
@@ -171,8 +172,8 @@ def resolve(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Resoluti
         containers=containers,
         pods={pod.cgroup_uid: pod for pod in pods},
         unknown=view.confined(Cause.UNKNOWN_POD, "its pod is not known"),
-        missing=tuple(_missing(facts, pods)),
-        unconfirmed=tuple(_missing(facts, pods, hints=False)),
+        missing=tuple(ref for ref, hinted in lacking if not hinted),
+        unconfirmed=tuple(ref for ref, _ in lacking),
     )
 
 
@@ -217,9 +218,8 @@ def of_pools(
     }
 
 
-def _missing(
-    facts: NodeFacts, pods: Iterable[Pod], *, hints: bool = True
-) -> Iterator[ContainerRef]:
+def _lacking(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[tuple[ContainerRef, bool]]:
+    """Find the containers whose devices the kubelet has not named, and whether hints name them."""
     never: set[Resource] = set() if requested.kubelet_owns(facts) else {KUBELET_CPUS}
     for pod in pods:
         for container in () if pod.finished else pod.containers:
@@ -228,6 +228,6 @@ def _missing(
                 continue
             ref = ContainerRef(pod.cgroup_uid, container.name)
             by_pool = facts.devices.get(ref, {})
-            named = {pool for pool, grant in by_pool.items() if hints or not grant.hint}
-            if request.amounts.keys() - named - never:
-                yield ref
+            asked = request.amounts.keys() - never
+            if asked - {pool for pool, grant in by_pool.items() if not grant.hint}:
+                yield ref, asked <= by_pool.keys()

@@ -7,21 +7,23 @@ nobody and remembers nothing: what it has decided comes back to it among the nod
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import Grants
+from cpupool.core.grants import Grants, Source
 from cpupool.core.pools import NodePools
-from cpupool.core.requests import CPURequest
+from cpupool.core.requests import NO_REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.core.assignments import Cause
     from cpupool.core.devices import AllocatedDevices
+    from cpupool.core.grants import Grant
     from cpupool.core.pools import CPUManager
-    from cpupool.core.requests import Resource
+    from cpupool.core.requests import CPURequest, Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod
 
@@ -83,8 +85,7 @@ class Ask:
     nodes: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """A container to be placed.
 
     Attributes:
@@ -97,8 +98,8 @@ class Demand:
 
     pod: Pod
     container: Container
-    request: CPURequest = field(default_factory=CPURequest)
-    devices: Mapping[Resource, AllocatedDevices] = field(default_factory=dict)
+    request: CPURequest = NO_REQUEST
+    devices: Mapping[Resource, AllocatedDevices] = MappingProxyType({})
     kept: CPUSet | None = None
 
 
@@ -117,6 +118,7 @@ class NodeView:
         extents: shared set → its CPUs now; empty while the policies are asked for it.
         default: where a container belongs that has no CPUs by its request.
         common: the CPUs that many may run on now.
+        chosen: the id in a pod's cgroup name → what the CPU manager policy has given to the pod.
     """
 
     topology: CPUTopology
@@ -128,9 +130,12 @@ class NodeView:
     extents: Mapping[str, CPUSet] = field(default_factory=dict)
     default: CPUAssignment = field(default_factory=lambda: CPUAssignment(Placement.DEFAULT))
     common: CPUSet = field(init=False)
+    chosen: Mapping[str, Grant] = field(init=False)
 
     def __post_init__(self) -> None:
+        chosen = {uid: one for uid, one in self.grants.of_pods if one.source is Source.POLICY}
         object.__setattr__(self, "common", self.topology.online - self.barred)
+        object.__setattr__(self, "chosen", chosen)
 
     @property
     def free(self) -> CPUSet:

@@ -50,9 +50,9 @@ class NonePolicy:
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
         """Return the CPUs that the container owns; without any, the default pool's."""
-        own = view.grants.part(demand.pod.cgroup_uid, POLICY_CPUS, demand.container.name)
-        online = own & view.topology.online
-        if not online:
+        chosen = view.chosen.get(demand.pod.cgroup_uid)
+        own = chosen and chosen.parts.get(demand.container.name)
+        if not own or not (online := own & view.topology.online):
             return view.default
         return CPUAssignment(
             Placement.POLICY,
