@@ -76,8 +76,8 @@ class Manager:
         self.cpu_managers = cpu_managers
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
-        self._facts = NodeFacts()
-        self._resolution = resolve.resolve(self._facts, (), Grants())
+        self._known = NodeFacts()
+        self._resolution = resolve.resolve(self._known, (), Grants())
         self._recovered = False
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
@@ -273,9 +273,6 @@ class Manager:
     def snapshot(self) -> Snapshot:
         """Return the facts and what follows from them, as of one moment."""
         with self._changed:
-            if self._answered:
-                answered = resolve.promised(self._facts, self._resolution, self._answered)
-                self._resolution, self._answered = answered, []
             return Snapshot(self._facts, self._resolution)
 
     def devices(self, pool: str) -> DeviceList:
@@ -363,13 +360,21 @@ class Manager:
             if not ids:
                 raise NoDevicesAsked(pool, "no devices requested", "name at least one")
             offer.check_free(ids)
-            mixed = self._facts.pools.mixed is not None
+            mixed = self._known.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
             promise = self._new_promise(offer.resource.name, ids, allocation.cpus)
-            self._facts = replace(self._facts, promises=(*self._facts.promises, promise))
-            # No container belongs elsewhere by it, so nobody is woken, and it waits for a snapshot.
+            # No container belongs elsewhere by it, so nobody is woken, and it waits to be read.
             self._answered.append(promise)
         return allocation
+
+    @property
+    def _facts(self) -> NodeFacts:
+        """What is known, every answer of Allocate included; after it the resolution is, too."""
+        if answered := self._answered:
+            promises = (*self._known.promises, *answered)
+            self._known, self._answered = replace(self._known, promises=promises), []
+            self._resolution = resolve.promised(self._known, self._resolution, answered)
+        return self._known
 
     def _as_told(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
         # podresources does not say what a container was told.
@@ -435,7 +440,7 @@ class Manager:
             }
             self._forget_choices(held)
             self._held = held
-        self._facts, self._resolution, self._answered = facts, resolution, []
+        self._known, self._resolution = facts, resolution
         self._lists = offers.lists(facts, resolution, self._held, self._lists, self._generations)
         self._changed.notify_all()
 
