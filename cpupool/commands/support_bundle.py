@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, node
+from cpupool.commands import UsageError, add_command, input_file, node
 from cpupool.core.errors import HostFileError
 from cpupool.host import recording
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   cpupool support-bundle
-  kubectl logs -n NAMESPACE POD > agent.log && cpupool support-bundle --log agent.log
+  kubectl logs -n NAMESPACE POD | cpupool support-bundle --log -
   kubectl exec -n NAMESPACE POD -- cpupool support-bundle --output - > node1.tar.gz
 
 In it: the machine's topology, the pool files, the cpusets of pods and services, names and CPUs of
@@ -53,7 +53,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         " (default: %(default)s)",
     )
     parser.add_argument(
-        "--log", metavar="FILE", type=Path, help="the agent's log; its end is put in"
+        "--log", metavar="FILE", type=input_file, help="the agent's log; its end is put in"
     )
     node.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -121,8 +121,12 @@ def _tell(path: Path, kept: Recording, out: TextIO) -> None:
 
 def _end_of(path: Path) -> bytes:
     try:
+        end = b""
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LARGEST_LOG_BYTES))
-            return file.read()
+            if file.seekable():
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LARGEST_LOG_BYTES))
+            while read := file.read(_LARGEST_LOG_BYTES):
+                end = (end + read)[-_LARGEST_LOG_BYTES:]
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name the agent's log") from error
+    return end

@@ -3,11 +3,13 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import stat
 import subprocess
 import sys
 import tarfile
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -121,6 +123,22 @@ def test_a_bundle_that_cannot_be_finished_is_removed(
 
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_log_can_come_from_a_pipe(node: WrittenNode, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(pipe.write_bytes, b"an old line\n" * 800_000 + b"the last line\n")
+        assert bundle(node, tmp_path / "b.tar.gz", "--log", str(pipe)) == 0
+        written.result(DEADLINE_S)
+
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        kept = archive.extractfile("agent/log")
+        assert kept is not None
+        lines = kept.read()
+    assert lines.endswith(b"an old line\nthe last line\n")
+    assert len(lines) == 8 * 2**20
 
 
 def test_no_secret_is_in_it(node: WrittenNode, tmp_path: Path) -> None:
