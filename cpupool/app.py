@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
+from cpupool.enforce.bandwidth import BandwidthKeeper
+from cpupool.enforce.load_balancing import LoadBalancingKeeper
+from cpupool.enforce.ways import Ways
 from cpupool.host import bandwidth, cgroup_names, partitions
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
@@ -20,12 +23,9 @@ from cpupool.host.pool_files import PoolFiles
 from cpupool.host.status import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
-from cpupool.manager.bandwidth import BandwidthKeeper
-from cpupool.manager.load_balancing import LoadBalancingKeeper
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import NodeLabels, PodSource
+from cpupool.manager.ports import NodeLabels, PodSource, Way
 from cpupool.manager.usage import fragmentation, usage
-from cpupool.manager.ways import Way, Ways
 from cpupool.policies.none import BUILT_IN
 from cpupool.roles import configurator, cpusetter, device_manager, machine_watcher, nri_plugin
 from cpupool.roles.configurator import Configurator

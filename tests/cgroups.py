@@ -10,11 +10,11 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
+from cpupool.enforce.apply import repair
+from cpupool.enforce.plan import Write
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.manager.apply import repair
-from cpupool.manager.enforce import CgroupNode, Write
-from cpupool.manager.ports import POD_ITSELF, FoundContainer
+from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,7 +14,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.workloads import ContainerID, RuntimeContainer
-from cpupool.manager.ways import Ways
+from cpupool.enforce.ways import Ways
 from tests import builders
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube.cluster import Cluster
-from cpupool.manager.ways import Way
+from cpupool.manager.ports import Way
 from cpupool.policies.none import BUILT_IN
 from cpupool.roles.nri_plugin import MissingFacts
 from cpupool.runtime.nri_connection import inherited

@@ -10,7 +10,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.manager import report
-from cpupool.manager.ways import Way
+from cpupool.manager.ports import Way
 from cpupool.policies.base import Step
 
 if TYPE_CHECKING:

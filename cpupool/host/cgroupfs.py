@@ -17,8 +17,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, HostFileError
 from cpupool.host import cgroup_names
 from cpupool.host.cgroup_files import CgroupFiles, above
-from cpupool.manager.enforce import CgroupNode
-from cpupool.manager.ports import POD_ITSELF, FoundContainer
+from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.manager.facts import NodeFacts
-    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.ports import FoundContainer, Way
     from cpupool.manager.resolve import Resolution
-    from cpupool.manager.ways import Way
     from cpupool.policies.base import Choice
 
 log = logs.get(__name__)

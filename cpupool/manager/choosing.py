@@ -86,12 +86,12 @@ def recover(
     runs = {(one.pod, ContainerID(one.id)): one.cpus for one in found}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         count = _wants(facts, pod).get(container.name)
-        if count is None:
+        uid = pod.cgroup_uid
+        if count is None or grants.part(uid, POLICY_CPUS, container.name):
             continue
         with suppress(CPUSetParseError):
-            cpus = CPUSet.parse(runs.get((pod.cgroup_uid, identifier), ""))
-            free = facts.policy.available(view(facts, pods, grants))
-            if len(cpus) == count and cpus <= free:
+            cpus = CPUSet.parse(runs.get((uid, identifier), ""))
+            if len(cpus) == count and cpus <= _available(facts, view(facts, pods, grants)):
                 grants = grants.adding([_grant(pod, {container.name: cpus})])
     return grants
 
@@ -99,34 +99,44 @@ def recover(
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → CPUs of its own; those that ask for pools are not the policy's."""
     wants = facts.policy.wants(pod)
-    if not wants or pod.finished:
+    if not wants or pod.finished or requested.kubelet_owns(facts):
         return {}
     pooled = {one.name for one in pod.containers if one.requests}
     return {name: count for name, count in wants.items() if name not in pooled}
+
+
+def _available(facts: NodeFacts, seen: NodeView) -> CPUSet:
+    """Return what the policy can give; never what somebody has, or what is another pool's."""
+    return facts.policy.available(seen) & seen.free
 
 
 def _admitted(
     facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, wants: Mapping[str, int]
 ) -> Grants:
     """Return the grants with all that one pod gets, or as they are where it does not fit."""
-    init = {one.name for one in pod.containers if one.kind is ContainerKind.INIT}
-    reusable = CPUSet()
-    made = grants
+    kinds = {one.name: one.kind for one in pod.containers}
+    made, left = grants, CPUSet()
     for name, count in wants.items():
         seen = view(facts, pods, made)
-        available = facts.policy.available(seen)
-        has = made.part(pod.cgroup_uid, POLICY_CPUS, name)
-        try:
-            ask = Ask(POLICY_CPUS, count, available, reusable, has=has)
-            cpus = facts.policy.choose(seen, ask).cpus
-        except (NotEnoughCPUs, SMTAlignmentError):
-            return grants
-        if len(cpus) != count or not cpus <= available | reusable | has:
-            log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
-            return grants
+        parts = seen.chosen[pod.cgroup_uid].parts if pod.cgroup_uid in seen.chosen else {}
+        ends = kinds[name] is ContainerKind.INIT
+        if (cpus := parts.get(name)) is None:
+            # After a restart of the agent an init container may be known last: it has run on what
+            # the others have now.
+            apps = (has for one, has in parts.items() if kinds.get(one) is ContainerKind.APP)
+            reusable = left | CPUSet.union(apps) if ends else left
+            available = _available(facts, seen)
+            try:
+                ask = Ask(POLICY_CPUS, count, available, reusable)
+                cpus = facts.policy.choose(seen, ask).cpus
+            except (NotEnoughCPUs, SMTAlignmentError):
+                return grants
+            if len(cpus) != count or not cpus <= available | reusable:
+                log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
+                return grants
+            made = made.adding([_grant(pod, {name: cpus})])
         # An init container ends before the others start, and leaves its CPUs to them.
-        reusable = reusable | cpus if name in init else reusable - cpus
-        made = made.adding([_grant(pod, {name: cpus})])
+        left = left | cpus if ends else left - cpus
     return made
 
 

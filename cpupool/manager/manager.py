@@ -17,8 +17,10 @@ from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     AllocationError,
+    ConfigError,
     NoDevicesAsked,
     NotEnoughDevices,
+    Problem,
     SMTAlignmentError,
     errors_in,
     refuse_errors,
@@ -39,15 +41,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments
-    from cpupool.core.errors import Problem
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import ContainerID, ContainerRef, Pod, RuntimeContainer
     from cpupool.manager.offers import DeviceList
     from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.resolve import Resolution
     from cpupool.manager.static_pods import PodName
-    from cpupool.policies.base import Choice, CPUManagerPolicies
+    from cpupool.policies.base import Choice, CPUManagerPolicies, CPUManagerPolicy
 
 _WAIT_S = 5.0
 """A waiter looks at its own cancellation at least this often."""
@@ -76,8 +78,8 @@ class Manager:
         self.cpu_managers = cpu_managers
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
-        self._known = NodeFacts()
-        self._resolution = resolve.resolve(self._known, (), Grants())
+        self._decided = NodeFacts()
+        self._followed = resolve.resolve(self._decided, (), Grants())
         self._recovered = False
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
@@ -100,7 +102,7 @@ class Manager:
             topology = topology.remembering(self._facts.topology)
             problems = validate(pools, topology)
             refuse_errors(problems)
-            policy = self.cpu_managers[pools.cpu_manager.policy](pools.cpu_manager, topology)
+            policy = self._made(pools, topology)
             before = self._facts.pools
             placed = self._resolution.containers
             kept = {} if self._moves_pinned else pinned.concerned(placed, before, pools)
@@ -133,7 +135,12 @@ class Manager:
             conflicts = CPUSet.union(problem.cpus or CPUSet() for problem in errors_in(problems))
             owned = CPUSet.union(grant.cpus for _, grant in self._resolution.grants.of_pods)
             blocked = conflicts - owned
-            self._take(replace(self._facts, topology=topology, blocked=blocked))
+            policy = self._facts.policy
+            try:
+                policy = self._made(self._facts.pools, topology)
+            except ConfigError as error:
+                problems = (*problems, *error.problems)
+            self._take(replace(self._facts, topology=topology, policy=policy, blocked=blocked))
             return problems
 
     def observe(
@@ -360,7 +367,7 @@ class Manager:
             if not ids:
                 raise NoDevicesAsked(pool, "no devices requested", "name at least one")
             offer.check_free(ids)
-            mixed = self._known.pools.mixed is not None
+            mixed = self._decided.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
             promise = self._new_promise(offer.resource.name, ids, allocation.cpus)
             # No container belongs elsewhere by it, so nobody is woken, and it waits to be read.
@@ -369,12 +376,35 @@ class Manager:
 
     @property
     def _facts(self) -> NodeFacts:
-        """What is known, every answer of Allocate included; after it the resolution is, too."""
+        """What is known, every answer of Allocate included."""
+        self._read_answers()
+        return self._decided
+
+    @property
+    def _resolution(self) -> Resolution:
+        """What follows from that."""
+        self._read_answers()
+        return self._followed
+
+    def _read_answers(self) -> None:
         if answered := self._answered:
-            promises = (*self._known.promises, *answered)
-            self._known, self._answered = replace(self._known, promises=promises), []
-            self._resolution = resolve.promised(self._known, self._resolution, answered)
-        return self._known
+            promises = (*self._decided.promises, *answered)
+            self._decided, self._answered = replace(self._decided, promises=promises), []
+            self._followed = resolve.promised(self._decided, self._followed, answered)
+
+    def _made(self, pools: NodePools, topology: CPUTopology) -> CPUManagerPolicy:
+        """Make the CPU manager policy of a configuration.
+
+        Raises:
+            ConfigError: it is not lawful on this machine, or nobody knows it.
+        """
+        asked = pools.cpu_manager
+        factory = self.cpu_managers.get(asked.policy)
+        if factory is None:
+            known = ", ".join(self.cpu_managers)
+            what = f"there is no CPU manager policy {asked.policy!r}"
+            raise ConfigError([Problem(what, f"use {known}", path="cpuManager.policy")])
+        return factory(asked, topology)
 
     def _as_told(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
         # podresources does not say what a container was told.
@@ -440,7 +470,7 @@ class Manager:
             }
             self._forget_choices(held)
             self._held = held
-        self._known, self._resolution = facts, resolution
+        self._decided, self._followed = facts, resolution
         self._lists = offers.lists(facts, resolution, self._held, self._lists, self._generations)
         self._changed.notify_all()
 

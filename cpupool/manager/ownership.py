@@ -47,10 +47,11 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
         before: who owned which CPUs until now; where facts contradict each other, the owner stays.
     """
     idle = facts.idle - {one.pod for one in facts.sighted.values() if one.name}
-    alive = {pod.cgroup_uid: pod for pod in pods if not pod.finished}
-    holders = alive.keys() & {ref.pod for ref in facts.devices}
+    living = [pod for pod in pods if not pod.finished]
+    alive = {pod.cgroup_uid for pod in living}
+    holders = {ref.pod for ref in facts.devices}
     claims = [
-        claim for uid in alive if uid in holders for claim in _claims(facts, alive[uid], idle)
+        claim for pod in living if pod.cgroup_uid in holders for claim in _claims(facts, pod, idle)
     ]
     needed = CPUSet.union(claim.grant.cpus for claim in claims if not claim.idle)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.core.workloads import ContainerID
@@ -16,10 +17,35 @@ if TYPE_CHECKING:
     from cpupool.core.quota import Bandwidth
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
-    from cpupool.manager.enforce import CgroupNode
 
 POD_ITSELF: Final = ContainerID("")
 """The id of a pod's own directory, which no container has."""
+
+
+class Way(Enum):
+    """Who writes a container's cgroup."""
+
+    NRI = "nri"
+    """The runtime, as this plugin of it answers: right before the first instruction."""
+    CRI = "cri"
+    """The runtime, called as the kubelet calls it: right once the container is seen."""
+    CGROUP = "cgroup"
+    """cpupool itself: right once the container is seen, and sooner than through CRI."""
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupNode:
+    """One cgroup as it is.
+
+    Attributes:
+        path: relative to the cgroup tree.
+        cpus: its own set; empty where it inherits the parent's (cgroup v2) or has none yet (v1).
+        children: the cgroups below; empty for an ancestor, whose others do not matter.
+    """
+
+    path: str
+    cpus: CPUSet
+    children: tuple[CgroupNode, ...] = ()
 
 
 class PodSource(Protocol):

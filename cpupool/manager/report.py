@@ -16,9 +16,8 @@ from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool,
 from cpupool.core.requests import CPURequest
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import ownership, requested
-from cpupool.manager.ports import POD_ITSELF
+from cpupool.manager.ports import POD_ITSELF, Way
 from cpupool.manager.usage import usage
-from cpupool.manager.ways import Way
 from cpupool.policies.base import Choice, Step
 
 if TYPE_CHECKING:

@@ -138,7 +138,10 @@ class Snapshot(NamedTuple):
 
 
 def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) -> Resolution:
-    """Return a resolution with more answers of Allocate among the grants."""
+    """Return a resolution with more answers of Allocate among the grants.
+
+    Where containers belong stays as decided: Allocate moves nobody, and its pod is yet to come.
+    """
     claims = ownership.answers(facts, promises)
     grants = before.grants.adding(claims, facts.topology)
     return replace(before, view=replace(before.view, grants=grants))

@@ -49,7 +49,10 @@ class NonePolicy:
         return {DEFAULT: view.cpus & common or unlisted or common}
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
-        """Return the CPUs that the container owns; without any, the default pool's."""
+        """Return the CPUs that the container owns; without any, the default pool's.
+
+        It may own some under none, too: by the policy that was in force when its pod started.
+        """
         chosen = view.chosen.get(demand.pod.cgroup_uid)
         own = chosen and chosen.parts.get(demand.container.name)
         if not own or not (online := own & view.topology.online):

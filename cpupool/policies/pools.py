@@ -37,7 +37,7 @@ class PoolsPolicy:
             SMTAlignmentError: whole cores are promised and cannot be had.
         """
         return pool_choice.prefer(
-            view.pools.by_name(ask.resource) or Pool.named(ask.resource, ""),
+            view.pools.behind(ask.resource) or Pool.named(ask.resource, ""),
             view.topology,
             ask.available,
             ask.count,

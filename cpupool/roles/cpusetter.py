@@ -17,20 +17,22 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import learner, notices
+from cpupool.enforce import notices
+from cpupool.enforce.mover import Mover
+from cpupool.enforce.notices import Notices
+from cpupool.manager import learner
 from cpupool.manager.learner import Learner, Sources
-from cpupool.manager.mover import Mover
-from cpupool.manager.notices import Notices
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cpupool.manager.keeper import Keeper
+    from cpupool.enforce.keeper import Keeper
+    from cpupool.enforce.mover import Repair
+    from cpupool.enforce.notices import Notice, NoticeKey
+    from cpupool.enforce.ways import Ways
     from cpupool.manager.manager import Manager
-    from cpupool.manager.mover import Repair
-    from cpupool.manager.notices import Notice, NoticeKey
     from cpupool.manager.ports import (
         CgroupTree,
         CheckpointSource,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
         PodSource,
     )
     from cpupool.manager.resolve import Resolution
-    from cpupool.manager.ways import Ways
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
 

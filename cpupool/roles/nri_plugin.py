@@ -29,7 +29,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
-from cpupool.manager import notices
+from cpupool.enforce import notices
 from cpupool.roles.wait_budget import WaitBudget
 from cpupool.runtime.nri_connection import Connection
 from cpupool.runtime.nri_messages import (

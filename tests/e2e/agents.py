@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound
+from cpupool.enforce.apply import repair
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.root import HostRoot
-from cpupool.manager.apply import repair
 from tests.e2e.cluster import PATIENCE_S, kubectl, read
 from tests.e2e.node import processes
 from tests.mounts import Mount

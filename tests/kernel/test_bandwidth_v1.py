@@ -15,9 +15,9 @@ from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
+from cpupool.enforce.bandwidth import BandwidthKeeper
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
-from cpupool.manager.bandwidth import BandwidthKeeper
 from cpupool.manager.manager import Manager
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cpupool.core.workloads import Pod
-    from cpupool.manager.notices import Notice
+    from cpupool.enforce.notices import Notice
 
 ONE_CPU = Bandwidth(100_000)
 POOLS = NodePools.of(

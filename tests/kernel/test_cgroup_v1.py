@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.enforce.apply import repair
 from cpupool.host.cgroupfs import CgroupFS
-from cpupool.manager.apply import repair
 from tests.cgroups import CgroupTreeContract, Ground, V1RulesContract
 from tests.kernel.v1 import CPUSETS as BASE
 from tests.kernel.v1 import needed

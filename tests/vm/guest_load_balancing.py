@@ -20,14 +20,14 @@ from cpupool.core.errors import CgroupWriteRejected
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
+from cpupool.enforce.apply import repair
+from cpupool.enforce.load_balancing import LoadBalancingKeeper
 from cpupool.host import kernel
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.partitions import Partitions
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.local.cgroups import RealCgroups
-from cpupool.manager.apply import repair
-from cpupool.manager.load_balancing import LoadBalancingKeeper
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import Partition
 from tests import builders

@@ -10,7 +10,7 @@ import pytest
 
 from cpupool import cli
 from cpupool.commands import agent
-from cpupool.manager.ways import Way
+from cpupool.manager.ports import Way
 from cpupool.runtime.nri_connection import Launch
 
 if TYPE_CHECKING:

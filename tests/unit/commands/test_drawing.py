@@ -13,8 +13,8 @@ from cpupool.commands.painting import Mark, Painting, paint_pools
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from cpupool.manager.ports import Way
 from cpupool.manager.report import ContainerStatus, NodeStatus
-from cpupool.manager.ways import Way
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
 

@@ -15,9 +15,8 @@ from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import CPUManager, MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
+from cpupool.manager.ports import FoundContainer, Way
 from cpupool.manager.report import NodeStatus, describe, to_json
-from cpupool.manager.ways import Way
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 from tests.round_robin import POLICIES

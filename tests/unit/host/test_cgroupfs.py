@@ -11,8 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileError
 from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
-from cpupool.manager.enforce import CgroupNode
-from cpupool.manager.ports import POD_ITSELF, FoundContainer
+from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 from tests.cgroups import CgroupTreeContract, Ground
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.status import StatusFile
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
-from cpupool.manager.ways import Way
+from cpupool.manager.ports import FoundContainer, Way
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 

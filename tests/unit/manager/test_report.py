@@ -11,9 +11,8 @@ from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy,
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import POD_ITSELF, FoundContainer
+from cpupool.manager.ports import POD_ITSELF, FoundContainer, Way
 from cpupool.manager.report import NodeStatus, describe, from_json, to_json
-from cpupool.manager.ways import Way
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 

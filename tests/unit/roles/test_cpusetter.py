@@ -22,11 +22,12 @@ from cpupool.core.errors import (
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.enforce.notices import Notice
+from cpupool.enforce.ways import Ways
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager import offers
 from cpupool.manager.manager import Manager
-from cpupool.manager.notices import Notice
-from cpupool.manager.ways import Way, Ways
+from cpupool.manager.ports import Way
 from cpupool.roles.cpusetter import CPUSetter, SweepReport
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.keeper import Keeper
-    from cpupool.manager.notices import NoticeKey
+    from cpupool.enforce.keeper import Keeper
+    from cpupool.enforce.notices import NoticeKey
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
 

@@ -25,9 +25,10 @@ from cpupool.core.errors import (
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
+from cpupool.enforce.ways import Ways
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
-from cpupool.manager.ways import Way, Ways
+from cpupool.manager.ports import Way
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
 from cpupool.runtime.nri_connection import Connection, Launch
 from cpupool.telemetry.health import Health

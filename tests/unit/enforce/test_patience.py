@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.manager.patience import Backoff, Haste
+from cpupool.enforce.patience import Backoff, Haste
 
 
 def tried(times: int, backoff: Backoff, start_s: float, step_s: float) -> Backoff:

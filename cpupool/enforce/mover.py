@@ -23,23 +23,22 @@ from cpupool.core.errors import (
     RuntimeUnreachable,
 )
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import apply, drift, moves, notices
-from cpupool.manager.drift import Reason
-from cpupool.manager.moves import Move
-from cpupool.manager.patience import Backoff, Haste
-from cpupool.manager.ports import POD_ITSELF
-from cpupool.manager.ways import Way
+from cpupool.enforce import apply, drift, moves, notices
+from cpupool.enforce.drift import Reason
+from cpupool.enforce.moves import Move
+from cpupool.enforce.patience import Backoff, Haste
+from cpupool.manager.ports import POD_ITSELF, Way
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from cpupool.enforce.notices import Notice, NoticeKey
+    from cpupool.enforce.ways import Ways
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.manager import Manager
-    from cpupool.manager.notices import Notice, NoticeKey
     from cpupool.manager.ports import CgroupTree, FoundContainer
     from cpupool.manager.resolve import Resolution
-    from cpupool.manager.ways import Ways
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import Pod
-    from cpupool.manager.drift import Reason
+    from cpupool.enforce.drift import Reason
     from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.ports import EventSink
     from cpupool.manager.resolve import PlacedContainer, Resolution

@@ -11,8 +11,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
+from cpupool.enforce.load_balancing import LoadBalancingKeeper
 from cpupool.host.partitions import Partitions
-from cpupool.manager.load_balancing import LoadBalancingKeeper
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
 from tests import builders

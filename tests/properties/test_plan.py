@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupWriteRejected
+from cpupool.enforce.apply import repair
+from cpupool.enforce.plan import plan
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.manager.apply import repair
-from cpupool.manager.enforce import plan
 from tests.cgroups import KernelModel, rejected
 
 CONTAINER = "kubepods/pod1/c"

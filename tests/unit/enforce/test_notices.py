@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpupool.core.workloads import ContainerID
-from cpupool.manager.notices import Notice, Notices
+from cpupool.enforce.notices import Notice, Notices
 from tests import builders
 from tests.events import Heard
 

@@ -7,15 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostError
-from cpupool.manager.enforce import Write, plan
+from cpupool.enforce.plan import Write, plan
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cpupool.core.cpuset import CPUSet
-    from cpupool.manager.enforce import CgroupNode
-    from cpupool.manager.ports import CgroupAccess
+    from cpupool.manager.ports import CgroupAccess, CgroupNode
 
 log = logs.get(__name__)
 

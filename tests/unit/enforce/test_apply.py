@@ -7,9 +7,9 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
+from cpupool.enforce.apply import repair
+from cpupool.enforce.plan import Write
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.manager.apply import repair
-from cpupool.manager.enforce import Write
 from tests.cgroups import (
     CgroupTreeContract,
     Ground,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cpupool.manager.notices import Notice, NoticeKey
+    from cpupool.enforce.notices import Notice, NoticeKey
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
 

@@ -18,8 +18,8 @@ from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, HostError
 from cpupool.core.workloads import ContainerID
-from cpupool.manager.notices import Notice
-from cpupool.manager.patience import Backoff
+from cpupool.enforce.notices import Notice
+from cpupool.enforce.patience import Backoff
 from cpupool.manager.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from cpupool.core.assignments import CPUAssignment
+    from cpupool.enforce.notices import NoticeKey
     from cpupool.manager.facts import ContainerKey
-    from cpupool.manager.notices import NoticeKey
     from cpupool.manager.ports import FoundContainer, PartitionTree
     from cpupool.manager.resolve import PlacedContainer, Resolution
 

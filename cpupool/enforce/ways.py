@@ -8,11 +8,11 @@ has is set through the runtime only, and the runtime tells: after a restart of t
 from __future__ import annotations
 
 from contextlib import nullcontext
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, ContainerNotFound, RuntimeUnreachable
+from cpupool.manager.ports import Way
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -21,26 +21,15 @@ if TYPE_CHECKING:
 
     from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID
-    from cpupool.manager.enforce import CgroupNode
     from cpupool.manager.ports import (
         BandwidthTree,
         BatchingRuntime,
         CgroupAccess,
+        CgroupNode,
         ContainerRuntime,
     )
 
 log = logs.get(__name__)
-
-
-class Way(Enum):
-    """Who writes a container's cgroup."""
-
-    NRI = "nri"
-    """The runtime, as this plugin of it answers: right before the first instruction."""
-    CRI = "cri"
-    """The runtime, called as the kubelet calls it: right once the container is seen."""
-    CGROUP = "cgroup"
-    """cpupool itself: right once the container is seen, and sooner than through CRI."""
 
 
 class Ways:

@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import moves
-from cpupool.manager.moves import Move
-from cpupool.manager.ports import POD_ITSELF
-from cpupool.manager.ways import Way
+from cpupool.enforce import moves
+from cpupool.enforce.moves import Move
+from cpupool.manager.ports import POD_ITSELF, Way
 
 NOBODY = CPUSet()
 DEFAULT = CPUSet.parse("0-1")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.drift import Reason, foreign_writer
+from cpupool.enforce.drift import Reason, foreign_writer
 
 CREATED = "0-3"
 ONLINE = CPUSet.parse("0-7")

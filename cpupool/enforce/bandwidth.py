@@ -17,11 +17,10 @@ from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, CPUPoolErro
 from cpupool.core.quota import Bandwidth, settle_pod
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerID
-from cpupool.manager.drift import Reason
-from cpupool.manager.notices import Notice
-from cpupool.manager.patience import Backoff
-from cpupool.manager.ports import POD_ITSELF
-from cpupool.manager.ways import Way
+from cpupool.enforce.drift import Reason
+from cpupool.enforce.notices import Notice
+from cpupool.enforce.patience import Backoff
+from cpupool.manager.ports import POD_ITSELF, Way
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
     from cpupool.core.quota import Limit
     from cpupool.core.workloads import Pod
-    from cpupool.manager.notices import NoticeKey
+    from cpupool.enforce.notices import NoticeKey
+    from cpupool.enforce.ways import Ways
     from cpupool.manager.ports import BandwidthTree, FoundContainer
     from cpupool.manager.resolve import Resolution
-    from cpupool.manager.ways import Ways
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
@@ -113,7 +112,7 @@ class _Seen:
 
 
 class BandwidthKeeper:
-    """Keeps CFS quotas; satisfies `manager.keeper.Keeper`.
+    """Keeps CFS quotas; satisfies `enforce.keeper.Keeper`.
 
     Args:
         tree: reads them, and writes those of cgroups that no runtime writes.

@@ -18,10 +18,11 @@ from cpupool.core.errors import (
 )
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
+from cpupool.enforce.apply import repair
+from cpupool.enforce.plan import Write
+from cpupool.enforce.ways import Ways
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.manager.apply import repair
-from cpupool.manager.enforce import Write
-from cpupool.manager.ways import Way, Ways
+from cpupool.manager.ports import Way
 from tests.cgroups import KernelModel
 from tests.quotas import QuotaModel
 from tests.runtimes import ModelRuntime

@@ -15,21 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cpupool.core.cpuset import CPUSet
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupNode:
-    """One cgroup as it is.
-
-    Attributes:
-        path: relative to the cgroup tree.
-        cpus: its own set; empty where it inherits the parent's (cgroup v2) or has none yet (v1).
-        children: the cgroups below; empty for an ancestor, whose others do not matter.
-    """
-
-    path: str
-    cpus: CPUSet
-    children: tuple[CgroupNode, ...] = ()
+    from cpupool.manager.ports import CgroupNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.enforce import CgroupNode, plan
+from cpupool.enforce.plan import plan
+from cpupool.manager.ports import CgroupNode
 
 
 def node(path: str, cpus: str, *children: CgroupNode) -> CgroupNode:

@@ -14,8 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.ports import POD_ITSELF
-from cpupool.manager.ways import Way
+from cpupool.manager.ports import POD_ITSELF, Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

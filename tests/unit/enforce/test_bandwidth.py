@@ -17,11 +17,11 @@ from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.enforce.bandwidth import BandwidthKeeper
+from cpupool.enforce.ways import Ways
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.manager.bandwidth import BandwidthKeeper
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
-from cpupool.manager.ways import Ways
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.machines import MACHINES
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.notices import Notice
+    from cpupool.enforce.notices import Notice
 
 MACHINE = MACHINES["laptop_4c8t"]
 POOLS = NodePools.of(

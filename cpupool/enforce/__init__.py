@@ -1,0 +1,1 @@
+"""Keeping containers as they must be: plan, write, verify, repair, tell."""
