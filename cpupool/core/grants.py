@@ -226,10 +226,14 @@ class Grants:
         """Return what an owner has: resource → grant."""
         return {resource: grant for (who, resource), grant in self.all.items() if who == owner}
 
+    def parts(self, pod: str, resource: Resource) -> Mapping[str, CPUSet]:
+        """Return what a pod has of a resource: container → CPUs."""
+        grant = self.all.get((PodOwner(pod), resource))
+        return grant.parts if grant else {}
+
     def part(self, pod: str, resource: Resource, container: str) -> CPUSet:
         """Return the CPUs that a container of a pod has of a resource."""
-        grant = self.all.get((PodOwner(pod), resource))
-        return grant.parts.get(container, CPUSet()) if grant else CPUSet()
+        return self.parts(pod, resource).get(container, CPUSet())
 
     @property
     def cpus(self) -> CPUSet:

@@ -67,10 +67,9 @@ def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
     for pod in pods:
         if not (wants := _wants(facts, pod)):
             continue
-        has = grants.of(PodOwner(pod.cgroup_uid)).get(POLICY_CPUS)
-        if not wants.keys() <= (has.parts.keys() if has else set()) and (
-            pod.cgroup_uid in starting or any(one.id for one in pod.containers)
-        ):
+        has = grants.parts(pod.cgroup_uid, POLICY_CPUS).keys()
+        runs = pod.cgroup_uid in starting or any(one.id for one in pod.containers)
+        if runs and not wants.keys() <= has:
             grants = _admitted(facts, pods, grants, pod, wants)
     return grants
 
@@ -87,7 +86,7 @@ def recover(
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         count = _wants(facts, pod).get(container.name)
         uid = pod.cgroup_uid
-        if count is None or grants.part(uid, POLICY_CPUS, container.name):
+        if count is None or container.name in grants.parts(uid, POLICY_CPUS):
             continue
         with suppress(CPUSetParseError):
             cpus = CPUSet.parse(runs.get((uid, identifier), ""))
@@ -117,21 +116,19 @@ def _admitted(
     kinds = {one.name: one.kind for one in pod.containers}
     made, left = grants, CPUSet()
     for name, count in wants.items():
-        seen = view(facts, pods, made)
-        parts = seen.chosen[pod.cgroup_uid].parts if pod.cgroup_uid in seen.chosen else {}
+        parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
         ends = kinds[name] is ContainerKind.INIT
         if (cpus := parts.get(name)) is None:
-            # After a restart of the agent an init container may be known last: it has run on what
-            # the others have now.
-            apps = (has for one, has in parts.items() if kinds.get(one) is ContainerKind.APP)
-            reusable = left | CPUSet.union(apps) if ends else left
+            if ends and any(kinds.get(one) is ContainerKind.APP for one in parts):
+                # It has ended before the agent has started.
+                continue
+            seen = view(facts, pods, made)
             available = _available(facts, seen)
             try:
-                ask = Ask(POLICY_CPUS, count, available, reusable)
-                cpus = facts.policy.choose(seen, ask).cpus
+                cpus = facts.policy.choose(seen, Ask(POLICY_CPUS, count, available, left)).cpus
             except (NotEnoughCPUs, SMTAlignmentError):
                 return grants
-            if len(cpus) != count or not cpus <= available | reusable:
+            if len(cpus) != count or not cpus <= available | left:
                 log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
                 return grants
             made = made.adding([_grant(pod, {name: cpus})])

@@ -98,19 +98,29 @@ class Choosing(RuleBasedStateMachine):
     @precondition(lambda self: not self.offline and self.pools == FILES[0])
     @rule()
     def the_agent_restarts(self) -> None:
-        """Under the policy each container of a sole one in its pod is found where it was."""
-        sole = {one.cgroup_uid for one in self.pods.values() if len(one.containers) == 1}
-        before = {uid: cpus for uid, cpus in self.owned().items() if uid in sole}
+        """Containers are found where they were; init containers have ended."""
         resolution = self.manager.snapshot().resolution
+        running = {
+            key: placed
+            for key, placed in resolution.containers.items()
+            if placed.container.kind is not ContainerKind.INIT
+        }
+        before = {
+            (uid, placed.container.name): resolution.grants.part(
+                uid, POLICY_CPUS, placed.container.name
+            )
+            for (uid, _), placed in running.items()
+        }
         found = tuple(
             FoundContainer(uid, identifier, f"{uid}/{identifier}", str(placed.assignment.cpus))
-            for (uid, identifier), placed in resolution.containers.items()
+            for (uid, identifier), placed in running.items()
         )
-        inside = all(cpus <= CPUSet.parse("1-7") for cpus in self.owned().values())
+        inside = CPUSet.union(self.owned().values()) <= CPUSet.parse("1-7")
         self.had.clear()
         self.start(found)
-        if inside:
-            assert before.items() <= self.owned().items()
+        grants = self.manager.snapshot().resolution.grants
+        for (uid, name), cpus in before.items() if inside else ():
+            assert not cpus or grants.part(uid, POLICY_CPUS, name) == cpus
 
     def owned(self) -> dict[str, CPUSet]:
         return {

@@ -11,7 +11,7 @@ from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.pools import CPUManager, NodePools, Pool
+from cpupool.core.pools import CPU_MANAGER_POLICIES, CPUManager, MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
@@ -37,6 +37,14 @@ def static(_config: CPUManager, machine: CPUTopology) -> StaticPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Grasping(StaticPolicy):
+    """Calls every CPU available."""
+
+    def available(self, view: NodeView) -> CPUSet:
+        return view.topology.present
+
+
+@dataclass(frozen=True, slots=True)
 class Greedy(StaticPolicy):
     """Gives the same CPU to everybody."""
 
@@ -49,11 +57,22 @@ def greedy(config: CPUManager, machine: CPUTopology) -> Greedy:
     return Greedy(made.layout, made.options, made.reserved)
 
 
+def grasping(config: CPUManager, machine: CPUTopology) -> Grasping:
+    made = static(config, machine)
+    return Grasping(made.layout, made.options, made.reserved)
+
+
 def refusing(_config: CPUManager, _machine: CPUTopology) -> StaticPolicy:
     raise ConfigError([Problem("it is red", "paint it", path="cpuManager.policy")])
 
 
-POLICIES = {**BUILT_IN, "static": static, "greedy": greedy, "refusing": refusing}
+POLICIES = {
+    **BUILT_IN,
+    "static": static,
+    "greedy": greedy,
+    "grasping": grasping,
+    "refusing": refusing,
+}
 
 
 def manager(
@@ -198,6 +217,70 @@ def test_a_policy_that_gives_away_what_is_not_free_gives_nothing(
     assert owned(node) == {"first-uid": "1"}
     assert cpus_of(node, second, "second-main") == "0,2-7"
     assert "policy has chosen CPUs that it cannot give" in caplog.text
+
+
+def test_nor_does_one_that_calls_available_what_is_not() -> None:
+    first, second = web("first"), web("second", 2000)
+    pods = [web(f"p{number}", 1000) for number in range(5)]
+    node = manager(first, second, *pods, pools=replace(POOLS, cpu_manager=CPUManager("grasping")))
+    owned_cpus = [CPUSet.parse(cpus) for cpus in owned(node).values()]
+    assert sum(map(len, owned_cpus)) == len(CPUSet.union(owned_cpus))
+    assert CPUSet.union(owned_cpus) <= CPUSet.parse("0-7")
+    assert {len(one) for one in owned_cpus} == {1, 2}
+
+
+def test_a_restart_gives_nothing_to_an_init_container_that_has_ended() -> None:
+    pod = builders.pod(
+        "web",
+        builders.container("init", ContainerKind.INIT, running=False, cpu=3000),
+        builders.container("main", cpu=3000),
+    )
+    other = web("other", 2000)
+    found = FoundContainer(pod.cgroup_uid, ContainerID("main-id"), "kubepods/web/main", "1-3")
+    node = manager(pod, other, found=(found,))
+    assert owned(node) == {"web-uid": "1-3", "other-uid": "4-5"}
+
+
+def test_two_lives_of_a_container_have_the_cpus_of_one() -> None:
+    pod = web("web")
+    node = manager(pod, found=(on(pod, "5"),))
+    again = FoundContainer(pod.cgroup_uid, ContainerID("web-main-id"), "kubepods/web/main", "7")
+    node.adopt((again,))
+    assert owned(node) == {"web-uid": "5"}
+
+
+def test_cpus_that_the_machine_shows_later_are_given_too() -> None:
+    node = Manager(cpu_managers=POLICIES)
+    node.reconfigure(POOLS, MACHINE.without("2-7").topology())
+    node.observe(pods=(web("first"), web("second")))
+    node.adopt(())
+    assert owned(node) == {"first-uid": "1"}
+    node.update_topology(MACHINE.topology())
+    assert owned(node) == {"first-uid": "1", "second-uid": "2"}
+
+
+def test_a_policy_that_nobody_knows_is_refused() -> None:
+    node = Manager(cpu_managers=POLICIES)
+    pools = replace(POOLS, cpu_manager=CPUManager("zz"))
+    with pytest.raises(ConfigError, match="there is no CPU manager policy 'zz'; use none, static"):
+        node.reconfigure(pools, MACHINE.topology())
+
+
+def test_every_policy_that_a_pool_file_can_name_is_there() -> None:
+    assert tuple(BUILT_IN) == CPU_MANAGER_POLICIES
+
+
+def test_nothing_is_chosen_where_the_kubelet_gives_out_cpus() -> None:
+    shared = NodePools.of(
+        Pool.named("shared_a", "8-9"),
+        mixed=MixedCPUs("shared_a"),
+        cpu_manager=CPUManager("static"),
+    )
+    node = Manager(cpu_managers=POLICIES)
+    node.observe(static_cpus=CPUSet.parse("0-7"), pods=[web("web")])
+    node.reconfigure(shared, MACHINE.topology())
+    node.adopt(())
+    assert owned(node) == {}
 
 
 def test_another_policy_leaves_running_pods_what_they_have() -> None:
