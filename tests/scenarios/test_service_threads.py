@@ -162,14 +162,17 @@ def test_a_loop_of_the_webhook_that_hangs_is_named_by_the_probe(
     files: Files, server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging: dict[str, threading.Event] = {}
+    hung: set[str] = set()
     now_s, beats, refusing = [0.0], Health.beat, threading.Event()
 
     def beat(health: Health, loop: str) -> None:
         if release := hanging.get(loop):
+            hung.add(loop)
             release.wait(DEADLINE_S)
         beats(health, loop)
 
     def refused(_metrics: WebhookMetrics, _status: object) -> None:
+        hung.add(SERVER)
         refusing.wait(DEADLINE_S)
 
     monkeypatch.setattr(Health, "beat", beat)
@@ -198,6 +201,8 @@ def test_a_loop_of_the_webhook_that_hangs_is_named_by_the_probe(
         return {line.partition(":")[0] for line in lines if ": failing: silent for" in line}
 
     def check(loop: str) -> None:
+        # A beat that has begun must not come after the time has passed.
+        eventually(lambda: failing() == set() and loop in hung, f"{loop} hangs")
         # Each of the others must beat again before it is known which one hangs.
         now_s[0] += 1000
         eventually(lambda: failing() == {loop}, lambda: f"{loop}: {failing()}")
