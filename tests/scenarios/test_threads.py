@@ -214,10 +214,12 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging: dict[str, threading.Event] = {}
+    hung: set[str] = set()
     now_s, beats = [time.monotonic()], Health.beat
 
     def beat(health: Health, loop: str) -> None:
         if release := hanging.get(loop):
+            hung.add(loop)
             release.wait(DEADLINE_S)
         beats(health, loop)
 
@@ -238,6 +240,8 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
 
         for loop in sorted(LOOPS):
             release = hanging[loop] = threading.Event()
+            # A beat that has begun must not come after the time has passed.
+            eventually(partial(lambda loop: not failing() and loop in hung, loop), f"{loop} hangs")
             # Each of the others must beat again before it is known which one hangs.
             now_s[0] += 1000
             eventually(partial(lambda loop: failing() == {loop}, loop), lambda: str(failing()))
