@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
-from cpupool.core.grants import AnswerOwner
-from cpupool.core.names import ENABLE_SHARED_CPUS
+from cpupool.core.grants import AnswerOwner, Grant, Grants, PodOwner, Source
+from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
+from cpupool.core.topology import NO_CPUS
 from cpupool.core.workloads import (
     Container,
     ContainerID,
@@ -18,6 +20,7 @@ from cpupool.core.workloads import (
     QoSClass,
 )
 from cpupool.manager import report
+from cpupool.policies.base import NodeView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +97,19 @@ def given(
         for pool, listed in ids.items()
     }
     return {ContainerRef(pod.cgroup_uid, container): by_pool}
+
+
+def chosen(pod: str, container: str, cpus: CPUSet) -> Grant:
+    """Make the grant of CPUs that a CPU manager policy has chosen for a container."""
+    parts = {container: cpus}
+    return Grant(PodOwner(pod), POLICY_CPUS, Source.POLICY, parts, whole_cores=False)
+
+
+def view(machine: CPUSet, grants: Grants, cpus: CPUSet | None = None) -> NodeView:
+    """Make what a policy sees of a machine without pools; of other CPUs than all, where given."""
+    topology = replace(NO_CPUS, online=machine, present=machine)
+    own = machine if cpus is None else cpus
+    return NodeView(topology, cpus=own, grants=grants, barred=grants.cpus)
 
 
 def owned(manager: Manager) -> dict[str, dict[str, CPUSet]]:

@@ -370,7 +370,7 @@ class Manager:
             mixed = self._decided.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
             promise = self._new_promise(offer.resource.name, ids, allocation.cpus)
-            # No container belongs elsewhere by it, so nobody is woken, and it waits to be read.
+            # It moves no container, so no waiter wakes; the next reader of the facts merges it.
             self._answered.append(promise)
         return allocation
 
@@ -396,7 +396,7 @@ class Manager:
         """Make the CPU manager policy of a configuration.
 
         Raises:
-            ConfigError: it is not lawful on this machine, or nobody knows it.
+            ConfigError: it is not lawful on this machine, or no policy has its name.
         """
         asked = pools.cpu_manager
         factory = self.cpu_managers.get(asked.policy)

@@ -140,7 +140,7 @@ class Snapshot(NamedTuple):
 def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) -> Resolution:
     """Return a resolution with more answers of Allocate among the grants.
 
-    Where containers belong stays as decided: Allocate moves nobody, and its pod is yet to come.
+    The placement of containers does not change: the pod of an answer has not come yet.
     """
     claims = ownership.answers(facts, promises)
     grants = before.grants.adding(claims, facts.topology)

@@ -1,7 +1,7 @@
-"""What a policy is: pure functions that say which CPUs a container gets, from what they are shown.
+"""What a policy is: pure functions of a view of the node, which choose and place CPUs.
 
-A door asks, a policy decides, the manager writes down the decision as a grant. So a policy talks to
-nobody and remembers nothing: what it has decided comes back to it among the node's grants.
+A door asks, a policy decides, the manager records the decision as a grant. A policy does no I/O and
+keeps no state: its earlier decisions are among the grants that it sees.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class NodeView:
         pools: as configured.
         cpus: the CPU manager policy's: those of the default pool, offline ones included.
         grants: who owns which CPUs.
-        barred: CPUs where nobody runs who does not own them: those with an owner, their siblings
-            where the owner has whole cores, and CPUs that nobody may have.
+        barred: CPUs on which only their owner's containers run: those with an owner, their siblings
+            where the owner has whole cores, and blocked CPUs.
         pods: all that are there.
         extents: shared set → its CPUs now; empty while the policies are asked for it.
         default: where a container belongs that has no CPUs by its request.

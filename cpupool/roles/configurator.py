@@ -172,7 +172,7 @@ class Configurator:
         sources = itertools.starmap(Source.of, view.texts.items())
         machine = Machine(topology, view.labels)
         parsed = poolconfig.parse_all(
-            sources, self._manager.names, problems, machine, self._manager.cpu_managers.keys()
+            sources, self._manager.names, problems, machine, self._manager.cpu_managers
         )
         refuse_errors(problems)
         file = poolconfig.select(parsed, view.labels) or _NO_FILE
@@ -231,7 +231,7 @@ class Configurator:
                 self._last_good.name,
                 text,
                 self._manager.names,
-                cpu_managers=self._manager.cpu_managers.keys(),
+                cpu_managers=self._manager.cpu_managers,
             )
             self._manager.reconfigure(file.pools, self._topology.topology())
         except CPUPoolError as error:

@@ -9,12 +9,12 @@ from unittest.mock import patch
 from cpupool.core import quantity
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
-from cpupool.core.grants import Grant, Grants, PodOwner, Source
+from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.topology import NO_CPUS
 from cpupool.policies import static
-from cpupool.policies.base import DEFAULT, Ask, NodeView
+from cpupool.policies.base import DEFAULT, Ask
 from cpupool.policies.static import StaticOptions, StaticPolicy
+from tests import builders
 from tests.conformance.oracle.cpu_hints import listed, unlawful
 from tests.conformance.oracle.kubelet_distribution import take_as_kubelet
 from tests.conformance.oracle.verdicts import Verdict, misfit, refusal
@@ -22,6 +22,7 @@ from tests.conformance.oracle.verdicts import Verdict, misfit, refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.policies.base import NodeView
     from tests.conformance.oracle.verdicts import Case, Machines
 
 
@@ -55,23 +56,16 @@ class Node:
     @classmethod
     def of(cls, policy: StaticPolicy) -> Node:
         """Return a node without containers."""
-        return cls(policy, policy.extents(_view(policy, Grants()))[DEFAULT])
+        seen = builders.view(policy.layout.cpus, Grants())
+        return cls(policy, policy.extents(seen)[DEFAULT])
 
     def view(self) -> NodeView:
         """Return what the policy sees: grants, or only what is left where grants cannot hold it."""
+        everything = self.policy.layout.cpus
         if not self.sound:
-            return _view(self.policy, Grants(), self.shared)
-        claims = (
-            Grant(
-                PodOwner(owner.pod),
-                POLICY_CPUS,
-                Source.POLICY,
-                {owner.container: cpus},
-                whole_cores=False,
-            )
-            for owner, cpus in self.assigned.items()
-        )
-        return _view(self.policy, Grants().adding(claims))
+            return builders.view(everything, Grants(), self.shared)
+        claims = (builders.chosen(*owner, cpus) for owner, cpus in self.assigned.items())
+        return builders.view(everything, Grants().adding(claims))
 
     def ask(self, step: Case) -> Ask:
         """Return what a container is to have of its own."""
@@ -108,13 +102,6 @@ class Node:
 
 def _owner(step: Case) -> Owner:
     return Owner(step["pod"], step["container"])
-
-
-def _view(policy: StaticPolicy, grants: Grants, cpus: CPUSet | None = None) -> NodeView:
-    everything = policy.layout.cpus
-    machine = replace(NO_CPUS, online=everything, present=everything)
-    own = everything if cpus is None else cpus
-    return NodeView(machine, cpus=own, grants=grants, barred=grants.cpus)
 
 
 def check(case: Case, machines: Machines) -> tuple[Verdict, str]:

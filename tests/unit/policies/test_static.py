@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
-from cpupool.core.grants import Grant, Grants, PodOwner, Source
+from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.topology import NO_CPUS
 from cpupool.core.workloads import ContainerKind
 from cpupool.policies.base import DEFAULT, Ask, NodeView
 from cpupool.policies.hints import TopologyHint, TopologyPolicy
@@ -30,17 +30,8 @@ def policy(**options: bool) -> StaticPolicy:
 
 def view(chooses: StaticPolicy, taken: str = "") -> NodeView:
     """Make a node where another pod has taken CPUs."""
-    everything = chooses.layout.cpus
-    machine = replace(NO_CPUS, online=everything, present=everything)
-    grant = Grant(
-        PodOwner("other"),
-        POLICY_CPUS,
-        Source.POLICY,
-        {"main": CPUSet.parse(taken)},
-        whole_cores=False,
-    )
-    grants = Grants().adding([grant])
-    return NodeView(machine, cpus=everything, grants=grants, barred=grants.cpus)
+    grant = builders.chosen("other", "main", CPUSet.parse(taken))
+    return builders.view(chooses.layout.cpus, Grants().adding([grant]))
 
 
 def ask(
@@ -62,17 +53,10 @@ def ask(
     )
 
 
-def chosen(
-    chooses: StaticPolicy,
-    count: int,
-    *,
-    taken: str = "",
-    reusable: str = "",
-    has: str = "",
-    nodes: tuple[int, ...] | None = None,
-) -> str:
-    asked = ask(chooses, count, taken=taken, reusable=reusable, has=has, nodes=nodes)
-    return str(chooses.choose(view(chooses, taken), asked).cpus)
+def chosen(chooses: StaticPolicy, count: int, taken: str = "", **asked: Any) -> str:
+    """Return what is chosen; the arguments are those of `ask`."""
+    choice = chooses.choose(view(chooses, taken), ask(chooses, count, taken=taken, **asked))
+    return str(choice.cpus)
 
 
 def shared(chooses: StaticPolicy, taken: str = "") -> str:
