@@ -38,17 +38,13 @@ from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.local import cgroups
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.local.cluster import EventLog
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager.manager import Manager
-from cpupool.roles.cpusetter import CPUSetter
-from cpupool.telemetry.health import Health
-from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.cgroups import overwrite
 from tests.machines import MACHINES, Machine
-from tests.runtimes import ModelRuntime, without_runtime
+from tests.setters import setter_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -95,21 +91,7 @@ def sweep() -> Iterator[Row]:
             NodePools.of(Pool.named("default", "0")), MACHINES["single_cpu"].topology()
         )
         source = _Pods(tuple(pods))
-        setter = CPUSetter(
-            manager=manager,
-            tree=CgroupFS(place.root, place.cgroup_root),
-            pods=source,
-            devices=source,
-            checkpoint=source,
-            containers=ModelRuntime(),
-            ways=without_runtime(),
-            events=EventLog(),
-            metrics=Metrics(),
-            health=Health(),
-            keepers=(),
-            interval_s=1.0,
-            swept=lambda _report: None,
-        )
+        setter = setter_on(CgroupFS(place.root, place.cgroup_root), manager, source)
         setter.sweep()
         report = setter.sweep()
         assert len(report.found) == CONTAINERS

@@ -21,16 +21,12 @@ from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy,
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerID, ContainerKind, RuntimeContainer
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.local.cluster import EventLog
 from cpupool.manager.manager import Manager
-from cpupool.roles.cpusetter import CPUSetter
-from cpupool.telemetry.health import Health
-from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.cgroups import KernelModel
 from tests.machines import MACHINES
-from tests.runtimes import ModelRuntime, without_runtime
 from tests.searching import examples
+from tests.setters import setter_on
 
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
@@ -184,21 +180,7 @@ class Node(RuleBasedStateMachine):
         self.owned: dict[str, dict[str, CPUSet]] = {}
         self.manager = Manager(NAMES)
         self.manager.reconfigure(pools, MACHINE.topology())
-        self.setter = CPUSetter(
-            manager=self.manager,
-            tree=self.kernel,
-            pods=self.kubelet,
-            devices=self.kubelet,
-            checkpoint=self.kubelet,
-            containers=ModelRuntime(),
-            ways=without_runtime(),
-            events=EventLog(),
-            metrics=Metrics(),
-            health=Health(),
-            keepers=(),
-            interval_s=1.0,
-            swept=lambda _report: None,
-        )
+        self.setter = setter_on(self.kernel, self.manager, self.kubelet)
 
     @precondition(lambda self: not self.off)
     @rule()

@@ -1,0 +1,233 @@
+"""CPUSetters of tests: one place where they are made, on a model of the kernel."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
+from cpupool.core.names import Names
+from cpupool.core.pools import NodePools, Pool
+from cpupool.enforce.ways import Ways
+from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.manager.manager import Manager
+from cpupool.manager.ports import CheckpointSource, DeviceSource, PodSource
+from cpupool.roles.cpusetter import CPUSetter
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
+from tests import builders
+from tests.cgroups import KernelModel
+from tests.events import Heard
+from tests.machines import MACHINES
+from tests.runtimes import ModelRuntime, without_runtime
+from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cpupool.core.errors import CPUPoolError
+    from cpupool.core.workloads import Container, Pod
+    from cpupool.enforce.keeper import Keeper
+    from cpupool.manager.ports import CgroupTree, ContainerSource, EventSink, Way
+    from cpupool.roles.cpusetter import SweepReport
+
+MACHINE = MACHINES["laptop_4c8t"]
+POOLS = NodePools.of(
+    Pool.named("exclusive_a", "2,4"), Pool.named("shared_a", "0"), Pool.named("default", "1")
+)
+EVERYTHING = "0-7"
+
+
+class Facts(PodSource, DeviceSource, CheckpointSource, Protocol):
+    """Pods, podresources and checkpoint in one."""
+
+
+def setter_on(
+    tree: CgroupTree,
+    manager: Manager,
+    facts: Facts,
+    *,
+    containers: ContainerSource | None = None,
+    ways: Ways | None = None,
+    events: EventSink | None = None,
+    metrics: Metrics | None = None,
+    health: Health | None = None,
+    keepers: Sequence[Keeper] = (),
+    interval_s: float = 1.0,
+    swept: Callable[[SweepReport], None] = lambda _report: None,
+    refused: Callable[[], None] = lambda: None,
+    now_s: Callable[[], float] = time.monotonic,
+    cpu_s: Callable[[], float] = time.thread_time,
+) -> CPUSetter:
+    """Make a cpusetter: on a node whose runtime cannot be reached, unless it is told otherwise."""
+    return CPUSetter(
+        manager=manager,
+        tree=tree,
+        pods=facts,
+        devices=facts,
+        checkpoint=facts,
+        containers=containers or ModelRuntime(),
+        ways=ways or without_runtime(),
+        events=events or Heard(),
+        metrics=metrics or Metrics(),
+        health=health or Health(),
+        keepers=keepers,
+        interval_s=interval_s,
+        swept=swept,
+        refused=refused,
+        now_s=now_s,
+        cpu_s=cpu_s,
+    )
+
+
+@dataclass
+class Source:
+    """Pods, podresources and checkpoint in one; each can fail and counts how often it is asked.
+
+    `live` and `saved` hold pod name → pool → ids, `told` pool → the CPUs that containers were told.
+    """
+
+    listed: list[Pod] | None = field(default_factory=list)
+    live: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+    saved: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+    failing: dict[str, CPUPoolError] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    static_cpus: CPUSet = field(default_factory=CPUSet)
+    told: dict[str, CPUSet] = field(default_factory=dict)
+
+    def pods(self) -> tuple[Pod, ...] | None:
+        self._ask("pods")
+        return None if self.listed is None else tuple(self.listed)
+
+    def by_pod_name(self) -> dict[tuple[str, str], dict[str, dict[str, AllocatedDevices]]]:
+        self._ask("podresources")
+        return {("default", pod): self._resources(ids) for pod, ids in self.live.items()}
+
+    def allocatable_cpus(self) -> CPUSet:
+        self._ask("cpu manager")
+        return self.static_cpus
+
+    def by_pod_uid(self) -> dict[str, dict[str, dict[str, AllocatedDevices]]]:
+        self._ask("checkpoint")
+        return {f"{pod}-uid": self._resources(ids) for pod, ids in self.saved.items()}
+
+    def _ask(self, source: str) -> None:
+        self.asked.append(source)
+        if source in self.failing:
+            raise self.failing[source]
+
+    def _resources(self, ids: dict[str, frozenset[str]]) -> dict[str, dict[str, AllocatedDevices]]:
+        return {
+            "main": {
+                Names().resource(pool): AllocatedDevices(held, self.told.get(pool, CPUSet()))
+                for pool, held in ids.items()
+            }
+        }
+
+
+@dataclass
+class Node:
+    """A cpusetter on a model of the kernel."""
+
+    source: Source = field(default_factory=Source)
+    kernel: KernelModel = field(
+        default_factory=lambda: KernelModel(CgroupVersion.V1, {"kubepods": EVERYTHING}, EVERYTHING)
+    )
+    manager: Manager = field(default_factory=lambda: Manager(Names()))
+    events: Heard = field(default_factory=Heard)
+    metrics: Metrics = field(default_factory=Metrics)
+    health: Health = field(default_factory=Health)
+    asked: Way | None = None
+    nri: ModelRuntime | None = None
+    cri: ModelRuntime = field(default_factory=ModelRuntime)
+    pools: NodePools | None = POOLS
+    keepers: tuple[Keeper, ...] = ()
+    clock: Callable[[], float] | None = None
+    now_s: float = 0.0
+    cpu_s: float = 0.0
+    sweep_costs_s: float = 0.0
+    swept: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    refusals: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pools is not None:
+            self.manager.reconfigure(self.pools, MACHINE.topology())
+        self.setter = setter_on(
+            self.kernel,
+            self.manager,
+            self.source,
+            containers=self.cri,
+            ways=Ways(self.asked, self.nri, self.cri),
+            events=self.events,
+            metrics=self.metrics,
+            health=self.health,
+            keepers=self.keepers,
+            interval_s=60.0,
+            swept=lambda _report: self.swept.release(),
+            refused=self._refused,
+            now_s=self.clock or (lambda: self.now_s),
+            cpu_s=self.spent_s,
+        )
+
+    def spent_s(self) -> float:
+        self.cpu_s += self.sweep_costs_s
+        return self.cpu_s
+
+    def _refused(self) -> None:
+        self.refusals += 1
+
+    def run(self, name: str, *containers: Container, listed: bool = True) -> None:
+        pod = builders.pod(name, *containers)
+        self.kernel.make(f"kubepods/pod{pod.uid}", EVERYTHING)
+        for container in pod.containers:
+            self.kernel.make(self.path(name, container.name), EVERYTHING)
+        if listed and self.source.listed is not None:
+            self.source.listed.append(pod)
+
+    def measured(self, series: str) -> float:
+        """Read one series as Prometheus would: `name{label="value"}`."""
+        _, body = self.metrics.render()
+        found = re.search(rf"^{re.escape(series)} (\S+)$", body.decode(), re.MULTILINE)
+        assert found, series
+        return float(found[1])
+
+    def path(self, pod: str, container: str = "main") -> str:
+        return f"kubepods/pod{pod}-uid/{container}-id"
+
+    def cpus(self, pod: str, container: str = "main") -> str:
+        return str(self.kernel.effective(self.path(pod, container)))
+
+
+def ids(*given: str) -> frozenset[str]:
+    return frozenset(given)
+
+
+def owner_on_2() -> Node:
+    """A node where `owner` has been put on CPU 2 and `plain` on CPU 1."""
+    node = Node()
+    node.run("owner", builders.container(exclusive_a=1))
+    node.run("plain")
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.setter.sweep()
+    assert (node.cpus("owner"), node.cpus("plain")) == ("2", "1")
+    return node
+
+
+@contextmanager
+def running(node: Node) -> Iterator[None]:
+    """Let the loop run with nobody to wake it."""
+    stop = threading.Event()
+    thread = threading.Thread(target=node.setter.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        node.setter.wake()
+        thread.join(DEADLINE_S)
+    assert not thread.is_alive()

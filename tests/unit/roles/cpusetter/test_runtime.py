@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ContainerNotFound, RuntimeSilent
+from cpupool.manager.ports import Way
+from tests import builders
+from tests.runtimes import ModelRuntime, told
+from tests.setters import EVERYTHING, Node, ids, owner_on_2, running
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cpupool.core.workloads import ContainerID
+
+
+def held_by(way: Way) -> tuple[Node, ModelRuntime]:
+    """Give a node with `owner`, and the runtime that has the list of it: CPUs 0-7."""
+    runtime = ModelRuntime(here=True, lists={"main-id": EVERYTHING})
+    node = Node(nri=runtime) if way is Way.NRI else Node(cri=runtime)
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    runtime.written = lambda _, cpus: node.kernel.sets.update({node.path("owner"): cpus})
+    return node, runtime
+
+
+def written(node: Node) -> set[str]:
+    """Give the paths of the containers that were written directly."""
+    return {write.path for write in node.kernel.writes if write.path.count("/") > 1}
+
+
+@pytest.mark.parametrize("way", [Way.NRI, Way.CRI])
+def test_a_container_whose_list_the_runtime_has_is_repaired_through_the_runtime(
+    way: Way, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, _ = held_by(way)
+    with caplog.at_level(logging.INFO):
+        (repair,) = node.setter.sweep().repairs
+    assert (node.cpus("owner"), repair.error) == ("2", "")
+    assert f"way={way.value} " in caplog.text
+
+    node.kernel.sets[node.path("owner")] = CPUSet.parse("4-5")
+    node.setter.sweep()
+    assert (node.cpus("owner"), written(node)) == ("2", set())
+
+
+def test_a_refusal_of_the_runtime_is_tried_again_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node, runtime = held_by(Way.CRI)
+    runtime.refusing = "it is busy"
+    with caplog.at_level(logging.WARNING):
+        (repair,) = node.setter.sweep().repairs
+        node.setter.sweep()
+    assert "it is busy" in repair.error
+    assert caplog.text.count("container stays on wrong CPUs") == 1
+    assert written(node) == set()
+
+    runtime.refusing = ""
+    node.setter.sweep()
+    assert (node.cpus("owner"), written(node)) == ("2", set())
+
+
+def test_the_loop_tries_again_what_the_runtime_refused() -> None:
+    runtime = ModelRuntime(here=True, lists={"main-id": EVERYTHING}, refusing="it is busy")
+    node = Node(clock=time.monotonic, cri=runtime)
+    node.run("plain")
+    runtime.written = lambda _, cpus: node.kernel.sets.update({node.path("plain"): cpus})
+    node.setter.sweep()
+    with running(node):
+        assert node.swept.acquire(timeout=DEADLINE_S), "it is refused, and not new any more"
+        runtime.refusing = ""
+        eventually(lambda: node.cpus("plain") == "1", "it is put right without an event")
+
+
+def test_a_container_that_only_the_runtime_may_write_waits_for_the_runtime() -> None:
+    node, runtime = held_by(Way.NRI)
+    runtime.here = False
+    (repair,) = node.setter.sweep().repairs
+    assert "the container runtime has its CPUs and cannot be reached" in repair.error
+    runtime.here = True
+    node.setter.sweep()
+    assert (node.cpus("owner"), written(node)) == ("2", set())
+
+
+def silent_runtime() -> tuple[Node, ModelRuntime]:
+    """A node with `held`, which a runtime that does not answer has on CPUs 0-7, and `owner`."""
+    runtime = ModelRuntime(here=True, lists={"held-id": EVERYTHING}, mute=True)
+    node = Node(nri=runtime)
+    node.run("first", builders.container("held"))
+    node.run("owner", builders.container(exclusive_a=1))
+    node.run("plain")
+    runtime.written = lambda _, cpus: node.kernel.sets.update({node.path("first", "held"): cpus})
+    return node, runtime
+
+
+def test_what_cpupool_writes_itself_goes_before_what_the_runtime_writes() -> None:
+    node, runtime = silent_runtime()
+    runtime.mute = False
+    placed: list[str] = []
+    write = runtime.written
+
+    def written(container: ContainerID, cpus: CPUSet) -> None:
+        placed.append(node.cpus("plain"))
+        write(container, cpus)
+
+    runtime.written = written
+    node.setter.sweep()
+    assert placed == ["1"]
+    assert node.cpus("first", "held") == "1"
+
+
+def test_a_silent_runtime_is_asked_again_after_a_second_and_keeps_nobody_else_waiting() -> None:
+    node, runtime = silent_runtime()
+    for _ in range(30):
+        assert node.setter.sweep().repairs
+        assert node.cpus("plain") == "1"
+        node.kernel.write(node.path("plain"), CPUSet.of(5))
+        node.now_s += 1
+    node.run("late")
+    node.setter.sweep()
+    assert node.cpus("late") == "1"
+    assert node.cpus("first", "held") == EVERYTHING
+    runtime.mute = False
+    node.setter.sweep()
+    assert node.cpus("first", "held") == "1", "an answer is all that it waited for"
+
+
+def test_an_owner_gets_its_cpu_once_the_runtime_has_moved_the_others_away() -> None:
+    node, runtime = silent_runtime()
+    node.setter.sweep()
+    assert node.cpus("owner") == "1", "nobody has named its devices"
+
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    for _ in range(3):
+        node.now_s += 1
+        node.setter.sweep()
+    assert node.cpus("owner") == "1"
+    ((pod, reason, message),) = node.events.pods
+    assert (pod, reason) == ("owner", "CPUOccupied")
+    assert message.startswith("container main: other pods still run on its CPUs 2; look at")
+
+    runtime.mute = False
+    node.setter.sweep()
+    assert (node.cpus("first", "held"), node.cpus("owner")) == ("1", "2")
+
+
+def test_an_owner_does_not_wait_for_what_has_ended() -> None:
+    node, runtime = silent_runtime()
+    node.setter.sweep()
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.now_s += 1
+    runtime.mute = False
+    del runtime.lists["held-id"]
+    node.kernel.remove(node.path("first", "held"))
+    node.setter.sweep()
+    assert node.cpus("owner") == "2"
+
+
+def test_the_runtime_writes_several_containers_in_one_call() -> None:
+    runtime = ModelRuntime(here=True)
+    node = Node(nri=runtime)
+    for number in range(10):
+        name = f"held{number}"
+        node.run("pod", builders.container(name)) if not number else node.kernel.make(
+            f"kubepods/podpod-uid/{name}-id", EVERYTHING
+        )
+        runtime.lists[f"{name}-id"] = EVERYTHING
+    runtime.written = lambda container, cpus: node.kernel.sets.update(
+        {f"kubepods/podpod-uid/{container}": cpus}
+    )
+    node.setter.sweep()
+    assert [len(call) for call in runtime.calls] == [8, 2]
+    assert set(node.kernel.sets.values()) == {CPUSet.parse(EVERYTHING), CPUSet.of(1)}
+    assert {str(node.kernel.effective(f"kubepods/podpod-uid/held{n}-id")) for n in range(10)} == {
+        "1"
+    }
+
+
+class StuckRuntime(ModelRuntime):
+    """A runtime that hangs for as long as it is to update one container.
+
+    Attributes:
+        stuck: the container's id; empty for none.
+        dialled: it counts as away after a call that has hung, as CRI does.
+        now_s: a clock.
+    """
+
+    stuck = ""
+    dialled = False
+    now_s: Callable[[], float]
+    _until_s = 0.0
+
+    def connected(self) -> bool:
+        return not self.dialled or self.now_s() >= self._until_s
+
+    def update(self, container: ContainerID, cpus: CPUSet) -> None:
+        if container == self.stuck and self.now_s() >= self._until_s:
+            self._until_s = self.now_s() + 5
+        if self.now_s() < self._until_s:
+            raise RuntimeSilent(container, f"CPUs {cpus}", "it does not answer")
+        super().update(container, cpus)
+
+
+@pytest.mark.parametrize("way", [Way.NRI, Way.CRI])
+def test_a_container_for_which_the_runtime_hangs_keeps_no_other_from_its_cpus(way: Way) -> None:
+    runtime = StuckRuntime()
+    node = Node(nri=runtime) if way is Way.NRI else Node(cri=runtime)
+    runtime.dialled, runtime.now_s = way is Way.CRI, lambda: node.now_s
+    paths = {f"held{number}-id": node.path(f"pod{number}", f"held{number}") for number in range(3)}
+    for number, identifier in enumerate(paths):
+        node.run(f"pod{number}", builders.container(f"held{number}"))
+        runtime.lists[identifier] = EVERYTHING
+    runtime.written = lambda container, cpus: node.kernel.sets.update({paths[container]: cpus})
+    node.setter.sweep()
+    assert {str(node.kernel.effective(path)) for path in paths.values()} == {"1"}
+
+    runtime.stuck = "held0-id"
+    for path in paths.values():
+        node.kernel.sets[path] = CPUSet.parse(EVERYTHING)
+    for _ in range(30):
+        node.setter.sweep()
+        node.now_s += 1
+    assert [str(node.kernel.effective(path)) for path in paths.values()] == [EVERYTHING, "1", "1"]
+
+    runtime.stuck = ""
+    for _ in range(10):
+        node.setter.sweep()
+        node.now_s += 1
+    assert {str(node.kernel.effective(path)) for path in paths.values()} == {"1"}
+
+
+def test_a_slow_runtime_is_left_for_pods_and_others_after_half_a_second() -> None:
+    runtime = ModelRuntime(here=True)
+    node = Node(cri=runtime)
+    for number in range(6):
+        node.run(f"slow{number}", builders.container(f"held{number}"))
+        runtime.lists[f"held{number}-id"] = EVERYTHING
+
+    def written(container: ContainerID, cpus: CPUSet) -> None:
+        node.now_s += 0.3
+        number = container.removeprefix("held").removesuffix("-id")
+        node.kernel.sets[node.path(f"slow{number}", f"held{number}")] = cpus
+
+    runtime.written = written
+    moved = []
+    for _ in range(4):
+        node.source.asked.clear()
+        node.setter.sweep()
+        assert "pods" in node.source.asked
+        moved.append(sum(node.cpus(f"slow{n}", f"held{n}") == "1" for n in range(6)))
+    assert moved == [2, 4, 6, 6]
+
+
+def test_a_container_that_ends_while_the_runtime_is_called_is_no_error() -> None:
+    class Ended(ModelRuntime):
+        def update(self, container: ContainerID, cpus: CPUSet) -> None:
+            raise ContainerNotFound(container)
+
+    node = Node(cri=Ended(here=True, lists={"main-id": EVERYTHING}))
+    node.run("plain")
+    assert node.setter.sweep().repairs == ()
+
+
+def test_a_container_that_the_runtime_is_bringing_up_is_not_judged() -> None:
+    node, runtime = held_by(Way.NRI)
+    runtime.begun = {"main-id"}
+    report = node.setter.sweep()
+    assert (report.repairs, report.found) == ((), ())
+    assert node.measured('cpupool_containers{state="failed"}') == 0
+    assert node.cpus("owner") == EVERYTHING
+
+    runtime.begun = set()
+    assert len(node.setter.sweep().repairs) == 1
+    assert node.cpus("owner") == "2"
+
+
+def test_another_way_is_for_containers_that_start_from_then_on() -> None:
+    node = Node(asked=Way.CRI, cri=ModelRuntime(here=True, lists={"main-id": "", "late-id": ""}))
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.cri.written = lambda _, cpus: node.kernel.sets.update({node.path("new", "late"): cpus})
+    node.setter.sweep()
+    assert written(node) == {node.path("owner")}
+
+    node.run("new", builders.container("late"))
+    node.kernel.make("kubepods/podnew-uid/sandbox", EVERYTHING)
+    node.setter.sweep()
+    assert (node.cpus("new", "late"), node.cri.lists["late-id"]) == ("1", "1")
+    assert written(node) == {node.path("owner"), "kubepods/podnew-uid/sandbox"}, (
+        "a sandbox is no container that CRI can update"
+    )
+
+    switched = Node(source=node.source, kernel=node.kernel, asked=Way.CGROUP, cri=node.cri)
+    node.kernel.writes.clear()
+    for path in (node.path("owner"), node.path("new", "late")):
+        node.kernel.sets[path] = CPUSet.parse(EVERYTHING)
+    switched.setter.sweep()
+    assert (node.cpus("owner"), node.cpus("new", "late")) == ("2", "1")
+    assert written(node) == {node.path("owner")}, "what the runtime has stays the runtime's"
+
+
+def test_a_container_is_placed_as_soon_as_the_runtime_recognises_it() -> None:
+    node = owner_on_2()
+    node.cri.here = True
+    node.cri.containers = (
+        told("owner-uid", identifier="again"),
+        told("stranger", identifier="other", exclusive_a="4"),
+    )
+    node.manager.promise(builders.resource("exclusive_a"), ["4"])
+    node.kernel.remove(node.path("owner"))
+    for path in ("kubepods/podowner-uid/again", "kubepods/podstranger/other"):
+        node.kernel.make(path.rpartition("/")[0], EVERYTHING)
+        node.kernel.make(path, EVERYTHING)
+    node.setter.sweep()
+    assert str(node.kernel.effective("kubepods/podowner-uid/again")) == "2"
+    assert str(node.kernel.effective("kubepods/podstranger/other")) == "4"
+    assert node.measured("cpupool_container_placement_seconds_count") == 2
