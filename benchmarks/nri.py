@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, Any
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
-from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
-from cpupool.telemetry.health import Health
-from cpupool.telemetry.metrics import Metrics
 from tests import builders
-from tests.events import Heard
 from tests.machines import MACHINES
+from tests.nri_agents import plugin_on
 from tests.nri_runtime import Container, FakeRuntime, Pod
 
 if TYPE_CHECKING:
@@ -92,16 +89,7 @@ def _serve(socket: Path, pods: int) -> None:
         NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0")), machine
     )
     manager.observe(pods=map(_pod, range(pods)))
-    plugin = NRIPlugin(
-        manager,
-        socket,
-        missing_facts=MissingFacts.HOLD,
-        ready=lambda: True,
-        look=lambda: None,
-        events=Heard(),
-        metrics=Metrics(),
-        health=Health(),
-    )
+    plugin = plugin_on(manager, socket)
     # As the agent does.
     gc.freeze()
     stop = threading.Event()

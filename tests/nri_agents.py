@@ -1,0 +1,143 @@
+"""NRIPlugins of tests: one place where they are made, and what a fake runtime tells them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools, Pool
+from cpupool.manager.manager import Manager
+from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
+from tests import builders
+from tests.events import Heard
+from tests.loops import running
+from tests.machines import MACHINES
+from tests.nri_runtime import Container
+from tests.nri_runtime import Pod as NRIPod
+from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from cpupool.api import nri_pb2
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.ports import EventSink
+    from cpupool.runtime.nri_connection import Launch
+
+MACHINE = MACHINES["laptop_4c8t"]
+POOLS = NodePools.of(
+    Pool.named("exclusive_a", "2,4"),
+    Pool.named("exclusive_b", "6"),
+    Pool.named("shared_a", "1"),
+    Pool.named("default", "0"),
+)
+OWNER = builders.pod("owner", builders.container(running=False, exclusive_a=1))
+OWNER_SANDBOX = NRIPod(OWNER.uid).sandbox
+EARLIER = builders.pod("earlier", builders.container(running=False, exclusive_a=1))
+PLAIN = builders.pod("plain", builders.container(running=False))
+
+
+def of(pod: Pod, identifier: str = "c1", **fields: object) -> Container:
+    """Give a pod's container as the runtime knows it."""
+    return replace(Container(NRIPod(pod.uid, pod.name), identifier), **fields)  # type: ignore[arg-type]
+
+
+def cpu_of(answer: nri_pb2.CreateContainerResponse) -> nri_pb2.LinuxCPU:
+    return answer.adjust.linux.resources.cpu
+
+
+def plugin_on(
+    manager: Manager,
+    socket: Path,
+    *,
+    launch: Launch | None = None,
+    required: bool = False,
+    missing_facts: MissingFacts = MissingFacts.HOLD,
+    ready: Callable[[], bool] = lambda: True,
+    look: Callable[[], None] = lambda: None,
+    events: EventSink | None = None,
+    metrics: Metrics | None = None,
+    health: Health | None = None,
+    update_s: float = DEADLINE_S,
+    now_s: Callable[[], float] = time.monotonic,
+) -> NRIPlugin:
+    """Make an agent's plugin of the runtime behind a socket."""
+    return NRIPlugin(
+        manager,
+        socket,
+        launch=launch,
+        required=required,
+        missing_facts=missing_facts,
+        ready=ready,
+        look=look,
+        events=events or Heard(),
+        metrics=metrics or Metrics(),
+        health=health or Health(),
+        update_s=update_s,
+        now_s=now_s,
+    )
+
+
+@dataclass
+class Agent:
+    """The role with a manager that knows the pools, and no pod yet."""
+
+    socket: Path
+    missing_facts: MissingFacts = MissingFacts.HOLD
+    required: bool = False
+    launch: Launch | None = None
+    ready: bool = True
+    manager: Manager = field(default_factory=Manager)
+    health: Health = field(default_factory=Health)
+    metrics: Metrics = field(default_factory=Metrics)
+    events: Heard = field(default_factory=Heard)
+    patient: bool = False
+    """Containers wait for their facts as long as it takes."""
+    clock: Callable[[], float] = time.monotonic
+    update_s: float = DEADLINE_S
+    looked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def __post_init__(self) -> None:
+        self.manager.reconfigure(POOLS, MACHINE.topology())
+        self.manager.observe(pods=[])
+        self.plugin = self.made()
+
+    def made(self) -> NRIPlugin:
+        return plugin_on(
+            self.manager,
+            self.socket,
+            launch=self.launch,
+            required=self.required,
+            missing_facts=self.missing_facts,
+            ready=lambda: self.ready,
+            look=self.looked.release,
+            events=self.events,
+            metrics=self.metrics,
+            health=self.health,
+            update_s=self.update_s,
+            now_s=lambda: 0.0 if self.patient else self.clock(),
+        )
+
+    def running(self) -> AbstractContextManager[threading.Event]:
+        return running(self.plugin.run, wake=self.plugin.wake)
+
+    def give(self, pod: Pod, **ids: str) -> None:
+        """Let the kubelet's word on a container's devices come."""
+        self.manager.accept(builders.given(pod, **ids))
+        self.plugin.facts_changed()
+
+    def allocated(self, container: Container) -> Container:
+        """Let the kubelet have asked for the devices that a container's annotations name."""
+        for pool, text in container.devices.items():
+            self.manager.promise(builders.resource(pool), map(str, CPUSet.parse(text)))
+        return container
+
+    def metric(self, line: str) -> bool:
+        return line in self.metrics.render()[1].decode()

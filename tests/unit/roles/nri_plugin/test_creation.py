@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerID
+from tests import builders
+from tests.nri_agents import MACHINE, OWNER, PLAIN, Agent, cpu_of, of
+from tests.nri_runtime import Container, Plugin
+from tests.nri_runtime import Pod as NRIPod
+from tests.waiting import DEADLINE_S
+
+
+def test_a_container_is_created_on_the_cpus_that_its_annotations_name(
+    agent: Agent, plugin: Plugin
+) -> None:
+    answer = plugin.create(agent.allocated(of(OWNER, devices={"exclusive_a": "2"})))
+    assert cpu_of(answer).cpus == "2"
+    assert {one.key: one.value for one in answer.adjust.env} == {
+        "EXCLUSIVE_CPUS": "2",
+        "CPUPOOL_CPUS_EXCLUSIVE_A": "2",
+    }
+    assert builders.owned(agent.manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert agent.metric('outcome="pools",request="create"} 1.0')
+
+
+def test_what_a_pods_author_annotates_gives_no_cpu(agent: Agent, plugin: Plugin) -> None:
+    owner = agent.allocated(of(OWNER, devices={"exclusive_a": "2"}))
+    forged = {"nokia.k8s.io/allocated.exclusive_a": "2"}
+    forger = NRIPod(PLAIN.uid, PLAIN.name, annotations=forged)
+    answer = plugin.create(Container(forger, "c2"))
+    assert cpu_of(answer).cpus == "0"
+    assert not answer.adjust.env
+
+    assert cpu_of(plugin.create(owner)).cpus == "2"
+    agent.manager.observe(pods=[PLAIN])
+    assert builders.owned(agent.manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
+
+
+def test_a_container_without_pools_is_created_on_the_default_pool(
+    agent: Agent, plugin: Plugin
+) -> None:
+    answer = plugin.create(of(PLAIN))
+    assert cpu_of(answer).cpus == "0"
+    assert not cpu_of(answer).HasField("quota")
+    assert not answer.adjust.env
+
+
+def test_variables_of_a_kind_are_joined_and_only_those_that_are_wrong_are_set(
+    agent: Agent, plugin: Plugin
+) -> None:
+    told = {"EXCLUSIVE_CPUS": "2", "CPUPOOL_CPUS_EXCLUSIVE_A": "2", "CPUPOOL_CPUS_EXCLUSIVE_B": "6"}
+    owner = of(OWNER, devices={"exclusive_a": "2", "exclusive_b": "6"}, environment=told)
+    answer = plugin.create(agent.allocated(owner))
+    assert cpu_of(answer).cpus == "2,6"
+    assert [(one.key, one.value) for one in answer.adjust.env] == [("EXCLUSIVE_CPUS", "2,6")]
+
+
+@pytest.mark.parametrize(
+    ("devices", "before_us", "quota_us"),
+    [
+        ({"shared_a": "0-499"}, None, 50_000),
+        ({"shared_a": "0-499"}, 80_000, 50_000),
+        ({"shared_a": "0-499"}, 20_000, None),
+        ({"exclusive_a": "2"}, 100_000, -1),
+        ({"exclusive_a": "2"}, None, None),
+        ({"exclusive_a": "2", "shared_a": "0-499"}, 100_000, -1),
+    ],
+)
+def test_the_quota_follows_the_pools(
+    agent: Agent,
+    plugin: Plugin,
+    devices: dict[str, str],
+    before_us: int | None,
+    quota_us: int | None,
+) -> None:
+    container = agent.allocated(of(OWNER, devices=devices, quota_us=before_us))
+    cpu = cpu_of(plugin.create(container))
+    assert (cpu.quota.value if cpu.HasField("quota") else None) == quota_us
+
+
+def test_what_is_not_the_kubelets_is_left_alone(agent: Agent, plugin: Plugin) -> None:
+    answer = plugin.create(Container(NRIPod("u", labelled=False), "c1"))
+    assert not answer.HasField("adjust")
+    assert agent.plugin.held(ContainerID("c1")) is None
+
+
+def test_others_leave_the_cpus_of_a_container_before_it_starts(
+    agent: Agent, plugin: Plugin
+) -> None:
+    plugin.create(of(PLAIN, "p"))
+    plugin.start(of(PLAIN, "p"))
+    edited = NodePools.of(Pool.named("exclusive_c", "0"), Pool.named("default", "2-3"))
+    agent.manager.reconfigure(edited, MACHINE.topology())
+    answer = plugin.create(agent.allocated(of(OWNER, devices={"exclusive_c": "0"})))
+    assert [(one.container_id, one.linux.resources.cpu.cpus) for one in answer.update] == [
+        ("p", "2-3")
+    ]
+    assert agent.plugin.held(ContainerID("p")) == "2-3"
+
+
+def test_a_container_is_judged_once_the_runtime_has_brought_it_onto_its_cpus(
+    agent: Agent, plugin: Plugin
+) -> None:
+    container = of(PLAIN)
+    plugin.create(container)
+    assert agent.plugin.starting(ContainerID("c1"))
+    plugin.start(container)
+    assert not agent.plugin.starting(ContainerID("c1"))
+    assert agent.plugin.held(ContainerID("c1")) == "0"
+
+
+def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
+    for end in (plugin.stop, plugin.remove):
+        container = of(PLAIN)
+        plugin.run_sandbox(container.pod)
+        plugin.create(container)
+        end(container)
+        plugin.remove_sandbox(container.pod)
+        assert agent.plugin.held(ContainerID("c1")) is None
+        assert not agent.manager.snapshot().facts.sighted
+
+
+def test_many_at_once_are_decided_together(
+    agent: Agent, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sight = Mock(wraps=agent.manager.sight)
+    monkeypatch.setattr(agent.manager, "sight", sight)
+    pods = [builders.pod(f"p{number}") for number in range(100)]
+    answers = plugin.create_many(of(pod, f"c{number}") for number, pod in enumerate(pods))
+    assert {cpu_of(answer.result(DEADLINE_S)).cpus for answer in answers} == {"0"}
+    assert sight.call_count < 50
