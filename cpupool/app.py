@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
-from cpupool.enforce.bandwidth import BandwidthKeeper
-from cpupool.enforce.load_balancing import LoadBalancingKeeper
+from cpupool.enforce.load_balancing import LoadBalancingGoal
+from cpupool.enforce.mover import Mover
+from cpupool.enforce.quotas import QuotaGoal
+from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.ways import Ways
-from cpupool.host import bandwidth, cgroup_names, partitions
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
-from cpupool.host.files import DirectoryWatch, FileLock
+from cpupool.host.files import FileLock
 from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
 from cpupool.host.pool_files import PoolFiles
 from cpupool.host.status import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
+from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource, Way
-from cpupool.manager.usage import fragmentation, usage
 from cpupool.policies.none import BUILT_IN
-from cpupool.roles import configurator, cpusetter, device_manager, machine_watcher, nri_plugin
+from cpupool.roles import (
+    configurator,
+    cpusetter,
+    device_manager,
+    machine_watcher,
+    mount_keeper,
+    nri_plugin,
+    reporter,
+)
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
 from cpupool.roles.machine_watcher import MachineWatcher
+from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
+from cpupool.roles.reporter import Reporter
 from cpupool.runtime.cri import CRI
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log as logs
@@ -44,25 +56,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from cpupool.core.cpuset import CPUSet
+    from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
-    from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import ConfigMapSource, EventSink, TopologySource
     from cpupool.policies.base import CPUManagerPolicies
-    from cpupool.roles.cpusetter import SweepReport
     from cpupool.runtime.nri_connection import Launch
     from cpupool.supervisor import Loop
 
 log = logs.get(__name__)
 
 SWEEP_INTERVAL_S: Final = 30.0
-_STATUS: Final = "status"
-_TELL_S: Final = 0.2
-_IDLE_S: Final = 60.0
-_KEPT_FILES: Final = {"cpuset.cpus", *bandwidth.FILES, *partitions.FILES}
-"""What is kept of a container, and put back when somebody else has written it."""
-_CGROUP_LEVELS: Final = 5
-"""Below kubepods: QoS class, pod, and three that a runtime and a container may make."""
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 
@@ -122,6 +125,51 @@ class Cluster(PodSource, NodeLabels, Protocol):
         ...
 
 
+class Signal:
+    """Wakes the loops that act on one kind of change; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._wakes: tuple[Callable[[], None], ...] = ()
+
+    def wakes(self, *wakes: Callable[[], None]) -> None:
+        """Add what is called at each change; it must not block."""
+        self._wakes += wakes
+
+    def __call__(self) -> None:
+        """Say that something has changed."""
+        for wake in self._wakes:
+            wake()
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What happens on a node, for the roles that have to look then.
+
+    Attributes:
+        cluster: pods, the labels of the node, or the ConfigMap are others.
+        machine: CPUs went offline or came back.
+        pools: the pools are others.
+        kubelet: another kubelet listens than before, or none.
+        runtime: the container runtime waits for facts, or has started or ended a container.
+        refused: a container does not get its CPUs; one of them may be offline.
+        readiness: it has become known, or unknown, who owns which CPU.
+        mounts: there are mounts for other pools than before.
+        swept: a sweep has ended.
+        stop: the loops are to notice that they shall end.
+    """
+
+    cluster: Signal = field(default_factory=Signal)
+    machine: Signal = field(default_factory=Signal)
+    pools: Signal = field(default_factory=Signal)
+    kubelet: Signal = field(default_factory=Signal)
+    runtime: Signal = field(default_factory=Signal)
+    refused: Signal = field(default_factory=Signal)
+    readiness: Signal = field(default_factory=Signal)
+    mounts: Signal = field(default_factory=Signal)
+    swept: Signal = field(default_factory=Signal)
+    stop: Signal = field(default_factory=Signal)
+
+
 class Agent:
     """Everything that runs on a node.
 
@@ -157,23 +205,13 @@ class Agent:
         self.health = Health()
         self._silent_s = _SILENT_S + settings.interval_s
         self._metrics = Metrics()
+        self._signals = signals = Signals()
         self._observe = observe
         self._lock = FileLock(root.lock)
         self._entering = threading.Lock()
         self._entered = False
-        self._status = StatusFile(root.status)
-        self._measured: NodeFacts | None = None
-        self._told: SweepReport | None = None
-        self._untold = threading.Event()
-        self._heeded: tuple[bool, bool, Mapping[str, CPUSet]] = (False, False, {})
-        self._cluster = join(self._metrics, self.wake)
-        tree = CgroupFS(root.cgroup, settings.cgroup_root)
-        quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
-        self._watches = [
-            DirectoryWatch(place, self._cgroup_changed, depth=_CGROUP_LEVELS, writes=True)
-            for place in (*tree.places(), *quotas.places())
-        ]
-        self._cri = CRI(
+        self._cluster = join(self._metrics, signals.cluster)
+        cri = CRI(
             [settings.cri_socket] if settings.cri_socket else root.cri_sockets, settings.names
         )
         self._nri = NRIPlugin(
@@ -183,39 +221,17 @@ class Agent:
             required=settings.enforcement is Way.NRI,
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
-            look=self._tell_news,
+            look=signals.runtime,
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
         )
         self._plugged = settings.enforcement in {None, Way.NRI}
-        if self._plugged:
-            self._watches.append(DirectoryWatch(root.nri_socket.parent, self._runtime_changed))
-        self._ways = Ways(settings.enforcement, self._nri if self._plugged else None, self._cri)
+        ways = Ways(settings.enforcement, self._nri if self._plugged else None, cri)
         self._machine_watcher = MachineWatcher(
-            self.manager, topology, health=self.health, changed=self._topology_changed
+            self.manager, topology, health=self.health, changed=signals.machine
         )
-        self._cpusetter = CPUSetter(
-            manager=self.manager,
-            tree=tree,
-            pods=self._cluster,
-            devices=PodResources(root.podresources_socket),
-            checkpoint=CheckpointFile(root.checkpoint),
-            containers=self._cri,
-            ways=self._ways,
-            events=self._cluster.events,
-            metrics=self._metrics,
-            health=self.health,
-            keepers=[
-                BandwidthKeeper(quotas, self._ways, self._metrics),
-                LoadBalancingKeeper(
-                    Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
-                ),
-            ],
-            interval_s=settings.interval_s,
-            swept=self._swept,
-            refused=self._machine_watcher.wake,
-        )
+        self._cpusetter = self._make_cpusetter(settings, root, ways, cri)
         self._configurator = Configurator(
             self.manager,
             PoolFiles(settings.config, self._cluster.config_map, last=root.last_config_map),
@@ -225,25 +241,37 @@ class Agent:
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
-            changed=self._pools_changed,
+            changed=signals.pools,
+        )
+        mounts = Mounts(
+            root,
+            settings.starter,
+            mounted=CheckpointFile(root.checkpoint).mounted,
+            events=self._cluster.events,
+        )
+        self._mount_keeper = MountKeeper(
+            self.manager,
+            mounts,
+            health=self.health,
+            ready=self._is_ready,
+            provided=signals.mounts,
         )
         self._device_manager = DeviceManager(
             self.manager,
             root,
-            Mounts(
-                root,
-                settings.starter,
-                mounted=CheckpointFile(root.checkpoint).mounted,
-                events=self._cluster.events,
-            ),
+            mounts,
             metrics=self._metrics,
             health=self.health,
-            kubelet_changed=self._cpusetter.kubelet_changed,
-            ready=lambda: self._cpusetter.ready,
+            kubelet_changed=signals.kubelet,
+            ready=self._is_ready,
+        )
+        self._reporter = Reporter(
+            self.manager, ways, StatusFile(root.status), metrics=self._metrics, health=self.health
         )
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
         )
+        self._connect(signals)
 
     def configure(self) -> None:
         """Put this node's pools in force; without it, `run` does, and waits where they are refused.
@@ -256,8 +284,7 @@ class Agent:
 
     def wake(self) -> None:
         """Look at pods and pools now: something of the cluster has changed."""
-        self._cpusetter.tell_news()
-        self._configurator.wake()
+        self._signals.cluster()
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set; while another agent runs on this node, wait.
@@ -268,6 +295,7 @@ class Agent:
         work = {
             machine_watcher.NAME: self._machine_watcher.run,
             device_manager.NAME: self._device_manager.run,
+            mount_keeper.NAME: self._mount_keeper.run,
             cpusetter.NAME: self._cpusetter.run,
             configurator.NAME: self._configurator.run,
         }
@@ -276,7 +304,7 @@ class Agent:
         loops: dict[str, Loop] = {
             name: partial(self._once_alone, name, work[name]) for name in work
         }
-        loops[_STATUS] = self._tell
+        loops[reporter.NAME] = self._reporter.run
         loops.update(self._cluster.loops(self.health.beat))
         for name in loops.keys() - work.keys():
             self.health.expect(name, self._silent_s)
@@ -284,11 +312,92 @@ class Agent:
         if self.server:
             loops["telemetry"] = self.server.run
         try:
-            supervise(loops, stop, self._wake_all)
+            supervise(loops, stop, self._signals.stop)
         finally:
-            for watch in self._watches:
-                watch.stop()
             self._lock.release()
+
+    def _make_cpusetter(
+        self, settings: Settings, root: HostRoot, ways: Ways, cri: CRI
+    ) -> CPUSetter:
+        tree = CgroupFS(root.cgroup, settings.cgroup_root)
+        quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
+        partitions = Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
+        learner = Learner(
+            self.manager,
+            pods=self._cluster,
+            devices=PodResources(root.podresources_socket),
+            checkpoint=CheckpointFile(root.checkpoint),
+            containers=cri,
+            nri=ways.asks,
+        )
+        mover = Mover(
+            self.manager,
+            tree,
+            ways,
+            self._metrics,
+            beat=lambda: self.health.beat(cpusetter.NAME),
+            refused=self._signals.refused,
+            now_s=time.monotonic,
+        )
+        sweep = Sweep(
+            manager=self.manager,
+            tree=tree,
+            ways=ways,
+            learner=learner,
+            mover=mover,
+            goals=[QuotaGoal(quotas, ways, self._metrics), LoadBalancingGoal(partitions)],
+            events=self._cluster.events,
+            metrics=self._metrics,
+            now_s=time.monotonic,
+            cpu_s=time.thread_time,
+        )
+        return CPUSetter(
+            sweep,
+            learner,
+            places=(*tree.places(), *quotas.places()),
+            metrics=self._metrics,
+            health=self.health,
+            interval_s=settings.interval_s,
+            swept=self._swept,
+            readiness_changed=self._signals.readiness,
+        )
+
+    def _connect(self, signals: Signals) -> None:
+        """Say which roles look when something has happened."""
+        sweep, pools = self._cpusetter.wake_at_once, self._configurator.wake
+        devices, mounts, nri = self._device_manager, self._mount_keeper, self._nri
+        signals.cluster.wakes(sweep, pools)
+        # A file that was refused may fit the machine now.
+        signals.machine.wakes(sweep, pools)
+        # The pools were checked against a reading of the machine that may be old by now.
+        signals.pools.wakes(self._machine_watcher.wake, devices.wake, mounts.wake, sweep)
+        signals.kubelet.wakes(self._cpusetter.kubelet_changed)
+        signals.runtime.wakes(sweep)
+        signals.refused.wakes(self._machine_watcher.wake)
+        signals.readiness.wakes(devices.wake, mounts.wake, nri.wake)
+        signals.mounts.wakes(devices.wake)
+        signals.swept.wakes(nri.facts_changed)
+        signals.stop.wakes(
+            sweep,
+            pools,
+            self._machine_watcher.wake,
+            devices.wake,
+            mounts.wake,
+            nri.wake,
+            self._reporter.wake,
+            self._cluster.wake,
+        )
+        if self.server:
+            signals.stop.wakes(self.server.wake)
+
+    def _swept(self, report: SweepReport) -> None:
+        self._signals.swept()
+        self._mount_keeper.swept(report.overwritten)
+        self._reporter.swept(report)
+        self._observe(report)
+
+    def _is_ready(self) -> bool:
+        return self._cpusetter.ready
 
     def _once_alone(self, name: str, loop: Loop, stop: threading.Event) -> None:
         if self._alone(stop):
@@ -296,7 +405,7 @@ class Agent:
             loop(stop)
 
     def _alone(self, stop: threading.Event) -> bool:
-        """Wait until no other agent runs on this node; tell whether it came to that."""
+        """Wait until no other agent runs on this node; return whether it came to that."""
         # The first loop that comes here asks for all.
         with self._entering:
             if not self._entered and not stop.is_set():
@@ -306,7 +415,7 @@ class Agent:
                     log.warning("another agent on this node would not be noticed", reason=error)
                     self._entered = True
                 if self._entered:
-                    # Whoever has not spoken yet must not look ready.
+                    # A role that has not spoken yet must not look ready.
                     for condition in (
                         cpusetter.NAME,
                         device_manager.CONDITION,
@@ -319,94 +428,3 @@ class Agent:
     def _tell_waiting(self) -> None:
         self.health.set("node", ok=False, message="another agent runs here; end one of the two")
         log.warning("another agent runs on this node, waiting for its end")
-
-    def _wake_all(self) -> None:
-        self.wake()
-        self._machine_watcher.wake()
-        self._device_manager.wake()
-        self._cluster.wake()
-        self._nri.wake()
-        self._untold.set()
-        if self.server:
-            self.server.wake()
-
-    def _tell_news(self) -> None:
-        self._cpusetter.tell_news()
-
-    def _runtime_changed(self, _path: Path) -> None:
-        # A runtime that has restarted waits for nobody before it creates containers.
-        self._nri.wake()
-
-    def _cgroup_changed(self, path: Path) -> None:
-        # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.
-        if cgroup_names.is_cgroup(path.name):
-            self._cpusetter.tell_news()
-        elif path.name in _KEPT_FILES:
-            self._cpusetter.wake()
-
-    def _topology_changed(self) -> None:
-        self._cpusetter.tell_news()
-        # A file that was refused may fit the machine now.
-        self._configurator.wake()
-
-    def _pools_changed(self) -> None:
-        # They were checked against a reading of the machine that may be old by now.
-        self._machine_watcher.wake()
-        self._device_manager.wake()
-        self._cpusetter.tell_news()
-
-    def _swept(self, swept: SweepReport) -> None:
-        for watch in self._watches:
-            watch.ensure()
-        self._nri.facts_changed()
-        _, resolution = self.manager.snapshot()
-        heeded = (self._cpusetter.informed, self._cpusetter.ready, resolution.shared)
-        if heeded != self._heeded:
-            self._heeded = heeded
-            self._device_manager.wake()
-            self._nri.wake()
-        if swept.overwritten:
-            self._device_manager.announce(swept.overwritten)
-        self._told = swept
-        self._untold.set()
-        self._observe(swept)
-
-    def _tell(self, stop: threading.Event) -> None:
-        """Publish what the last sweep saw; the next one does not wait for a disk."""
-        while not stop.is_set():
-            self.health.beat(_STATUS)
-            self._untold.wait(_IDLE_S)
-            self._untold.clear()
-            swept = self._told
-            if swept is not None:
-                facts, resolution = self.manager.snapshot()
-                way = self._ways.node
-                self._metrics.enforced_by(way.value, [one.value for one in Way])
-                self._measure(facts)
-                self._status.publish(
-                    facts,
-                    resolution,
-                    swept.found,
-                    swept.waiting_for,
-                    way,
-                    choices=self.manager.choices(),
-                )
-            stop.wait(_TELL_S)
-
-    def _measure(self, facts: NodeFacts) -> None:
-        if facts is self._measured:
-            return
-        self._measured = facts
-        counted = usage(facts)
-        self._metrics.keep_pools([pool.name for pool in counted])
-        for pool in counted:
-            self._metrics.pool(
-                pool.name,
-                pool.kind.value,
-                capacity=pool.capacity,
-                allocated=pool.allocated,
-                offline=pool.offline,
-                draining=pool.draining,
-            )
-        for name, scores in fragmentation(facts).items():
-            self._metrics.fragmentation(name, scores)

@@ -7,17 +7,20 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
+from cpupool.enforce.mover import Mover
+from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.ways import Ways
 from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import CheckpointSource, DeviceSource, PodSource
-from cpupool.roles.cpusetter import CPUSetter
+from cpupool.roles.cpusetter import NAME, CPUSetter
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
@@ -32,9 +35,9 @@ if TYPE_CHECKING:
 
     from cpupool.core.errors import CPUPoolError
     from cpupool.core.workloads import Container, Pod
-    from cpupool.enforce.keeper import Keeper
+    from cpupool.enforce.repair import Goal
+    from cpupool.enforce.sweep import SweepReport
     from cpupool.manager.ports import CgroupTree, ContainerSource, EventSink, Way
-    from cpupool.roles.cpusetter import SweepReport
 
 MACHINE = MACHINES["laptop_4c8t"]
 POOLS = NodePools.of(
@@ -57,7 +60,7 @@ def setter_on(
     events: EventSink | None = None,
     metrics: Metrics | None = None,
     health: Health | None = None,
-    keepers: Sequence[Keeper] = (),
+    goals: Sequence[Goal[Any, Any]] = (),
     interval_s: float = 1.0,
     swept: Callable[[SweepReport], None] = lambda _report: None,
     refused: Callable[[], None] = lambda: None,
@@ -65,23 +68,39 @@ def setter_on(
     cpu_s: Callable[[], float] = time.thread_time,
 ) -> CPUSetter:
     """Make a cpusetter: on a node whose runtime cannot be reached, unless it is told otherwise."""
-    return CPUSetter(
-        manager=manager,
-        tree=tree,
+    ways = ways or without_runtime()
+    events, metrics, health = events or Heard(), metrics or Metrics(), health or Health()
+    learner = Learner(
+        manager,
         pods=facts,
         devices=facts,
         checkpoint=facts,
         containers=containers or ModelRuntime(),
-        ways=ways or without_runtime(),
-        events=events or Heard(),
-        metrics=metrics or Metrics(),
-        health=health or Health(),
-        keepers=keepers,
-        interval_s=interval_s,
-        swept=swept,
-        refused=refused,
+        nri=ways.asks,
+    )
+    mover = Mover(
+        manager, tree, ways, metrics, beat=lambda: health.beat(NAME), refused=refused, now_s=now_s
+    )
+    sweep = Sweep(
+        manager=manager,
+        tree=tree,
+        ways=ways,
+        learner=learner,
+        mover=mover,
+        goals=goals,
+        events=events,
+        metrics=metrics,
         now_s=now_s,
         cpu_s=cpu_s,
+    )
+    return CPUSetter(
+        sweep,
+        learner,
+        metrics=metrics,
+        health=health,
+        interval_s=interval_s,
+        swept=swept,
+        now_s=now_s,
     )
 
 
@@ -146,7 +165,7 @@ class Node:
     nri: ModelRuntime | None = None
     cri: ModelRuntime = field(default_factory=ModelRuntime)
     pools: NodePools | None = POOLS
-    keepers: tuple[Keeper, ...] = ()
+    goals: tuple[Goal[Any, Any], ...] = ()
     clock: Callable[[], float] | None = None
     now_s: float = 0.0
     cpu_s: float = 0.0
@@ -166,7 +185,7 @@ class Node:
             events=self.events,
             metrics=self.metrics,
             health=self.health,
-            keepers=self.keepers,
+            goals=self.goals,
             interval_s=60.0,
             swept=lambda _report: self.swept.release(),
             refused=self._refused,

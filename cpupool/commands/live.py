@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from cpupool.app import Settings
     from cpupool.core.workloads import Pod
+    from cpupool.enforce.sweep import SweepReport
     from cpupool.kube.views import Body
     from cpupool.local.cgroups import Cgroups
     from cpupool.local.devices import Listing
     from cpupool.local.pods import ContainerProcess
     from cpupool.manager.report import NodeStatus
-    from cpupool.roles.cpusetter import SweepReport
 
 PATIENCE_S: Final = 20.0
 _LOOK_S: Final = 0.02

@@ -10,16 +10,15 @@ written that is right already.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CgroupNotFound, HostError
+from cpupool.core.errors import HostError
 from cpupool.core.workloads import ContainerID
+from cpupool.enforce.drift import Reason
 from cpupool.enforce.notices import Notice
-from cpupool.enforce.patience import Backoff
 from cpupool.manager.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.enforce.notices import NoticeKey
+    from cpupool.enforce.repair import Target
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import FoundContainer, PartitionTree
     from cpupool.manager.resolve import PlacedContainer, Resolution
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _EVENT: Final = "CPULoadBalancingRefused"
-_TRY_AGAIN_S: Final = 1.0
 _LASTS_S: Final = 5.0
 """An init container that has just ended may stand in the way of the one that has its CPUs next."""
 
@@ -51,48 +50,38 @@ class _Wish:
     cpus: CPUSet
 
 
-@dataclass(slots=True)
-class _Tried:
-    """How it went with one cgroup.
+class _Change(NamedTuple):
+    """What a cgroup is made: an isolated partition, or an ordinary cgroup again."""
 
-    Attributes:
-        backoff: how patient to be with it.
-        refused: why it is not as it should be; empty where it is.
-        fought: somebody else takes it out of isolation again and again.
-    """
-
-    backoff: Backoff = field(default_factory=Backoff)
-    refused: str = ""
-    fought: bool = False
+    path: str
+    isolated: bool
 
 
-class LoadBalancingKeeper:
-    """Isolates the containers that want it and can have it, and no others; a `Keeper`.
+class LoadBalancingGoal:
+    """Isolates the containers that want it and can have it, and no others; a `repair.Goal`.
 
     What is isolated is read from the cgroups once, so an agent that starts anew goes on where the
     one before it ended. While no container asks, nothing more is read, and nothing is written.
 
     Args:
         tree: the isolated partitions.
-
-    Attributes:
-        due_s: when to try again; infinite for never.
     """
 
+    problem = "load balancing not switched"
+    pause_s = 1.0
+
     def __init__(self, tree: PartitionTree) -> None:
-        self.due_s = math.inf
         self._tree = tree
         # Cgroup → the CPUs that it has for itself; None until that has been read.
         self._held: dict[str, CPUSet] | None = None
-        self._tried: dict[str, _Tried] = {}
+        self._wishes: dict[str, _Wish] = {}
+        self._refusals: dict[ContainerKey, Notice] = {}
 
-    def keep(
-        self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
-    ) -> Mapping[NoticeKey, Notice]:
-        """Isolate and release what has to be, and tell the owners of what cannot be isolated."""
-        self.due_s = math.inf
-        told: dict[NoticeKey, Notice] = {}
-        wishes: dict[str, _Wish] = {}
+    def wants(
+        self, found: Sequence[FoundContainer], resolution: Resolution
+    ) -> Mapping[_Change, CPUSet]:
+        """Return what to isolate and to release, each with its CPUs."""
+        self._wishes, self._refusals = {}, {}
         strangers: set[str] = set()
         for container in found:
             key = (container.pod, ContainerID(container.id))
@@ -103,23 +92,46 @@ class LoadBalancingKeeper:
                 notice = _refusal(placed, self._tree.obstacle)
                 cpus = _own(container, placed.assignment)
                 if notice is not None:
-                    told[key, notice.event] = notice
+                    self._refusals[key] = notice
                 elif cpus:
-                    wishes[container.path] = _Wish(key, placed, cpus)
-        held = self._known()
-        self._tried = {
-            path: tried for path, tried in self._tried.items() if path in wishes or path in held
-        }
+                    self._wishes[container.path] = _Wish(key, placed, cpus)
         # First what is given back: a container that has started again has its old one's CPUs.
-        for path in held.keys() - strangers:
-            if path not in wishes or wishes[path].cpus != held[path]:
-                self._release(held, path, now_s)
-        for path, wish in wishes.items():
-            tried = self._tried.setdefault(path, _Tried())
-            self._isolate(held, path, wish.cpus, tried, now_s)
-            for notice in _outcome(wish.placed, tried):
-                told[wish.key, notice.event] = notice
-        return told
+        released = {
+            _Change(path, isolated=False): cpus
+            for path, cpus in self._known().items()
+            if path not in strangers
+            and (path not in self._wishes or self._wishes[path].cpus != cpus)
+        }
+        isolated = {_Change(path, isolated=True): wish.cpus for path, wish in self._wishes.items()}
+        return {**released, **isolated}
+
+    def put_right(
+        self, key: _Change, want: CPUSet, _now_s: float, /, *, was_right: bool
+    ) -> Reason | None:
+        """Isolate or release one cgroup."""
+        held = self._known()
+        if not key.isolated:
+            self._tree.release(key.path, want)
+            del held[key.path]
+            log.info("load balancing restored", cgroup=key.path, cpus=want)
+            return Reason.MOVED
+        if self._tree.partition(key.path) == Partition(ISOLATED, want):
+            held[key.path] = want
+            return None
+        self._tree.isolate(key.path, want)
+        held[key.path] = want
+        log.info("load balancing off", cgroup=key.path, cpus=want)
+        return Reason.UNKNOWN if was_right else Reason.NEW
+
+    def notices(
+        self, targets: Mapping[_Change, Target[CPUSet]]
+    ) -> Iterator[tuple[NoticeKey, Notice]]:
+        """Yield the containers that are not isolated, or not for long."""
+        for key, notice in self._refusals.items():
+            yield (key, notice.event), notice
+        for path, wish in self._wishes.items():
+            for notice in _outcome(wish.placed, targets[_Change(path, isolated=True)]):
+                yield (wish.key, notice.event), notice
 
     def _known(self) -> dict[str, CPUSet]:
         if self._held is None:
@@ -129,50 +141,6 @@ class LoadBalancingKeeper:
             except HostError as error:
                 log.warning("isolated partitions cannot be read", error=error)
         return self._held
-
-    def _release(self, held: dict[str, CPUSet], path: str, now_s: float) -> None:
-        tried = self._tried.setdefault(path, _Tried())
-        if not self._due(tried, now_s):
-            return
-        try:
-            self._tree.release(path, held[path])
-        except HostError as error:
-            self._fail(tried, error, path, now_s)
-        else:
-            log.info("load balancing restored", cgroup=path, cpus=held.pop(path))
-
-    def _isolate(
-        self, held: dict[str, CPUSet], path: str, cpus: CPUSet, tried: _Tried, now_s: float
-    ) -> None:
-        try:
-            if self._tree.partition(path) == Partition(ISOLATED, cpus):
-                held[path], tried.refused = cpus, ""
-                return
-            if not self._due(tried, now_s):
-                return
-            self._tree.isolate(path, cpus)
-        except CgroupNotFound:
-            return
-        except HostError as error:
-            self._fail(tried, error, path, now_s)
-            return
-        tried.backoff = tried.backoff.after(now_s)
-        tried.refused, tried.fought = "", path in held and tried.backoff.delay_s > 0
-        held[path] = cpus
-        log.info("load balancing off", cgroup=path, cpus=cpus)
-
-    def _due(self, tried: _Tried, now_s: float) -> bool:
-        if now_s < tried.backoff.due_s:
-            self.due_s = min(self.due_s, tried.backoff.due_s)
-            return False
-        return True
-
-    def _fail(self, tried: _Tried, error: HostError, path: str, now_s: float) -> None:
-        if tried.refused != str(error):
-            tried.refused = str(error)
-            log.warning("load balancing not switched", cgroup=path, error=error)
-        tried.backoff = tried.backoff.after(now_s)
-        self.due_s = min(self.due_s, max(tried.backoff.due_s, now_s + _TRY_AGAIN_S))
 
 
 def _own(container: FoundContainer, assignment: CPUAssignment) -> CPUSet:
@@ -197,11 +165,11 @@ def _refusal(placed: PlacedContainer, obstacle: str) -> Notice | None:
     return None
 
 
-def _outcome(placed: PlacedContainer, tried: _Tried) -> Iterator[Notice]:
-    if tried.refused:
-        notice = _notice(placed, tried.refused, "wait, it is tried again")
+def _outcome(placed: PlacedContainer, target: Target[CPUSet]) -> Iterator[Notice]:
+    if target.stuck:
+        notice = _notice(placed, target.stuck, "wait, it is tried again")
         yield replace(notice, lasts_s=_LASTS_S)
-    elif tried.fought:
+    elif target.contested:
         why = "somebody takes its cgroup out of isolation again and again"
         yield _notice(placed, why, "find the program that writes this cgroup too")
 

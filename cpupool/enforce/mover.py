@@ -26,7 +26,8 @@ from cpupool.core.workloads import ContainerID
 from cpupool.enforce import apply, drift, moves, notices
 from cpupool.enforce.drift import Reason
 from cpupool.enforce.moves import Move
-from cpupool.enforce.patience import Backoff, Haste
+from cpupool.enforce.patience import Haste
+from cpupool.enforce.repair import PAUSE_S, Target
 from cpupool.manager.ports import POD_ITSELF, Way
 from cpupool.telemetry import log as logs
 
@@ -46,8 +47,6 @@ log = logs.get(__name__)
 _SECOND_LOOK_S: Final = 1.0
 """A watch reaches a new directory a moment after it was made: a second look finds what was written
 meanwhile."""
-_TRY_AGAIN_S: Final = 0.1
-"""A runtime that has just begun to start a container may refuse it other CPUs for a moment."""
 _SILENT_S: Final = 1.0
 """How long to wait before a runtime that does not answer is asked for a container again."""
 _OTHERS_FIRST_S: Final = 5.0
@@ -87,12 +86,8 @@ class _Seen:
         created: the CPUs that it ran on then.
         new: it has come since the first sweep.
         measured: whether the time until it ran on its final CPUs has been counted.
+        target: how far the repair of its CPUs is.
         way: by which way it was written last; None while it has not been written.
-        right: the CPUs on which it was right last; empty if never.
-        tried: the CPUs that the repairs in `backoff` were to bring it to.
-        backoff: how patient to be with it.
-        writer: who overwrote it; None where no write of others is known.
-        stuck: why it could not be put right.
         occupied: the CPUs of its own that it waits for, since other pods run there.
         silent_s: when the runtime has been asked for it in vain; infinitely long ago for never.
     """
@@ -102,12 +97,8 @@ class _Seen:
     created: str
     new: bool
     measured: bool
+    target: Target[str] = field(default_factory=Target)
     way: Way | None = None
-    right: str = ""
-    tried: str = ""
-    backoff: Backoff = field(default_factory=Backoff)
-    writer: Reason | None = None
-    stuck: str = ""
     occupied: CPUSet = field(default_factory=CPUSet)
     silent_s: float = -math.inf
 
@@ -258,8 +249,8 @@ class Mover:
         resolution = self.current()
         told: dict[NoticeKey, Notice] = {}
         for seen in self._seen.values():
-            if seen.writer is not None and seen.backoff.delay_s:
-                told.update(notices.about_fight(resolution, seen.key, seen.writer))
+            if seen.target.contested and seen.target.writer is not None:
+                told.update(notices.about_fight(resolution, seen.key, seen.target.writer))
             if seen.occupied:
                 told.update(notices.about_occupied(resolution, seen.key, seen.occupied))
             if seen.key[1] == POD_ITSELF:
@@ -277,14 +268,13 @@ class Mover:
             self._seen[container.path] = seen
             self._look_at(now_s + _SECOND_LOOK_S)
         text = self.wanted(key, resolution)
+        seen.target.aim(text)
         if container.cpus == text:
-            self._arrived(seen, text)
+            self._arrived(seen)
             return None
         assignment = resolution.assignment(key)
         if assignment.placement is Placement.KUBELET:
             return None
-        if seen.tried != text:
-            seen.tried, seen.backoff, seen.writer = text, Backoff(), None
         if not assignment.cpus:
             self._tell_stuck(container, seen, "no CPU of its pool is online and free")
         move = Move(
@@ -302,9 +292,9 @@ class Mover:
         move, seen = wrong.move, wrong.seen
         if not move.wants:
             return False
-        now_s, due_s = self._now_s(), seen.backoff.due_s
+        now_s, due_s = self._now_s(), seen.target.backoff.due_s
         if now_s < due_s and not move.has.isdisjoint(resolution.owned_by_others(move.pod)):
-            due_s = self._haste.due_s(seen.backoff, now_s, failed=bool(seen.stuck))
+            due_s = self._haste.due_s(seen.target.backoff, now_s, failed=bool(seen.target.stuck))
             self._hurried |= due_s <= now_s
         if now_s < due_s:
             self._look_at(due_s)
@@ -317,7 +307,7 @@ class Mover:
             CPUPoolError: its cgroup cannot be read.
         """
         move, seen, resolution = wrong.move, wrong.seen, self.current()
-        if self.wanted(seen.key, resolution) != seen.tried:
+        if self.wanted(seen.key, resolution) != seen.target.want:
             # It belongs elsewhere since it was judged.
             self._look_at(self._now_s())
             return
@@ -349,9 +339,7 @@ class Mover:
         seen.way = way
         del staying[move.path]
         if reason.foreign:
-            # Who began a fight is named while it lasts.
-            seen.writer = seen.writer if seen.backoff.delay_s else reason
-            seen.backoff = seen.backoff.after(started_s)
+            seen.target.repaired(reason, started_s)
         self._metrics.repaired(reason.value)
         log.info(
             "cpuset repaired",
@@ -363,7 +351,7 @@ class Mover:
             ms=f"{(self._now_s() - started_s) * 1000:.1f}",
         )
         if step.goal == move.wants:
-            self._arrived(seen, seen.tried)
+            self._arrived(seen)
         # The writer is unknown where a container is older than the agent.
         foreign = reason.foreign or (reason is Reason.NEW and not seen.new)
         overwritten = self.shared_pools(seen.key) if foreign else frozenset[str]()
@@ -384,11 +372,10 @@ class Mover:
                 self._look_at(now_s + _SILENT_S)
                 self._tell_stuck(wrong.found, seen, str(error))
             case RuntimeBusy():
-                self._look_at(now_s + _TRY_AGAIN_S)
+                self._look_at(now_s + PAUSE_S)
             case _:
                 self._refused()
-                seen.backoff = seen.backoff.after(now_s)
-                self._look_at(max(seen.backoff.due_s, now_s + _TRY_AGAIN_S))
+                self._look_at(seen.target.failed(now_s))
                 self._tell_stuck(wrong.found, seen, str(error))
         yield Repair(wrong.move.path, wrong.found.cpus, wrong.move.wants, str(error))
 
@@ -404,9 +391,9 @@ class Mover:
         return self._ways.unasked(identifier, seen.way, new=seen.new)
 
     def _reason(self, path: str, seen: _Seen) -> Reason:
-        if not seen.right:
+        if seen.target.right is None:
             return Reason.NEW
-        if seen.right != seen.tried:
+        if not seen.target.was_right:
             return Reason.MOVED
         _, node = self._tree.read(path)
         return drift.foreign_writer(
@@ -417,8 +404,9 @@ class Mover:
             static_kubelet=self.rival,
         )
 
-    def _arrived(self, seen: _Seen, text: str) -> None:
-        seen.right, seen.stuck, seen.occupied, seen.silent_s = text, "", CPUSet(), -math.inf
+    def _arrived(self, seen: _Seen) -> None:
+        seen.target.arrived()
+        seen.occupied, seen.silent_s = CPUSet(), -math.inf
         placed = self.current().containers.get(seen.key)
         confined = placed is None or placed.assignment.placement is Placement.CONFINED
         if not seen.measured and not confined:
@@ -430,8 +418,7 @@ class Mover:
 
     def _tell_stuck(self, container: FoundContainer, seen: _Seen, why: str) -> None:
         """Log once that a container is not where it belongs."""
-        if seen.stuck != why:
-            seen.stuck = why
+        if seen.target.sticks(why):
             log.warning("container stays on wrong CPUs", cgroup=container.path, error=why)
 
 

@@ -65,6 +65,9 @@ class Mounts:
         mounted: gives the host paths that pods may yet be started with.
         events: where the node's admin is told.
         now_s: a monotonic clock.
+
+    Attributes:
+        provided: the shared pools of the last `provide`; None before the first.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Mounts:
         events: EventSink,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.provided: frozenset[str] | None = None
         self._root = root
         self._source = starter
         self._mounted = mounted
@@ -102,15 +106,9 @@ class Mounts:
         """
         self._announced.update(announced)
         self._attempt("process starter", self._install)
-        if shared is None:
-            return
-        gone = (folder.name for folder in _folders(self._root.pool_folders))
-        for pool, cpus in {**dict.fromkeys(gone, CPUSet()), **shared}.items():
-            self._attempt(f"files of pool {pool}", partial(self._show, pool, cpus))
-        kept = {self._root.pool_folders / pool for pool in shared}
-        if self._starter is not None:
-            kept.add(self._starter.parent)
-        self._attempt("files that no pod has", partial(self._remove_spare, kept))
+        if shared is not None:
+            self._show_all(shared)
+        self.provided = frozenset(shared or ())
 
     def of(self, pool: Pool) -> tuple[Mount, ...]:
         """Give what a container of a pool gets mounted: only what is there.
@@ -125,6 +123,15 @@ class Mounts:
         if pool.kind is PoolKind.SHARED and folder.is_dir():
             found.append(Mount(shared_pool_folder(pool.name), self._root.on_host(folder)))
         return tuple(found)
+
+    def _show_all(self, shared: Mapping[str, CPUSet]) -> None:
+        gone = (folder.name for folder in _folders(self._root.pool_folders))
+        for pool, cpus in {**dict.fromkeys(gone, CPUSet()), **shared}.items():
+            self._attempt(f"files of pool {pool}", partial(self._show, pool, cpus))
+        kept = {self._root.pool_folders / pool for pool in shared}
+        if self._starter is not None:
+            kept.add(self._starter.parent)
+        self._attempt("files that no pod has", partial(self._remove_spare, kept))
 
     def _install(self) -> None:
         if self._source is None:

@@ -94,7 +94,6 @@ class Learner:
 
     Args:
         manager: takes what is learned.
-        sources: how to ask.
         pods: where the pods come from.
         devices: podresources.
         checkpoint: the kubelet's checkpoint file.
@@ -108,7 +107,6 @@ class Learner:
     def __init__(
         self,
         manager: Manager,
-        sources: Sources,
         *,
         pods: PodSource,
         devices: DeviceSource,
@@ -118,7 +116,7 @@ class Learner:
     ) -> None:
         self.due_s = math.inf
         self._manager = manager
-        self._sources = sources
+        self._sources = Sources()
         self._pods = pods
         self._devices = devices
         self._checkpoint = checkpoint

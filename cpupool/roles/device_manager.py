@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from cpupool.kubelet.serving import ServingLoop
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from pathlib import Path
 
     from cpupool.core.requests import Resource
@@ -83,7 +82,7 @@ class DeviceManager:
     Args:
         manager: the node's state; its advertised pools are served.
         root: where the kubelet's folder is.
-        mounts: what containers get mounted; kept as it should be from here.
+        mounts: what containers get mounted; a pool is offered once its mounts are provided.
         metrics: counts the registrations.
         health: hears that the loop turns, and whether the kubelet knows every pool.
         kubelet_changed: called when another kubelet listens than before, or none.
@@ -114,7 +113,6 @@ class DeviceManager:
         self._ready = ready
         self._look_s = look_s
         self._plugins: dict[str, _Plugin] = {}
-        self._announced: deque[str] = deque()
         self._loop = ServingLoop(self.wake)
         self._kubelet: _KubeletIdentity | None = None
         self._wake = threading.Event()
@@ -142,14 +140,6 @@ class DeviceManager:
         """Look now: the pools have changed, or `run` is to notice that it shall stop."""
         self._wake.set()
 
-    def announce(self, pools: Collection[str]) -> None:
-        """Let containers of these shared pools look at their CPUs, which may be the same as before.
-
-        Safe to call from any thread; what cannot be written yet is not forgotten.
-        """
-        self._announced.extend(pools)
-        self.wake()
-
     def _changed(self, path: Path) -> None:
         # Other plugins' sockets and the checkpoint, which is replaced at every admission, are not
         # ours to look at.
@@ -175,18 +165,12 @@ class DeviceManager:
         # In this order: pools that come may end the readiness.
         resources = self._manager.advertised()
         ready = self._ready()
-        advertised = [one.name for one in resources] if ready else []
-        facts, resolution = self._manager.snapshot()
-        if ready:
-            # Before any pool can be asked for, and at the same time as the cpusetter moves the
-            # containers: who starts in one waits until its cpuset and its pools' files agree.
-            # What pods hold is served before the pools are known.
-            announced = {self._announced.popleft() for _ in range(len(self._announced))}
-            self._mounts.provide(resolution.shared if facts.configured else None, announced)
+        advertised = [resource.name for resource in resources] if ready else []
         for name in self._plugins.keys() - set(advertised):
             self._plugins.pop(name).server.stop()
             log.info("pool no longer advertised", pool=name)
-        for name in advertised:
+        # A container of a pool that is offered too soon would lack its mounts for life.
+        for name in advertised if self._mountable() else ():
             if name not in self._plugins:
                 self._plugins[name] = _Plugin(
                     DevicePluginServer(
@@ -198,6 +182,12 @@ class DeviceManager:
                     ),
                     self._manager.names.resource(name),
                 )
+
+    def _mountable(self) -> bool:
+        """Return whether there are the mounts of every pool."""
+        provided = self._mounts.provided
+        shared = self._manager.snapshot().resolution.shared
+        return provided is not None and provided >= shared.keys()
 
     def _mounts_of(self, resource: Resource) -> tuple[Mount, ...]:
         """Return what a container gets mounted with a resource: what its pool now has."""
@@ -275,6 +265,8 @@ class DeviceManager:
             return f"{self._kubelet_socket} is not there; start the kubelet"
         if not self._ready():
             return "no pool is offered while the cpusetter waits; see there"
+        if not self._mountable():
+            return "what containers of the pools mount is being written; wait"
         for plugin in self._plugins.values():
             if not plugin.serves(self._kubelet):
                 why = plugin.why or "it has not asked for its devices yet"

@@ -15,7 +15,8 @@ from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.bandwidth import BandwidthKeeper
+from cpupool.enforce.quotas import QuotaGoal
+from cpupool.enforce.repair import Keeper
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.manager.manager import Manager
@@ -52,7 +53,7 @@ class Node:
     def __post_init__(self) -> None:
         self.quotas = CFSBandwidth(CGROUP, f"/{self.root}")
         self.cpusets = CgroupFS(CGROUP, f"/{self.root}")
-        self.keeper = BandwidthKeeper(self.quotas, without_runtime(), Metrics())
+        self.keeper = Keeper(QuotaGoal(self.quotas, without_runtime(), Metrics()))
         self.manager.reconfigure(POOLS, MACHINES["arm_no_smt"].topology())
 
     def make(self, path: str, quota: Bandwidth | None = None) -> None:

@@ -17,6 +17,7 @@ from cpupool.host.mounts import Mounts
 from cpupool.host.root import HostRoot
 from cpupool.manager.manager import Manager
 from cpupool.roles.device_manager import DeviceManager
+from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests.builders import container, given, pod
@@ -59,14 +60,23 @@ class Node:
         self.kubelet = RegisteringKubelet(self.root.device_plugins)
         self.metrics = Metrics()
         self.health = Health()
+        mounts = Mounts(self.root, starter, mounted=frozenset, events=Heard())
         self.role = DeviceManager(
             self.manager,
             self.root,
-            Mounts(self.root, starter, mounted=frozenset, events=Heard()),
+            mounts,
             metrics=self.metrics,
             health=self.health,
             kubelet_changed=self._kubelet_changed,
             ready=self._is_ready,
+            look_s=look_s,
+        )
+        self.mount_keeper = MountKeeper(
+            self.manager,
+            mounts,
+            health=self.health,
+            ready=lambda: self.ready,
+            provided=self.role.wake,
             look_s=look_s,
         )
         self.ready = True
@@ -74,7 +84,12 @@ class Node:
         self.kubelets = 0
 
     def running(self) -> AbstractContextManager[threading.Event]:
-        return running(self.role.run, wake=self.role.wake)
+        return running(self.role.run, self.mount_keeper.run, wake=self.wake)
+
+    def wake(self) -> None:
+        """Let both roles look, as after an edit of the pools."""
+        self.mount_keeper.wake()
+        self.role.wake()
 
     def _kubelet_changed(self) -> None:
         self.kubelets += 1
@@ -367,7 +382,7 @@ def test_new_pools_are_advertised_and_old_ones_withdrawn(node: Node) -> None:
         node.wait_for_lists(1)
         changed = NodePools.of(Pool.named("exclusive_a", "0-2,8"), Pool.named("exclusive_b", "4"))
         node.manager.reconfigure(changed, node.machine.topology())
-        node.role.wake()
+        node.wake()
         node.wait_for_lists(1, "nokia.k8s.io/exclusive_b")
         assert "cpupool-shared_s.sock" not in node.sockets()
     assert len(node.kubelet.lists[EXCLUSIVE]) == 1
@@ -380,19 +395,19 @@ def test_what_is_announced_reaches_the_containers_at_once(waiting_node: Node) ->
     def generation() -> int:
         return int(json.loads(told.read_text())["generation"])
 
-    node.role.announce(["shared_s"])
+    node.mount_keeper.swept(["shared_s"])
     with node.running():
         eventually(told.exists, "the pool's file")
         assert generation() == 1
         for expected in range(2, 12):
-            node.role.announce({"shared_s", "shared_gone"})
+            node.mount_keeper.swept({"shared_s", "shared_gone"})
             eventually(lambda expected=expected: generation() == expected, "the next generation")  # type: ignore[misc]
         node.ready = False
-        node.role.announce({"shared_s"})
+        node.mount_keeper.swept({"shared_s"})
         eventually(lambda: not node.health.ready().ok, "a look without news")
         assert generation() == 11
         node.ready = True
-        node.role.wake()
+        node.wake()
         eventually(lambda: generation() == 12, "what was announced meanwhile")
 
 
@@ -416,7 +431,7 @@ def test_openshifts_resource_comes_with_the_folder_of_the_pool_behind_it(node: N
         for pool in ("shared_s", "shared_t"):
             pools = NodePools.of(Pool.named(pool, "4-5"), mixed=MixedCPUs(pool, 2))
             node.manager.reconfigure(pools, node.machine.topology())
-            node.role.wake()
+            node.wake()
             folder = node.root.pool_folders / pool
             eventually(lambda folder=folder: plugin.exists() and folder.is_dir(), "the plugin")  # type: ignore[misc]
             assert mounted() == {f"/run/cpupool/{pool}": f"/var/lib/cpupool/pools/{pool}"}
@@ -427,11 +442,11 @@ def test_nothing_is_offered_while_somebody_else_gives_cpus_out(node: Node) -> No
     with node.running():
         node.wait_for_lists(1)
         node.ready = False
-        node.role.wake()
+        node.wake()
         eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
         eventually(lambda: not node.health.ready().ok, "that is told")
         node.ready = True
-        node.role.wake()
+        node.wake()
         node.wait_for_lists(2)
         eventually(lambda: node.health.ready().ok, "readiness")
     assert node.kubelet.names() == [EXCLUSIVE, EXCLUSIVE, SHARED, SHARED]

@@ -46,7 +46,8 @@ LOOPS = {
     "node watch",
     "nri plugin",
     "pod watch",
-    "status",
+    "mount keeper",
+    "reporter",
 }
 """What has a heartbeat."""
 OWNED = {
@@ -229,12 +230,7 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
         world.await_pool("exclusive_a", 4)
 
         def failing() -> set[str]:
-            agent._cluster.wake()
-            agent._untold.set()
-            agent._device_manager.wake()
-            agent.wake()
-            agent._nri.wake()
-            agent._machine_watcher.wake()
+            agent._signals.stop()
             lines = get(agent, "/healthz")[1].splitlines()
             return {line.partition(":")[0] for line in lines if ": failing: silent for" in line}
 

@@ -14,6 +14,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import Names
 from cpupool.core.workloads import Container, ContainerID, PodUID
+from cpupool.host.mounts import Mounts
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.checkpoint import CheckpointFile
@@ -21,7 +22,6 @@ from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.kubelet import EmbeddedKubelet
-from cpupool.roles.device_manager import DeviceManager
 from cpupool.telemetry.health import Health
 from tests import builders
 from tests.cgroups import overwrite
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
-    from cpupool.roles.cpusetter import SweepReport
+    from cpupool.enforce.sweep import SweepReport
     from tests.machines import WrittenMachine
 
 POOLS = "pools:\n  exclusive_a: {cpus: '4'}\n  shared_b: {cpus: '6'}\n  default: {cpus: 0-1}\n"
@@ -48,8 +48,9 @@ LOOPS = (
     "cpusetter",
     "device manager",
     "machine watcher",
+    "mount keeper",
     "nri plugin",
-    "status",
+    "reporter",
 )
 _QUIET_S = 0.2
 
@@ -211,7 +212,12 @@ class TestAgent:
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         told: list[frozenset[str]] = []
-        monkeypatch.setattr(DeviceManager, "announce", lambda _self, pools: told.append(pools))
+
+        def provide(_self: Mounts, _shared: object, announced: set[str]) -> None:
+            if announced:
+                told.append(frozenset(announced))
+
+        monkeypatch.setattr(Mounts, "provide", provide)
         world.place.make(CONTAINER)
         world.holds(monkeypatch, shared_b="0")
         with world.running():

@@ -21,7 +21,8 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.apply import repair
-from cpupool.enforce.load_balancing import LoadBalancingKeeper
+from cpupool.enforce.load_balancing import LoadBalancingGoal
+from cpupool.enforce.repair import Keeper
 from cpupool.host import kernel
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.partitions import Partitions
@@ -67,7 +68,7 @@ class Node:
     def __init__(self, home: RealCgroups) -> None:
         self.tree = CgroupFS(BASE, home.cgroup_root)
         self.partitions = Partitions(BASE, RELEASE, home.cgroup_root)
-        self.keeper = LoadBalancingKeeper(self.partitions)
+        self.keeper = Keeper(LoadBalancingGoal(self.partitions))
         self._home = home
         self._manager = Manager(Names())
         self._pods: dict[str, Pod] = {}
@@ -187,7 +188,7 @@ def test_the_cpus_leave_the_schedulers_domains_until_the_container_ends(node: No
     path = node.run(WEB, exclusive_a="2,4")
     undisturbed(node, path)
     # Another agent finds it so.
-    node.keeper = LoadBalancingKeeper(node.partitions)
+    node.keeper = Keeper(LoadBalancingGoal(node.partitions))
     undisturbed(node, path)
 
     node.end(WEB)

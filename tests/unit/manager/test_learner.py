@@ -13,7 +13,7 @@ from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager import offers
-from cpupool.manager.learner import NRI, Learner, Sources
+from cpupool.manager.learner import NRI, Learner
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
 from tests import builders
@@ -86,7 +86,6 @@ def learning(
     manager.reconfigure(pools, MACHINES["laptop_4c8t"].topology())
     learner = Learner(
         manager,
-        Sources(),
         pods=outside,
         devices=outside,
         checkpoint=outside,

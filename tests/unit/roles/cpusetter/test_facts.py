@@ -11,10 +11,10 @@ from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.enforce.sweep import SweepReport
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager import offers
 from cpupool.manager.manager import Manager
-from cpupool.roles.cpusetter import SweepReport
 from tests import builders
 from tests.cgroups import KernelModel
 from tests.setters import EVERYTHING, MACHINE, Node, Source, ids, owner_on_2

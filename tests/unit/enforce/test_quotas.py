@@ -17,7 +17,8 @@ from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.enforce.bandwidth import BandwidthKeeper
+from cpupool.enforce.quotas import QuotaGoal
+from cpupool.enforce.repair import Keeper
 from cpupool.enforce.ways import Ways
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
@@ -66,7 +67,7 @@ class Node:
         self.kernel = QuotaModel({POD: of_pod, f"{POD}/sandbox": (-1, 100_000)})
         for container in self.containers:
             self.kernel.given[self.path(container.name)] = Bandwidth(100_000)
-        self.keeper = BandwidthKeeper(self.kernel, Ways(None, self.nri, self.cri), self.metrics)
+        self.keeper = Keeper(QuotaGoal(self.kernel, Ways(None, self.nri, self.cri), self.metrics))
         self.manager.reconfigure(self.pools, MACHINE.topology())
         self.manager.observe(static_cpus=CPUSet.parse(self.static_cpus))
         self.learn(
@@ -126,7 +127,7 @@ class Node:
                 self.kernel.given[path] = Bandwidth(quota_us)
             case "another agent":
                 ways = Ways(None, self.nri, self.cri)
-                self.keeper = BandwidthKeeper(self.kernel, ways, self.metrics)
+                self.keeper = Keeper(QuotaGoal(self.kernel, ways, self.metrics))
             case "cpu gone" | "cpu back":
                 lost = CPUSet.of(2) if event == "cpu gone" else CPUSet()
                 self.manager.reconfigure(self.pools, MACHINE.having_lost(lost))

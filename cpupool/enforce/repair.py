@@ -1,0 +1,190 @@
+"""The repair machine: wanted, tried, right, overwritten, refused, and when to try again.
+
+It is one for everything that is kept: the CPUs of containers, quotas, partitions. What is kept is a
+`Goal`, and costs one file; `Keeper` runs a goal. Only the CPUs have a loop of their own
+(`mover.py`): the order between containers matters there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from cpupool.core.errors import CgroupNotFound, CPUPoolError, RuntimeBusy
+from cpupool.enforce.patience import Backoff
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from cpupool.enforce.drift import Reason
+    from cpupool.enforce.notices import Notice, NoticeKey
+    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.resolve import Resolution
+
+log = logs.get(__name__)
+
+PAUSE_S: Final = 0.1
+"""A runtime that has just begun to start a container may refuse a change of it for a moment."""
+
+K = TypeVar("K", bound="Hashable")
+W = TypeVar("W")
+
+
+@dataclass(slots=True)
+class Target(Generic[W]):
+    """The state of one thing that is kept, as the CPUs of a container or the quotas of a pod.
+
+    Attributes:
+        want: what it must have; None before the first look. The tries of `backoff` were for it.
+        right: what it had to have when it was right last; None for never.
+        backoff: when it may be tried again.
+        writer: who overwrote it; None where no foreign write is known.
+        stuck: why it could not be put right; empty where it could.
+    """
+
+    want: W | None = None
+    right: W | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    writer: Reason | None = None
+    stuck: str = ""
+
+    @property
+    def was_right(self) -> bool:
+        """Whether it has been right with what it must have now: a difference is a foreign write."""
+        return self.right is not None and self.right == self.want
+
+    @property
+    def contested(self) -> bool:
+        """Whether it is overwritten again and again."""
+        return self.writer is not None and self.backoff.delay_s > 0
+
+    def aim(self, want: W) -> None:
+        """Set what it must have; another value than before is tried at once."""
+        if self.want != want:
+            self.want, self.backoff, self.writer = want, Backoff(), None
+
+    def repaired(self, reason: Reason, now_s: float) -> None:
+        """Count a repair of something that differed for this reason."""
+        # The program that began a fight is named while the fight lasts.
+        if reason.foreign and not (self.writer and self.backoff.delay_s):
+            self.writer = reason
+        self.backoff = self.backoff.after(now_s)
+
+    def arrived(self) -> None:
+        """Note that it has what it must have."""
+        self.right, self.stuck = self.want, ""
+
+    def failed(self, now_s: float, pause_s: float = PAUSE_S) -> float:
+        """Count a try that failed, and return when the next one is due."""
+        self.backoff = self.backoff.after(now_s)
+        return max(self.backoff.due_s, now_s + pause_s)
+
+    def sticks(self, why: str) -> bool:
+        """Note why it cannot be put right, and return whether that is another reason."""
+        new, self.stuck = self.stuck != why, why
+        return new
+
+
+class Goal(Protocol[K, W]):
+    """Something of containers, pods or cgroups that is kept as it must be.
+
+    Attributes:
+        problem: the log's words for a target that cannot be put right.
+        pause_s: the shortest time between two tries that fail.
+    """
+
+    problem: str
+    pause_s: float
+
+    def wants(self, found: Sequence[FoundContainer], resolution: Resolution) -> Mapping[K, W]:
+        """Return what each target must have, in the order in which they are put right.
+
+        Args:
+            found: every container directory, each on its CPUs if that was possible.
+            resolution: where everything belongs.
+        """
+        ...
+
+    def put_right(self, key: K, want: W, now_s: float, /, *, was_right: bool) -> Reason | None:
+        """Compare what a target has with what it must have, and write what differs.
+
+        Args:
+            key: the target.
+            want: what it must have.
+            now_s: the time on a monotonic clock.
+            was_right: it had this before, so that a difference is a foreign write.
+
+        Returns:
+            Why it differed; None where nothing did.
+
+        Raises:
+            CgroupNotFound: the target has ended.
+            RuntimeBusy: the container runtime may be asked again in a moment.
+            CPUPoolError: the target cannot be put right.
+        """
+        ...
+
+    def notices(self, targets: Mapping[K, Target[W]]) -> Iterator[tuple[NoticeKey, Notice]]:
+        """Yield what pods' owners must know, as long as it lasts."""
+        ...
+
+
+class Keeper(Generic[K, W]):
+    """Runs one goal: looks at each target once in a sweep, and repairs the ones that are due.
+
+    Args:
+        goal: what is kept.
+
+    Attributes:
+        due_s: when to look again without an event, by the clock of `keep`; infinite for never.
+    """
+
+    def __init__(self, goal: Goal[K, W]) -> None:
+        self.due_s = math.inf
+        self._goal = goal
+        self._targets: dict[K, Target[W]] = {}
+
+    def keep(
+        self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
+    ) -> Mapping[NoticeKey, Notice]:
+        """Put right what differs and is due; one target's error keeps no other from its repair.
+
+        Args:
+            found: every container directory.
+            resolution: where everything belongs.
+            now_s: the time on a monotonic clock.
+
+        Returns:
+            What pods' owners must know, as long as it lasts.
+        """
+        self.due_s = math.inf
+        wants = self._goal.wants(found, resolution)
+        self._targets = {key: self._targets.get(key) or Target() for key in wants}
+        for key, want in wants.items():
+            target = self._targets[key]
+            target.aim(want)
+            due_s = target.backoff.due_s
+            self._look_at(due_s if now_s < due_s else self._put_right(key, want, now_s))
+        return dict(self._goal.notices(self._targets))
+
+    def _put_right(self, key: K, want: W, now_s: float) -> float:
+        """Return when to look at the target again without an event."""
+        target = self._targets[key]
+        try:
+            reason = self._goal.put_right(key, want, now_s, was_right=target.was_right)
+        except RuntimeBusy:
+            return now_s + PAUSE_S
+        except CPUPoolError as error:
+            # A target that has ended is in no container's way, however long its directory stays.
+            if not isinstance(error, CgroupNotFound) and target.sticks(str(error)):
+                log.warning(self._goal.problem, error=error)
+            return target.failed(now_s, self._goal.pause_s)
+        if reason is not None:
+            target.repaired(reason, now_s)
+        target.arrived()
+        return math.inf
+
+    def _look_at(self, due_s: float) -> None:
+        self.due_s = min(self.due_s, due_s)

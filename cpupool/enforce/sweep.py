@@ -1,0 +1,263 @@
+"""One look at every container of the node: what it has is compared with what it must have.
+
+Level-triggered: a sweep repairs any difference, whoever made it. The facts come first, then the
+CPUs of containers, then what is kept beside them; what pods' owners must know comes last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import ContainerID
+from cpupool.enforce import notices
+from cpupool.enforce.notices import Notices
+from cpupool.enforce.repair import Keeper
+from cpupool.manager.learner import Sources
+from cpupool.manager.ports import POD_ITSELF
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cpupool.enforce.mover import Mover, Repair
+    from cpupool.enforce.notices import Notice, NoticeKey
+    from cpupool.enforce.repair import Goal
+    from cpupool.enforce.ways import Ways
+    from cpupool.manager.learner import Learner
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import CgroupTree, EventSink, FoundContainer
+    from cpupool.manager.resolve import Resolution
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+_PASSES: Final = 3
+"""A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
+that repaired something looks again; more often only if another program keeps writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What one sweep saw and did.
+
+    Attributes:
+        repairs: containers that were wrong.
+        found: every container directory, as it was seen last.
+        waiting_for: what must be known before any container is touched; empty once it is.
+        overwritten: the shared pools of containers that another program had moved, or may have
+            while nothing was kept, and that are back.
+    """
+
+    repairs: tuple[Repair, ...] = ()
+    found: tuple[FoundContainer, ...] = ()
+    waiting_for: str = ""
+    overwritten: frozenset[str] = frozenset()
+
+
+class Sweep:
+    """Looks at the container cgroups; one thread only calls it.
+
+    Args:
+        manager: decides where each container belongs.
+        tree: the cgroups.
+        ways: by which way a container is written.
+        learner: brings the facts.
+        mover: moves containers onto their CPUs.
+        goals: what is kept beside the CPUs, in this order.
+        events: where pods' owners are told.
+        metrics: where the states of containers are counted.
+        now_s: a monotonic clock.
+        cpu_s: the CPU time of the sweeping thread.
+
+    Attributes:
+        due_s: when to look again without an event, by `now_s`; infinite for never.
+    """
+
+    def __init__(
+        self,
+        *,
+        manager: Manager,
+        tree: CgroupTree,
+        ways: Ways,
+        learner: Learner,
+        mover: Mover,
+        goals: Iterable[Goal[Any, Any]],
+        events: EventSink,
+        metrics: Metrics,
+        now_s: Callable[[], float],
+        cpu_s: Callable[[], float],
+    ) -> None:
+        self.due_s = math.inf
+        self._manager = manager
+        self._tree = tree
+        self._ways = ways
+        self._learner = learner
+        self._mover = mover
+        self._keepers = [Keeper(goal) for goal in goals]
+        self._events = events
+        self._metrics = metrics
+        self._now_s = now_s
+        self._cpu_s = cpu_s
+        self._sources = Sources()
+        self._notices = Notices(events)
+        self._kept: dict[NoticeKey, Notice] = {}
+        # What the last sweep left: with the same input there is nothing to repair.
+        self._right: tuple[FoundContainer, ...] | None = None
+        self._applied: Resolution | None = None
+        self._room = CPUSet()
+        self._started = self._has_waited = self._found_any = False
+
+    def look(self) -> SweepReport:
+        """Compare every container with where it belongs, and repair what differs."""
+        self.due_s = math.inf
+        now_s, cpu_s = self._now_s(), self._cpu_s()
+        found = self._sources.ask("cgroups", self._walk)
+        if found is None:
+            return SweepReport(waiting_for="the cgroups")
+        self._learner.learn(found, now_s)
+        self._look_at(self._learner.due_s)
+        self._tell_conflict()
+        waiting_for = self._learner.waiting_for(now_s)
+        if waiting_for:
+            self._has_waited = self._started
+            return SweepReport(waiting_for=waiting_for)
+        if not self._started:
+            self._manager.adopt(found)
+        resolution = self._mover.current()
+        self._make_room(resolution)
+        self._check_root(found, resolution)
+        repairs: tuple[Repair, ...] = ()
+        changed = found != self._right or resolution is not self._applied
+        if changed:
+            found, repairs = self._put_right(found, cpu_s)
+        kept = self._keep(found, now_s)
+        if changed or kept != self._kept or now_s >= self._notices.due_s:
+            self._kept = kept
+            self._tell_pods(now_s)
+        overwritten = self._overwritten(repairs, resolution)
+        self._started, self._has_waited, self._mover.rival = True, False, False
+        return SweepReport(repairs, found, overwritten=overwritten)
+
+    def _look_at(self, due_s: float) -> None:
+        self.due_s = min(self.due_s, due_s)
+
+    def _walk(self) -> tuple[FoundContainer, ...]:
+        return tuple(
+            container
+            for container in self._tree.containers()
+            if not self._ways.starting(ContainerID(container.id))
+        )
+
+    def _make_room(self, resolution: Resolution) -> None:
+        """Let the cgroups above containers have the CPUs that have come online."""
+        if resolution.online <= self._room:
+            self._room = resolution.online
+            return
+
+        def widened() -> bool:
+            self._tree.make_room(
+                resolution.online, lambda pod: resolution.assignment((pod, POD_ITSELF)).cpus
+            )
+            return True
+
+        if self._sources.ask("room for CPUs", widened):
+            self._room = resolution.online
+
+    def _check_root(self, found: tuple[FoundContainer, ...], resolution: Resolution) -> None:
+        """Complain where the runtime has containers, and no cgroup of any has ever been found."""
+        self._found_any |= bool(found)
+        if resolution.containers and not self._found_any:
+            self._sources.complain(
+                "kubepods", "no pod has a cgroup here; set --cgroup-root as the kubelet has it"
+            )
+
+    def _put_right(
+        self, found: tuple[FoundContainer, ...], cpu_s: float
+    ) -> tuple[tuple[FoundContainer, ...], tuple[Repair, ...]]:
+        """Repair what differs, and return what is found then.
+
+        Args:
+            found: every container directory.
+            cpu_s: the CPU time when the sweep began.
+        """
+        self._mover.begin()
+        repairs: list[Repair] = []
+        # A container that comes meanwhile is the next sweep's: its facts have not been asked for.
+        asked_for = {container.path for container in found}
+        for _ in range(_PASSES):
+            # A container that ran before the agent did has not waited for the agent.
+            made = self._mover.put_right(found, new=self._started)
+            repairs += made
+            if all(repair.error for repair in made):
+                break
+            walked = self._sources.ask("cgroups", self._walk) or found
+            found = tuple(container for container in walked if container.path in asked_for)
+            if len(found) < len(walked):
+                self._look_at(self._now_s())
+        self._mover.end(found, self._cpu_s() - cpu_s)
+        self._look_at(self._mover.due_s)
+        repaired = {repair.path for repair in repairs if not repair.error}
+        # What is decided from here on is the next sweep's.
+        self._applied = self._mover.current()
+        failed = self._count(found, self._applied, repaired)
+        self._right = None if repairs or failed else found
+        return found, tuple(repairs)
+
+    def _keep(self, found: tuple[FoundContainer, ...], now_s: float) -> dict[NoticeKey, Notice]:
+        """Keep what is kept beside the CPUs, and return what pods' owners must know of it."""
+        kept: dict[NoticeKey, Notice] = {}
+        for keeper in self._keepers:
+            kept.update(keeper.keep(found, self._mover.current(), now_s))
+            self._look_at(keeper.due_s)
+        return kept
+
+    def _count(
+        self, found: tuple[FoundContainer, ...], resolution: Resolution, repaired: set[str]
+    ) -> int:
+        """Count the containers by state and by cause, and return how many are on wrong CPUs."""
+        states: Counter[str] = Counter()
+        causes: Counter[str] = Counter()
+        for container in found:
+            key = (container.pod, ContainerID(container.id))
+            assignment = resolution.assignment(key)
+            cause = assignment.cause
+            if cause is not None:
+                causes[cause.value] += 1
+            kubelets = assignment.placement is Placement.KUBELET
+            if not kubelets and container.cpus != self._mover.wanted(key, resolution):
+                states["failed"] += 1
+            elif container.path in repaired:
+                states["repaired"] += 1
+            else:
+                states["unknown" if cause else "right"] += 1
+        self._metrics.containers(states)
+        self._metrics.confined(causes)
+        return states["failed"]
+
+    def _overwritten(self, repairs: tuple[Repair, ...], resolution: Resolution) -> frozenset[str]:
+        """Return the shared pools of containers that another program has moved, or may have."""
+        pools = [repair.overwritten for repair in repairs]
+        if self._has_waited:
+            # The runtime may have put containers back before a sweep found them wrong (NRI).
+            pools += [self._mover.shared_pools(key) for key in resolution.containers]
+        return frozenset().union(*pools)
+
+    def _tell_pods(self, now_s: float) -> None:
+        placement = dict(notices.about_placement(self._mover.current()))
+        mirrors = dict(notices.about_mirrors(self._manager.snapshot().facts))
+        self._notices.tell({**self._kept, **placement, **mirrors, **self._mover.notices()}, now_s)
+
+    def _tell_conflict(self) -> None:
+        conflict = self._learner.conflict
+        self._metrics.cpu_manager_conflict(found=bool(conflict))
+        if conflict and not self._mover.rival:
+            self._mover.rival = True
+            log.error("kubelet places containers itself", waiting_for=conflict)
+            self._events.node(
+                "KubeletCPUManagerStatic", f"nothing is placed; waiting for {conflict}"
+            )

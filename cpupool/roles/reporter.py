@@ -1,0 +1,106 @@
+"""The reporter: writes down what the agent sees, for `cpupool status` and for metrics.
+
+It has a loop of its own, so that no sweep waits for a disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from cpupool.manager.ports import Way
+from cpupool.manager.usage import fragmentation, usage
+
+if TYPE_CHECKING:
+    from cpupool.enforce.sweep import SweepReport
+    from cpupool.enforce.ways import Ways
+    from cpupool.host.status import StatusFile
+    from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.manager import Manager
+    from cpupool.telemetry.health import Health
+    from cpupool.telemetry.metrics import Metrics
+
+NAME: Final = "reporter"
+_PAUSE_S: Final = 0.2
+_IDLE_S: Final = 60.0
+
+
+class Reporter:
+    """Publishes the state of the node after sweeps.
+
+    Args:
+        manager: the node's state.
+        ways: by which way new containers are written.
+        status: the file that `cpupool status` reads.
+        metrics: where the use of the pools is shown.
+        health: hears that the loop turns.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        ways: Ways,
+        status: StatusFile,
+        *,
+        metrics: Metrics,
+        health: Health,
+    ) -> None:
+        self._manager = manager
+        self._ways = ways
+        self._status = status
+        self._metrics = metrics
+        self._health = health
+        self._measured: NodeFacts | None = None
+        self._report: SweepReport | None = None
+        self._wake = threading.Event()
+
+    def swept(self, report: SweepReport) -> None:
+        """Take what a sweep saw; of several in a moment the last one is published."""
+        self._report = report
+        self.wake()
+
+    def wake(self) -> None:
+        """Look now: there is news, or `run` is to notice that it shall stop."""
+        self._wake.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Publish until `stop` is set; `wake` after setting it returns at once."""
+        while not stop.is_set():
+            self._health.beat(NAME)
+            self._wake.wait(_IDLE_S)
+            self._wake.clear()
+            if self._report is not None:
+                self._publish(self._report)
+            stop.wait(_PAUSE_S)
+
+    def _publish(self, report: SweepReport) -> None:
+        facts, resolution = self._manager.snapshot()
+        way = self._ways.node
+        self._metrics.enforced_by(way.value, [way.value for way in Way])
+        self._measure(facts)
+        self._status.publish(
+            facts,
+            resolution,
+            report.found,
+            report.waiting_for,
+            way,
+            choices=self._manager.choices(),
+        )
+
+    def _measure(self, facts: NodeFacts) -> None:
+        if facts is self._measured:
+            return
+        self._measured = facts
+        counted = usage(facts)
+        self._metrics.keep_pools([pool.name for pool in counted])
+        for pool in counted:
+            self._metrics.pool(
+                pool.name,
+                pool.kind.value,
+                capacity=pool.capacity,
+                allocated=pool.allocated,
+                offline=pool.offline,
+                draining=pool.draining,
+            )
+        for name, scores in fragmentation(facts).items():
+            self._metrics.fragmentation(name, scores)
