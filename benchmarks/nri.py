@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
+from cpupool.runtime.nri import NRIRuntime
 from tests import builders
 from tests.machines import MACHINES
 from tests.nri_agents import plugin_on
@@ -89,7 +90,7 @@ def _serve(socket: Path, pods: int) -> None:
         NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0")), machine
     )
     manager.observe(pods=map(_pod, range(pods)))
-    plugin = plugin_on(manager, socket)
+    plugin = plugin_on(manager, NRIRuntime(socket, manager.names, look=lambda: None))
     # As the agent does.
     gc.freeze()
     stop = threading.Event()

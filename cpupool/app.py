@@ -46,6 +46,7 @@ from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
 from cpupool.roles.reporter import Reporter
 from cpupool.runtime.cri import CRI
+from cpupool.runtime.nri import NRIRuntime
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.health import Health
@@ -214,24 +215,27 @@ class Agent:
         cri = CRI(
             [settings.cri_socket] if settings.cri_socket else root.cri_sockets, settings.names
         )
-        self._nri = NRIPlugin(
-            self.manager,
-            root.nri_socket,
-            launch=settings.launch,
-            required=settings.enforcement is Way.NRI,
-            missing_facts=settings.missing_facts,
-            ready=lambda: self._cpusetter.informed,
-            look=signals.runtime,
-            events=self._cluster.events,
-            metrics=self._metrics,
-            health=self.health,
+        nri = NRIRuntime(
+            root.nri_socket, settings.names, look=signals.runtime, launch=settings.launch
         )
         self._plugged = settings.enforcement in {None, Way.NRI}
-        ways = Ways(settings.enforcement, self._nri if self._plugged else None, cri)
+        ways = Ways(settings.enforcement, nri if self._plugged else None, cri)
         self._machine_watcher = MachineWatcher(
             self.manager, topology, health=self.health, changed=signals.machine
         )
         self._cpusetter = self._make_cpusetter(settings, root, ways, cri)
+        self._nri = NRIPlugin(
+            self.manager,
+            nri,
+            required=settings.enforcement is Way.NRI,
+            missing_facts=settings.missing_facts,
+            ready=lambda: self._cpusetter.informed,
+            look=signals.runtime,
+            appears=root.nri_socket.parent,
+            events=self._cluster.events,
+            metrics=self._metrics,
+            health=self.health,
+        )
         self._configurator = Configurator(
             self.manager,
             PoolFiles(settings.config, self._cluster.config_map, last=root.last_config_map),

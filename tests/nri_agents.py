@@ -11,6 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
 from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
+from cpupool.runtime.nri import NRIRuntime
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
@@ -55,9 +56,8 @@ def cpu_of(answer: nri_pb2.CreateContainerResponse) -> nri_pb2.LinuxCPU:
 
 def plugin_on(
     manager: Manager,
-    socket: Path,
+    runtime: NRIRuntime,
     *,
-    launch: Launch | None = None,
     required: bool = False,
     missing_facts: MissingFacts = MissingFacts.HOLD,
     ready: Callable[[], bool] = lambda: True,
@@ -65,14 +65,12 @@ def plugin_on(
     events: EventSink | None = None,
     metrics: Metrics | None = None,
     health: Health | None = None,
-    update_s: float = DEADLINE_S,
     now_s: Callable[[], float] = time.monotonic,
 ) -> NRIPlugin:
     """Make an agent's plugin of the runtime behind a socket."""
     return NRIPlugin(
         manager,
-        socket,
-        launch=launch,
+        runtime,
         required=required,
         missing_facts=missing_facts,
         ready=ready,
@@ -80,7 +78,6 @@ def plugin_on(
         events=events or Heard(),
         metrics=metrics or Metrics(),
         health=health or Health(),
-        update_s=update_s,
         now_s=now_s,
     )
 
@@ -110,10 +107,18 @@ class Agent:
         self.plugin = self.made()
 
     def made(self) -> NRIPlugin:
+        """Make the role anew, and what it knows of the runtime."""
+        self.runtime = NRIRuntime(
+            self.socket,
+            self.manager.names,
+            look=self.looked.release,
+            launch=self.launch,
+            update_s=self.update_s,
+            now_s=self._now_s,
+        )
         return plugin_on(
             self.manager,
-            self.socket,
-            launch=self.launch,
+            self.runtime,
             required=self.required,
             missing_facts=self.missing_facts,
             ready=lambda: self.ready,
@@ -121,9 +126,11 @@ class Agent:
             events=self.events,
             metrics=self.metrics,
             health=self.health,
-            update_s=self.update_s,
-            now_s=lambda: 0.0 if self.patient else self.clock(),
+            now_s=self._now_s,
         )
+
+    def _now_s(self) -> float:
+        return 0.0 if self.patient else self.clock()
 
     def running(self) -> AbstractContextManager[threading.Event]:
         return running(self.plugin.run, wake=self.plugin.wake)

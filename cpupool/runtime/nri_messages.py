@@ -6,17 +6,20 @@ Source: github.com/containerd/nri, pkg/api/api.proto.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError
 
-    from cpupool.core.cpuset import CPUSet
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID, RuntimeContainer
-
+    from cpupool.manager.facts import ContainerKey
 
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 _MENDED: Final = (0, 12, 1)
@@ -40,6 +43,13 @@ class CPUResources:
     quota_us: int | None
     period_us: int | None
 
+    @property
+    def cpu_set(self) -> CPUSet:
+        """The CPUs; none where the runtime has no list, or what it has is none."""
+        with suppress(CPUSetParseError):
+            return CPUSet.parse(self.cpus)
+        return CPUSet()
+
 
 @dataclass(frozen=True, slots=True)
 class NRIContainer:
@@ -58,6 +68,11 @@ class NRIContainer:
     cpu: CPUResources
     environment: Mapping[str, str]
     state: ContainerState
+
+    @property
+    def key(self) -> ContainerKey | None:
+        """The ids in its cgroup's path; None where the kubelet has not labelled it."""
+        return None if self.known is None else (self.known.pod, self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,11 @@ class Synchronize:
     call: int
     sandboxes: tuple[RuntimeContainer, ...]
     containers: tuple[NRIContainer, ...]
+
+    @property
+    def running(self) -> Iterator[NRIContainer]:
+        """The containers that have not stopped."""
+        return (one for one in self.containers if one.state is not ContainerState.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,11 @@ class Session:
             "Shutdown": self._shutdown,
         }
 
+    @property
+    def owes(self) -> bool:
+        """Whether a call of the runtime waits for its answer."""
+        return bool(self._owed)
+
     def register(self) -> None:
         """Ask the runtime to take this plugin: the first thing to say."""
         request = nri_pb2.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index)

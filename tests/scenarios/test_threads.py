@@ -230,7 +230,10 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
         world.await_pool("exclusive_a", 4)
 
         def failing() -> set[str]:
-            agent._signals.stop()
+            for signal in (agent._signals.cluster, agent._signals.pools, agent._signals.readiness):
+                signal()
+            agent._cluster.wake()
+            agent._reporter.wake()
             lines = get(agent, "/healthz")[1].splitlines()
             return {line.partition(":")[0] for line in lines if ": failing: silent for" in line}
 

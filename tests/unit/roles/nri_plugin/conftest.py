@@ -30,5 +30,5 @@ def agent(folder: Path) -> Agent:
 def plugin(agent: Agent, runtime: FakeRuntime) -> Iterator[Plugin]:
     with agent.running():
         connected = runtime.welcome()
-        eventually(agent.plugin.connected, "the plugin is connected")
+        eventually(agent.runtime.connected, "the plugin is connected")
         yield connected

@@ -31,10 +31,10 @@ def test_the_runtimes_version_tells_whether_changes_can_lock_it_up(
     folder: Path, nri: str, *, may: bool
 ) -> None:
     agent = Agent(folder / "nri.sock")
-    assert agent.plugin.may_lock_up, "nothing is known yet"
+    assert agent.runtime.may_lock_up, "nothing is known yet"
     with FakeRuntime(folder / "nri.sock", nri=nri) as runtime, agent.running():
         runtime.welcome()
-        assert agent.plugin.may_lock_up is may
+        assert agent.runtime.may_lock_up is may
 
 
 @dataclass
@@ -60,7 +60,7 @@ def old(folder: Path) -> Iterator[tuple[Agent, Plugin]]:
     agent = Agent(folder / "nri.sock")
     with FakeRuntime(folder / "nri.sock", alone=True, nri="v0.12.0") as runtime, agent.running():
         plugin = runtime.welcome()
-        eventually(agent.plugin.connected, "the plugin is connected")
+        eventually(agent.runtime.connected, "the plugin is connected")
         yield agent, plugin
         assert plugin.updates == []
 
@@ -72,7 +72,7 @@ def called(agent: Agent, plugin: Plugin) -> tuple[Container, Calls, Ways]:
     calls = Calls(
         lists={"c1": "2"}, ask=lambda cpus, quota_us: plugin.update(container, cpus, quota_us)
     )
-    return container, calls, Ways(None, agent.plugin, calls)
+    return container, calls, Ways(None, agent.runtime, calls)
 
 
 def test_a_runtime_that_could_lock_up_is_called_and_its_question_passes(
@@ -87,16 +87,16 @@ def test_a_runtime_that_could_lock_up_is_called_and_its_question_passes(
     # Where it waits until its own CPUs are free.
     kernel = KernelModel(CgroupVersion.V2, {"pod": "0-7", "pod/c1": "2"})
     ways.through(way, kernel, "pod/c1", identifier).write("pod/c1", CPUSet.of(0))
-    assert (calls.answers, agent.plugin.held(identifier)) == ([[]], "0")
+    assert (calls.answers, agent.runtime.held(identifier)) == ([[]], "0")
     # A quota leaves it there.
     quotas = QuotaModel({"pod": (-1, 100_000), "pod/c1": (-1, 100_000)})
     assert ways.limit(quotas, "pod/c1", identifier, Bandwidth(60_000)) is Way.CRI
-    assert (calls.answers, agent.plugin.held(identifier)) == ([[], []], "0")
+    assert (calls.answers, agent.runtime.held(identifier)) == ([[], []], "0")
 
     # Nobody else's change does.
     (update,) = plugin.update(container, "5").update
     assert update.linux.resources.cpu.cpus == "2"
-    assert agent.plugin.held(identifier) == "2"
+    assert agent.runtime.held(identifier) == "2"
 
 
 def test_another_change_of_a_container_that_is_called_about_does_not_pass(
@@ -104,7 +104,7 @@ def test_another_change_of_a_container_that_is_called_about_does_not_pass(
 ) -> None:
     agent, plugin = old
     container, _, _ = called(agent, plugin)
-    with agent.plugin.expecting(ContainerID("c1"), CPUSet.of(0)):
+    with agent.runtime.expecting(ContainerID("c1"), CPUSet.of(0)):
         (update,) = plugin.update(container, "5").update
     assert update.linux.resources.cpu.cpus == "2"
 
@@ -116,7 +116,7 @@ def test_a_call_that_fails_leaves_the_list_that_the_runtime_has(old: tuple[Agent
     kernel = KernelModel(CgroupVersion.V2, {"pod": "0-7", "pod/c1": "2"})
     with pytest.raises(RuntimeRefused):
         ways.through(Way.CRI, kernel, "pod/c1", ContainerID("c1")).write("pod/c1", CPUSet.of(0))
-    assert agent.plugin.held(ContainerID("c1")) == "2"
+    assert agent.runtime.held(ContainerID("c1")) == "2"
 
 
 def test_a_runtime_that_waits_for_an_answer_is_not_called(old: tuple[Agent, Plugin]) -> None:

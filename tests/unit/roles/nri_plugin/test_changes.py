@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 def test_the_runtime_is_asked_to_move_a_container(agent: Agent, plugin: Plugin) -> None:
     plugin.create(of(PLAIN))
-    agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+    agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
     ((update,),) = plugin.updates
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c1", "5")
-    assert agent.plugin.held(ContainerID("c1")) == "5"
+    assert agent.runtime.held(ContainerID("c1")) == "5"
 
 
 def test_a_runtime_that_does_not_move_a_container_is_told_of(agent: Agent, plugin: Plugin) -> None:
     with pytest.raises(ContainerNotFound):
-        agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+        agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
     plugin.create(of(PLAIN))
     plugin.failing.add("c1")
     with pytest.raises(RuntimeRefused, match="CPUs 5: look at its log"):
-        agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
-    assert agent.plugin.held(ContainerID("c1")) == "0"
+        agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
+    assert agent.runtime.held(ContainerID("c1")) == "0"
 
 
 def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
@@ -44,7 +44,7 @@ def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
     agent.manager.observe(pods=[OWNER])
     plugin.silent = True
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(agent.plugin.update, ContainerID("c1"), CPUSet.of(5))
+        asked = pool.submit(agent.runtime.update, ContainerID("c1"), CPUSet.of(5))
         eventually(lambda: plugin.updates, "the runtime is asked")
         answer = plugin.creating(of(OWNER, "held"))
         with pytest.raises(RuntimeBusy):
@@ -53,19 +53,19 @@ def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
         assert cpu_of(answer.result(DEADLINE_S)).cpus == "2"
     # What it answers later counts.
     plugin.answer_updates()
-    eventually(lambda: agent.plugin.held(ContainerID("c1")) == "5", "it is moved")
+    eventually(lambda: agent.runtime.held(ContainerID("c1")) == "5", "it is moved")
 
 
 def test_several_containers_are_moved_by_one_call(agent: Agent, plugin: Plugin) -> None:
     for name in ("c1", "c2", "c3"):
         plugin.create(of(PLAIN, name))
     plugin.failing.add("c2")
-    agent.plugin.update_all({ContainerID(f"c{number}"): CPUSet.of(5) for number in (1, 2, 3, 4)})
+    agent.runtime.update_all({ContainerID(f"c{number}"): CPUSet.of(5) for number in (1, 2, 3, 4)})
     (updates,) = plugin.updates
     assert [one.container_id for one in updates] == ["c1", "c2", "c3"]
-    held = [agent.plugin.held(ContainerID(f"c{number}")) for number in (1, 2, 3)]
+    held = [agent.runtime.held(ContainerID(f"c{number}")) for number in (1, 2, 3)]
     assert held == ["5", "0", "5"], "a failure concerns one container"
-    agent.plugin.update_all({ContainerID("c4"): CPUSet.of(5)})
+    agent.runtime.update_all({ContainerID("c4"): CPUSet.of(5)})
     assert len(plugin.updates) == 1
 
 
@@ -78,34 +78,34 @@ def test_a_runtime_that_does_not_answer_is_asked_nothing_more(folder: Path) -> N
             plugin.create(of(PLAIN, name))
         plugin.silent = True
         with pytest.raises(RuntimeSilent, match="CPUs 5: it does not answer"):
-            agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+            agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
         with pytest.raises(RuntimeSilent):
-            agent.plugin.update(ContainerID("c2"), CPUSet.of(5))
+            agent.runtime.update(ContainerID("c2"), CPUSet.of(5))
         with pytest.raises(RuntimeSilent):
-            agent.plugin.update_all({ContainerID("c2"): CPUSet.of(5)})
+            agent.runtime.update_all({ContainerID("c2"): CPUSet.of(5)})
         with pytest.raises(RuntimeSilent):
-            agent.plugin.limit(ContainerID("c2"), Bandwidth(400_000))
+            agent.runtime.limit(ContainerID("c2"), Bandwidth(400_000))
         eventually(lambda: len(plugin.updates) == 1, "only one call has come")
         # It says other things meanwhile, and its answer may still come.
         assert cpu_of(plugin.create(of(PLAIN, "c3"))).cpus == "0"
 
         now_s = 6.0
         with pytest.raises(RuntimeSilent):
-            agent.plugin.update(ContainerID("c2"), CPUSet.of(5))
+            agent.runtime.update(ContainerID("c2"), CPUSet.of(5))
         eventually(lambda: len(plugin.updates) == 2, "it is asked again after a while")
 
         while agent.looked.acquire(blocking=False):
             pass
         plugin.answer_updates()
         assert agent.looked.acquire(timeout=DEADLINE_S), "an answer is news"
-        assert agent.plugin.held(ContainerID("c2")) == "5"
+        assert agent.runtime.held(ContainerID("c2")) == "5"
         plugin.silent = False
         eventually(lambda: moved(agent, "c1"), "it is asked as before")
 
 
 def moved(agent: Agent, container: str) -> bool:
     with suppress(RuntimeSilent):
-        agent.plugin.update(ContainerID(container), CPUSet.of(5))
+        agent.runtime.update(ContainerID(container), CPUSet.of(5))
         return True
     return False
 
@@ -119,23 +119,23 @@ def test_nothing_is_asked_of_a_runtime_that_waits_for_an_answer(
     answer = plugin.creating(of(OWNER, "held"))
     eventually(lambda: "held" in agent.manager.snapshot().facts.sighted, "the container waits")
     with pytest.raises(RuntimeRefused, match="it waits for an answer itself"):
-        agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+        agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
     agent.give(OWNER, exclusive_a="2")
     answer.result(DEADLINE_S)
-    agent.plugin.update(ContainerID("c1"), CPUSet.of(5))
+    agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
 
 
 def test_a_quota_is_set_by_the_runtime_and_no_cpus_are(agent: Agent, plugin: Plugin) -> None:
     plugin.create(of(PLAIN))
-    agent.plugin.limit(ContainerID("c1"), Bandwidth(400_000))
+    agent.runtime.limit(ContainerID("c1"), Bandwidth(400_000))
     ((update,),) = plugin.updates
     cpu = update.linux.resources.cpu
     assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("", 400_000, 100_000)
     assert not update.ignore_failure
-    assert agent.plugin.held(ContainerID("c1")) == "0"
+    assert agent.runtime.held(ContainerID("c1")) == "0"
 
     with pytest.raises(ContainerNotFound):
-        agent.plugin.limit(ContainerID("c2"), Bandwidth())
+        agent.runtime.limit(ContainerID("c2"), Bandwidth())
     plugin.failing.add("c1")
     with pytest.raises(RuntimeRefused, match="did not set the CPU quota max 100000"):
-        agent.plugin.limit(ContainerID("c1"), Bandwidth())
+        agent.runtime.limit(ContainerID("c1"), Bandwidth())

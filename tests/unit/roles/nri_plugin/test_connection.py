@@ -42,12 +42,12 @@ def test_what_runs_is_corrected_when_the_plugin_comes(agent: Agent, runtime: Fak
             "wrong": "0",
             "not-started": "0",
         }
-        eventually(agent.plugin.connected, "the plugin is connected")
+        eventually(agent.runtime.connected, "the plugin is connected")
         # Some runtimes start one while they name it, and do not tell.
-        assert not agent.plugin.starting(ContainerID("not-started"))
+        assert not agent.runtime.starting(ContainerID("not-started"))
         # The runtime has no list for these, so they are written directly.
-        assert agent.plugin.held(ContainerID("nobodys")) == ""
-        assert agent.plugin.held(ContainerID("over")) is None
+        assert agent.runtime.held(ContainerID("nobodys")) == ""
+        assert agent.runtime.held(ContainerID("over")) is None
         assert agent.metric("cpupool_nri_connected 1.0")
         assert agent.looked.acquire(timeout=DEADLINE_S)
 
@@ -55,20 +55,20 @@ def test_what_runs_is_corrected_when_the_plugin_comes(agent: Agent, runtime: Fak
 def test_it_comes_back_when_the_runtime_does(agent: Agent, runtime: FakeRuntime) -> None:
     with agent.running():
         first = runtime.welcome([of(PLAIN, cpus="0", state=nri_pb2.CONTAINER_RUNNING)])
-        eventually(agent.plugin.connected, "the plugin is connected")
+        eventually(agent.runtime.connected, "the plugin is connected")
         first.create(agent.allocated(of(OWNER, "c2", devices={"exclusive_a": "2"})))
         agent.manager.observe(pods=[OWNER])
         first.creating(of(OWNER, "c3", name="other"))
         first.hang_up()
         second = runtime.accept()
-        assert not agent.plugin.connected()
+        assert not agent.runtime.connected()
         # What the runtime has is remembered: it may be reached another way.
-        assert agent.plugin.held(ContainerID("c1")) == "0"
-        assert not agent.plugin.starting(ContainerID("c2"))
+        assert agent.runtime.held(ContainerID("c1")) == "0"
+        assert not agent.runtime.starting(ContainerID("c2"))
         second.configure()
         second.synchronize()
-        eventually(agent.plugin.connected, "the plugin is connected again")
-        assert agent.plugin.held(ContainerID("c1")) is None
+        eventually(agent.runtime.connected, "the plugin is connected again")
+        assert agent.runtime.held(ContainerID("c1")) is None
 
 
 def test_without_a_runtime_it_tries_again(agent: Agent, folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_plugin_that_the_runtime_has_started_serves_at_once_and_ends_with_it(
     assert not plugin.synchronize([of(PLAIN, cpus="0-7", state=nri_pb2.CONTAINER_RUNNING)])
     # Until it is known who owns what, only what Allocate has answered is certain.
     assert not plugin.create(of(PLAIN, cpus="0-3")).HasField("adjust")
-    assert agent.plugin.held(ContainerID("c1")) == "0-3"
+    assert agent.runtime.held(ContainerID("c1")) == "0-3"
     owner = agent.allocated(of(OWNER, "c2", devices={"exclusive_a": "2"}))
     assert cpu_of(plugin.create(owner)).cpus == "2"
     plugin.hang_up()
@@ -176,7 +176,7 @@ def test_an_old_runtime_is_served_too(agent: Agent, folder: Path) -> None:
         plugin.run_sandbox(container.pod)
         assert cpu_of(plugin.create(container)).cpus == "0"
         plugin.start(container)
-        assert not agent.plugin.starting(ContainerID("c1"))
+        assert not agent.runtime.starting(ContainerID("c1"))
 
 
 METHODS = ("Configure", "Synchronize", "CreateContainer", "UpdateContainer", "StateChange")

@@ -85,7 +85,7 @@ def test_the_quota_follows_the_pools(
 def test_what_is_not_the_kubelets_is_left_alone(agent: Agent, plugin: Plugin) -> None:
     answer = plugin.create(Container(NRIPod("u", labelled=False), "c1"))
     assert not answer.HasField("adjust")
-    assert agent.plugin.held(ContainerID("c1")) is None
+    assert agent.runtime.held(ContainerID("c1")) is None
 
 
 def test_others_leave_the_cpus_of_a_container_before_it_starts(
@@ -99,7 +99,7 @@ def test_others_leave_the_cpus_of_a_container_before_it_starts(
     assert [(one.container_id, one.linux.resources.cpu.cpus) for one in answer.update] == [
         ("p", "2-3")
     ]
-    assert agent.plugin.held(ContainerID("p")) == "2-3"
+    assert agent.runtime.held(ContainerID("p")) == "2-3"
 
 
 def test_a_container_is_judged_once_the_runtime_has_brought_it_onto_its_cpus(
@@ -107,10 +107,10 @@ def test_a_container_is_judged_once_the_runtime_has_brought_it_onto_its_cpus(
 ) -> None:
     container = of(PLAIN)
     plugin.create(container)
-    assert agent.plugin.starting(ContainerID("c1"))
+    assert agent.runtime.starting(ContainerID("c1"))
     plugin.start(container)
-    assert not agent.plugin.starting(ContainerID("c1"))
-    assert agent.plugin.held(ContainerID("c1")) == "0"
+    assert not agent.runtime.starting(ContainerID("c1"))
+    assert agent.runtime.held(ContainerID("c1")) == "0"
 
 
 def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
@@ -120,7 +120,7 @@ def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
         plugin.create(container)
         end(container)
         plugin.remove_sandbox(container.pod)
-        assert agent.plugin.held(ContainerID("c1")) is None
+        assert agent.runtime.held(ContainerID("c1")) is None
         assert not agent.manager.snapshot().facts.sighted
 
 

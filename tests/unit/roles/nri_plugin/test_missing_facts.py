@@ -54,7 +54,7 @@ def test_the_runtime_waits_once_for_a_container_and_a_second_in_ten_for_all(fold
     agent.manager.observe(pods=[OWNER, *others])
     with FakeRuntime(folder / "nri.sock") as runtime, agent.running():
         plugin = runtime.welcome()
-        eventually(agent.plugin.connected, "the plugin is connected")
+        eventually(agent.runtime.connected, "the plugin is connected")
         answer = waiting(agent, plugin, of(OWNER))
         now_s += 1.0
         agent.plugin.wake()
@@ -107,7 +107,7 @@ def test_a_creation_that_ends_while_it_waits_leaves_nothing(folder: Path) -> Non
         plugin.stop(of(OWNER))
         with pytest.raises(Refused, match="c1 has ended"):
             answer.result(DEADLINE_S)
-        assert agent.plugin.held(ContainerID("c1")) is None
+        assert agent.runtime.held(ContainerID("c1")) is None
         assert agent.manager.snapshot().facts.sighted.keys() == {OWNER_SANDBOX}
 
 
@@ -174,7 +174,7 @@ def test_a_container_whose_cpu_another_pod_has_is_held(agent: Agent, plugin: Plu
     taken(agent, plugin)
     with pytest.raises(Refused, match=r"owner/main is held: .* pod default/earlier still has them"):
         plugin.create(of(OWNER))
-    assert agent.plugin.held(ContainerID("c1")) is None
+    assert agent.runtime.held(ContainerID("c1")) is None
     ((pod, reason, message),) = agent.events.pods
     assert (pod, reason) == ("owner", "CPUContainerHeld")
     assert "CPUs 2 of exclusive_a" in message

@@ -1,0 +1,391 @@
+"""The container runtime as its NRI plugin reaches it: one conversation, and what that has named.
+
+The role that answers the runtime runs the conversation; the writers of containers ask the runtime
+for changes meanwhile. All of it is under one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    ContainerNotFound,
+    RemoteProtocolError,
+    RuntimeBusy,
+    RuntimeRefused,
+    RuntimeSilent,
+)
+from cpupool.runtime.nri_connection import Connection
+from cpupool.runtime.nri_messages import (
+    Configured,
+    ContainerState,
+    Ended,
+    Started,
+    Synchronize,
+    Update,
+    Updated,
+)
+from cpupool.runtime.nri_session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from cpupool.core.names import Names
+    from cpupool.core.quota import Bandwidth
+    from cpupool.core.workloads import ContainerID
+    from cpupool.manager.facts import ContainerKey
+    from cpupool.runtime.nri_connection import Launch
+    from cpupool.runtime.nri_messages import (
+        Adjustment,
+        CreateContainer,
+        Message,
+        UpdateContainer,
+    )
+
+_PLUGIN: Final = "cpupool"
+_INDEX: Final = "50"
+"""Its place among the runtime's plugins. Any will do: no two of them may set a container's CPUs."""
+_REACHED_S: Final = 2.0
+_UPDATED_S: Final = 0.4
+"""The cpusetter has other containers, too; what the runtime answers later counts."""
+_GIVEN_UP_S: Final = 5.0
+"""How long after an update that is not answered the runtime is asked for another."""
+_WAITS_ITSELF: Final = "it waits for an answer itself"
+
+
+@dataclass(slots=True)
+class KnownContainer:
+    """A container that the runtime has.
+
+    Attributes:
+        key: the ids in its cgroup's path.
+        cpus: those that the runtime has for it; none where it has no list.
+        started: it runs, or could: the runtime has brought it onto its CPUs.
+    """
+
+    key: ContainerKey
+    cpus: CPUSet
+    started: bool
+
+
+@dataclass(slots=True)
+class _Request:
+    """Updates that the runtime has been asked for, when, and its answer once that has come.
+
+    Attributes:
+        given_up: the caller does not wait for the answer.
+    """
+
+    updates: Sequence[Update]
+    asked_s: float
+    answer: Updated | None = None
+    given_up: bool = False
+
+
+class NRIRuntime:
+    """Speaks NRI with the container runtime; satisfies `manager.ports.BatchingRuntime`.
+
+    One thread attaches, takes turns and answers; any thread may call `wake` and the methods of the
+    port.
+
+    Args:
+        socket: where the runtime takes plugins.
+        names: how the annotations of allocations are called.
+        launch: how the runtime has started this process as its plugin; None where it has not.
+        look: asks for a sweep: containers have started, or nothing is heard of them any more.
+        update_s: how long a caller waits for the runtime's answer to an update.
+        now_s: a monotonic clock.
+
+    Attributes:
+        containers: what the runtime has, and what it has been told of their CPUs; to be read within
+            a turn.
+        may_lock_up: a change that the runtime is asked for can lock it up for good.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        names: Names,
+        *,
+        look: Callable[[], None],
+        launch: Launch | None = None,
+        update_s: float = _UPDATED_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.containers: dict[ContainerID, KnownContainer] = {}
+        self._socket = socket
+        self._names = names
+        self._look = look
+        self._launch = launch
+        self._update_s = update_s
+        self._now_s = now_s
+        self._changed = threading.Condition()
+        self._session: Session | None = None
+        self._connection: Connection | None = None
+        self._synchronized = False
+        self.may_lock_up = True
+        self._requests: dict[int, _Request] = {}
+        self._expected: dict[ContainerID, CPUSet] = {}
+
+    @property
+    def launched(self) -> bool:
+        """Whether the runtime has started this process."""
+        return self._launch is not None
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Reach the runtime and register; what it has named is kept after the end.
+
+        Raises:
+            RemoteProtocolError: it cannot be reached, or ends the conversation.
+        """
+        launch = self._launch
+        name, index = (launch.name, launch.index) if launch else (_PLUGIN, _INDEX)
+        session = Session(name, index, self._names)
+        with closing(
+            Connection.inherited(launch.fd) if launch else Connection.to(self._socket, _REACHED_S)
+        ) as connection:
+            try:
+                with self._changed:
+                    self._session, self._connection = session, connection
+                    session.register()
+                    self._flush()
+                yield
+            finally:
+                with self._changed:
+                    lost, self._synchronized = self._synchronized, False
+                    self._session = self._connection = None
+                    self._requests.clear()
+                    self._start_all()
+                    self._changed.notify_all()
+                if lost:
+                    self._look()
+
+    @contextmanager
+    def turn(self, timeout_s: float) -> Iterator[list[Message]]:
+        """Wait for what the runtime says, and yield it; the answers go out before the end.
+
+        Callers of the port wait meanwhile. Each message is to be passed to `note`, in its order.
+
+        Args:
+            timeout_s: how long to wait; `wake` ends it, too.
+
+        Raises:
+            RemoteProtocolError: the conversation is over.
+        """
+        session, connection = self._attachment()
+        data = connection.receive(timeout_s)
+        if data == b"":
+            raise RemoteProtocolError("the container runtime has ended the NRI connection")
+        with self._changed:
+            yield session.receive(data) if data else []
+            self._flush()
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """End the wait of a turn."""
+        with self._changed:
+            if self._connection is not None:
+                self._connection.wake()
+
+    def note(self, message: Message) -> None:
+        """Keep what a message says of the runtime and its containers; within a turn."""
+        match message:
+            case Configured():
+                self.may_lock_up = message.may_lock_up
+            case Synchronize():
+                self.containers = {
+                    container.id: KnownContainer(
+                        container.key,
+                        container.cpu.cpu_set,
+                        started=container.state is not ContainerState.CREATED,
+                    )
+                    for container in message.running
+                    if container.key is not None
+                }
+            case Started():
+                known = self.containers.get(message.container.id)
+                if known is not None:
+                    known.started = True
+                    self._look()
+            case Ended():
+                self.containers.pop(message.container.id, None)
+            case Updated():
+                self._take_answer(message)
+
+    def answer_synchronize(self, message: Synchronize, updates: Iterable[Update]) -> None:
+        """Let the runtime correct containers that run already; it is connected from here on."""
+        self._attachment()[0].answer_synchronize(message.call, updates)
+        # CRI-O and older versions of containerd may have named a start before this.
+        self._start_all()
+        self._synchronized = True
+        self._look()
+
+    def answer_create(
+        self,
+        message: CreateContainer,
+        adjustment: Adjustment | None,
+        updates: Iterable[Update] = (),
+    ) -> None:
+        """Let the runtime create a container, adjusted, and change others before."""
+        container = message.container
+        self._attachment()[0].answer_create(message.call, adjustment, updates)
+        if container.key is not None:
+            self.containers[container.id] = KnownContainer(
+                container.key,
+                adjustment.cpus if adjustment else container.cpu.cpu_set,
+                started=adjustment is None,
+            )
+        self._flush()
+
+    def refuse_create(self, message: CreateContainer, why: str) -> None:
+        """Let the runtime fail to create a container; the kubelet shows why, and tries again."""
+        self._attachment()[0].refuse(message.call, why)
+        self._flush()
+
+    def answer_update(self, message: UpdateContainer, update: Update | None) -> None:
+        """Let the runtime go on with an update of a container, changed if `update` says so."""
+        container = message.container
+        self._attachment()[0].answer_update(message.call, [update] if update else [])
+        if update and container.key is not None:
+            self.containers[container.id] = KnownContainer(
+                container.key, update.cpus, started=not self.starting(container.id)
+            )
+
+    def expects(self, message: UpdateContainer) -> bool:
+        """Return whether an update is the one that cpupool makes over CRI."""
+        return self._expected.get(message.container.id) == message.asked.cpu_set
+
+    def connected(self) -> bool:
+        """Return whether the runtime has named its containers, and hears of their CPUs."""
+        return self._synchronized
+
+    def held(self, container: ContainerID) -> str | None:
+        """Return the CPU list that the runtime has for a container, as far as it has told."""
+        known = self.containers.get(container)
+        return str(known.cpus) if known else None
+
+    def starting(self, container: ContainerID) -> bool:
+        """Return whether the runtime has been told its CPUs and is still bringing it onto them."""
+        known = self.containers.get(container)
+        return known is not None and not known.started
+
+    def update(self, container: ContainerID, cpus: CPUSet) -> None:
+        """Let the runtime set a container's CPUs; raises as the port says."""
+        self._change(Update(container, cpus, ignore_failure=False), f"CPUs {cpus}")
+
+    def update_all(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
+        """Let the runtime set containers' CPUs in one call; raises as the port says."""
+        with self._changed:
+            updates = [
+                Update(container, cpus, ignore_failure=False)
+                for container, cpus in wanted.items()
+                if container in self.containers
+            ]
+            if updates:
+                self._ask(updates, f"CPUs {updates[0].cpus}")
+
+    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
+        """Let the runtime set how long a container may run; raises as the port says."""
+        update = Update(container, CPUSet(), bandwidth, ignore_failure=False)
+        self._change(update, f"the CPU quota {bandwidth}")
+
+    @contextmanager
+    def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
+        """Let a change that cpupool makes over CRI meanwhile pass, as the port says."""
+        with self._changed:
+            # The runtime would wait for the same lock.
+            if self._waits():
+                what = f"CPUs {cpus}" if cpus else "a CPU quota"
+                raise RuntimeBusy(container, what, _WAITS_ITSELF)
+            self._expected[container] = cpus
+        try:
+            yield
+            with self._changed:
+                if cpus and container in self.containers:
+                    self.containers[container].cpus = cpus
+        finally:
+            with self._changed:
+                del self._expected[container]
+
+    def _attachment(self) -> tuple[Session, Connection]:
+        if self._session is None or self._connection is None:
+            raise RemoteProtocolError("the NRI connection is not made; attach first")
+        return self._session, self._connection
+
+    def _waits(self) -> bool:
+        """Return whether a request of the runtime waits for its answer."""
+        return self._session is not None and self._session.owes
+
+    def _flush(self) -> None:
+        if self._session is not None and self._connection is not None:
+            data = self._session.outgoing()
+            if data:
+                self._connection.send(data)
+
+    def _start_all(self) -> None:
+        """Judge each container as it is found: the runtime may not name its start any more."""
+        for known in self.containers.values():
+            known.started = True
+
+    def _change(self, update: Update, what: str) -> None:
+        with self._changed:
+            if update.container not in self.containers:
+                raise ContainerNotFound(update.container)
+            if self._ask([update], what).failed:
+                raise RuntimeRefused(update.container, what, "look at its log")
+
+    def _ask(self, updates: Sequence[Update], what: str) -> Updated:
+        """Ask the runtime for changes, and wait for its answer.
+
+        Never while a request of the runtime waits for its answer: older runtimes would wait for
+        each other then (containerd/nri, before 0.12.1).
+        """
+        container = updates[0].container
+        if self._waits():
+            raise RuntimeBusy(container, what, _WAITS_ITSELF)
+        session = self._session
+        if session is None or not self._synchronized:
+            raise RuntimeRefused(container, what, "NRI is not connected; look at the log for why")
+        asked_s = self._now_s()
+        silent = RuntimeSilent(container, what, "it does not answer; look at its log")
+        if any(asked_s < request.asked_s + _GIVEN_UP_S for request in self._requests.values()):
+            raise silent
+        request = _Request(updates, asked_s)
+        # At most one is not answered; the one before has been given up.
+        self._requests = {session.update(updates): request}
+        try:
+            self._flush()
+        except RemoteProtocolError as error:
+            raise RuntimeRefused(container, what, str(error)) from error
+        # A container that waits for facts waits for the caller, too.
+        self._changed.wait_for(
+            lambda: request.answer or self._waits() or self._session is not session,
+            self._update_s,
+        )
+        if request.answer is not None:
+            if request.answer.error:
+                raise RuntimeRefused(container, what, request.answer.error)
+            return request.answer
+        request.given_up = True
+        if self._waits():
+            raise RuntimeBusy(container, what, _WAITS_ITSELF)
+        raise silent
+
+    def _take_answer(self, answer: Updated) -> None:
+        request = self._requests.pop(answer.call, None)
+        if request is None:
+            return
+        request.answer = answer
+        for update in () if answer.error else request.updates:
+            known = self.containers.get(update.container)
+            if known is not None and update.cpus and update.container not in answer.failed:
+                known.cpus = update.cpus
+        if request.given_up:
+            self._look()
