@@ -35,6 +35,7 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from cpupool.core.errors import AllocationError, HostFileError, NoDevicesAsked
+from cpupool.kubelet.registration import register
 from cpupool.kubelet.status import StatusInterceptor
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ class DevicePluginServer:
         mounts: gives what a container of the pool gets mounted.
 
     Attributes:
+        name: the extended resource that it provides.
         endpoint: the socket's name.
         options: what the kubelet shall ask the plugin.
     """
@@ -244,6 +246,7 @@ class DevicePluginServer:
         loop: ServingLoop,
         mounts: _Mounts = lambda: (),
     ) -> None:
+        self.name: Final = manager.names.resource(resource)
         self.endpoint: Final = endpoint(resource)
         self.options: Final = options(resource)
         self._manager = manager
@@ -269,7 +272,7 @@ class DevicePluginServer:
 
         Raises:
             HostFileError: the path is too long, or cannot be bound.
-        ServingFailed: the loop does not run, or does not answer.
+            ServingFailed: the loop does not run, or does not answer.
         """
         length = len(os.fsencode(self._path))
         if length > MAX_SOCKET_PATH_BYTES:
@@ -300,6 +303,19 @@ class DevicePluginServer:
             self._loop.call(self._end())
         finally:
             plugin.close()
+
+    def register(self, kubelet_socket: Path) -> None:
+        """Ask the kubelet to use the plugin.
+
+        Raises:
+            RemoteProtocolError: the kubelet is not there, does not answer, or refuses.
+        """
+        register(
+            kubelet_socket,
+            endpoint=self.endpoint,
+            resource=self.name,
+            options=self.options,
+        )
 
     async def _serve(self, plugin: DevicePlugin) -> None:
         server = grpc.aio.server(interceptors=[StatusInterceptor()])

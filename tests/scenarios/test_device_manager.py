@@ -136,7 +136,7 @@ def node(folder: Path) -> Iterator[Node]:
 @pytest.fixture
 def waiting_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A node whose role looks when an event tells it to, and otherwise once an hour."""
-    monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 3600.0)
+    monkeypatch.setattr("cpupool.kubelet.registrar._DIAL_S", 3600.0)
     with _node(folder, look_s=3600.0) as made:
         yield made
 
@@ -186,7 +186,7 @@ def test_an_attempt_that_is_due_before_the_look_has_ended_is_made(
     waiting_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a busy machine."""
-    monkeypatch.setattr("cpupool.roles.device_manager._FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr("cpupool.kubelet.registrar._FIRST_RETRY_S", 0.0)
     node = waiting_node
     node.kubelet.refusals = 5
     node.kubelet.start()
@@ -272,7 +272,7 @@ def test_a_kubelet_socket_that_flaps_makes_no_storm_of_registrations(node: Node)
 def test_a_killed_kubelets_dead_socket_does_not_delay_the_next_one(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cpupool.roles.device_manager._retry_s", lambda _failures: 3600.0)
+    monkeypatch.setattr("cpupool.kubelet.registrar.retry_s", lambda _failures: 3600.0)
     node.root.device_plugins.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(node.root.kubelet_socket))
@@ -294,7 +294,7 @@ def test_a_kubelet_that_is_not_ready_is_asked_again(node: Node) -> None:
 def test_a_kubelet_that_does_not_dial_back_is_registered_with_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 0.1)
+    monkeypatch.setattr("cpupool.kubelet.registrar._DIAL_S", 0.1)
     node.kubelet.deaf = True
     node.kubelet.start()
     with node.running():
@@ -306,7 +306,7 @@ def test_a_kubelet_that_does_not_dial_back_is_registered_with_again(
 def test_a_deleted_socket_comes_back_before_the_kubelet_has_dialled(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 3600.0)
+    monkeypatch.setattr("cpupool.kubelet.registrar._DIAL_S", 3600.0)
     node.kubelet.deaf = True
     node.kubelet.start()
     with node.running():

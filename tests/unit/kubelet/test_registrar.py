@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.roles import device_manager
+from cpupool.kubelet.registrar import retry_s
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from cpupool.roles import device_manager
     ],
 )
 def test_retries_slow_down_to_a_limit(failures: int, least: float, most: float) -> None:
-    delays = [device_manager._retry_s(failures) for _ in range(50)]
+    delays = [retry_s(failures) for _ in range(50)]
     assert least <= min(delays) < max(delays) <= most
