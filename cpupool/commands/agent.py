@@ -30,7 +30,7 @@ from cpupool.core.names import STARTER, Names
 from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
-from cpupool.kube.cluster import Cluster
+from cpupool.kube.cluster_view import ClusterView
 from cpupool.manager.ports import Way
 from cpupool.policies.none import BUILT_IN
 from cpupool.roles.nri_plugin import MissingFacts
@@ -184,9 +184,9 @@ def run(
         api_server=server,
     )
 
-    def join(metrics: Metrics, changed: Callable[[], None]) -> Cluster:
+    def join(metrics: Metrics, changed: Callable[[], None]) -> ClusterView:
         node, names = arguments.node_name, settings.names
-        return Cluster(server, node, names, metrics, changed, config_map=followed)
+        return ClusterView(server, node, names, metrics, changed, config_map=followed)
 
     # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a
     # runtime would wait for its answer.

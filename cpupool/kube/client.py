@@ -267,7 +267,6 @@ class APIServer:
         """
         headers = {
             "Accept": "application/json",
-            "Content-Type": "application/json",
             "User-Agent": f"cpupool/{VERSION}",
         }
         if self._token is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.kube import views
 from cpupool.kube.reflector import Reflector
+from cpupool.kube.resources import CONFIG_MAPS
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ class ConfigMapWatch:
         self._answered = threading.Event()
         self._reflector = Reflector(
             server,
-            f"/api/v1/namespaces/{name.namespace}/configmaps",
-            f"metadata.name={name.name}",
+            CONFIG_MAPS.collection(name.namespace),
             views.config_map,
+            fields=f"metadata.name={name.name}",
             changed=self._take,
             restarted=restarted,
             newest=True,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.kube.client import APIError
-from cpupool.kube.conversation import Conversation
+from cpupool.kube.connection import APIConnection
+from cpupool.kube.resources import EVENTS
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class EventRecorder:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._talk = Conversation(server)
+        self._connection = APIConnection(server)
         self._node = node
         self._metrics = metrics
         self._clock = clock
@@ -91,7 +92,7 @@ class EventRecorder:
 
     def wake(self) -> None:
         """End any wait: `run` ends if it shall, or goes on where it was."""
-        self._talk.interrupt()
+        self._connection.interrupt()
         with self._news:
             self._news.notify()
 
@@ -105,12 +106,12 @@ class EventRecorder:
         failures = 0
         while True:
             beat()
-            self._talk.resume()
+            self._connection.resume()
             if stop.is_set():
                 break
             with self._news:
-                self._news.wait_for(lambda: self._waiting or self._talk.interrupted, _IDLE_S)
-            if self._talk.interrupted or not self._waiting:
+                self._news.wait_for(lambda: self._waiting or self._connection.interrupted, _IDLE_S)
+            if self._connection.interrupted or not self._waiting:
                 continue
             event = self._waiting[0]
             try:
@@ -118,8 +119,8 @@ class EventRecorder:
             except APIError as error:
                 failures += 1
                 refused = 400 <= error.status < 500 and error.status not in _WORTH_A_TRY
-                if self._talk.interrupted or (failures < TRIES and not refused):
-                    self._talk.pause(_PATIENCE + failures, error.retry_after_s)
+                if self._connection.interrupted or (failures < TRIES and not refused):
+                    self._connection.pause(_PATIENCE + failures, error.retry_after_s)
                     continue
                 self._drop(event["involvedObject"], event["reason"], error)
             failures = 0
@@ -167,7 +168,8 @@ class EventRecorder:
 
     def _send(self, event: Mapping[str, Any], timeout_s: float | None = None) -> None:
         try:
-            self._talk.create(event["metadata"]["namespace"], "events", event, timeout_s)
+            namespace = event["metadata"]["namespace"]
+            self._connection.create(EVENTS.collection(namespace), event, timeout_s)
         except APIError as error:
             # No other Event has this name: an earlier try has arrived after all.
             if error.status != 409:

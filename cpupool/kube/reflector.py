@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from cpupool.core.errors import ManifestError
 from cpupool.kube.client import APIError
-from cpupool.kube.conversation import Conversation, resource_of
+from cpupool.kube.connection import APIConnection
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.kube.client import APIServer
+    from cpupool.kube.resources import APIPath
     from cpupool.kube.views import Body
 
 log = logs.get(__name__)
@@ -33,19 +34,22 @@ T = TypeVar("T")
 
 
 class Reflector(Generic[T]):
-    """Follows the objects of a collection that a field selector matches.
+    """Follows the objects of a collection: of a namespace or the whole cluster, all or selected.
 
-    What is known stays known while the API server is away. Only what `convert` gives is kept.
+    What is known stays known while the API server is away. Only what `convert` returns is kept: a
+    body lives as long as its page of a list, or its event.
 
     Args:
-        server: whom to ask.
-        collection: its path, as `/api/v1/pods`.
-        selector: the field selector.
+        server: the API server.
+        collection: which objects.
         convert: from a body to what is kept; raises ManifestError for one that it cannot read, and
             then the value of before stays.
+        fields: a field selector; empty for all objects.
+        labels: a label selector; empty for all objects.
         changed: called when something has become different; must not block.
         restarted: called with the resource and the reason when a watch has ended.
-        newest: whether the first list must not come from the server's cache, which may be old.
+        newest: whether the first list must not come from the server's cache, which may be old, and
+            which many servers send in one page, however long it is.
         watch_s: for how long to ask for one watch.
 
     Attributes:
@@ -55,20 +59,22 @@ class Reflector(Generic[T]):
     def __init__(
         self,
         server: APIServer,
-        collection: str,
-        selector: str,
+        collection: APIPath,
         convert: Callable[[Body], T],
         *,
+        fields: str = "",
+        labels: str = "",
         changed: Callable[[], None],
         restarted: Callable[[str, str], None] = lambda _resource, _reason: None,
         newest: bool = False,
         watch_s: float = WATCH_S,
     ) -> None:
         self.synced = threading.Event()
-        self._talk = Conversation(server)
+        self._connection = APIConnection(server)
         self._collection = collection
-        self._resource = resource_of(collection)
-        self._selector = selector
+        self._resource = collection.resource
+        selectors = {"fieldSelector": fields, "labelSelector": labels}
+        self._selected = {name: text for name, text in selectors.items() if text}
         self._convert = convert
         self._changed = changed
         self._restarted = restarted
@@ -92,7 +98,7 @@ class Reflector(Generic[T]):
 
     def wake(self) -> None:
         """End any wait: `run` ends if it shall, or goes on where it was."""
-        self._talk.interrupt()
+        self._connection.interrupt()
 
     def run(self, stop: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
         """Follow until `stop` is set and `wake` called.
@@ -103,7 +109,7 @@ class Reflector(Generic[T]):
         """
         while True:
             beat()
-            self._talk.resume()
+            self._connection.resume()
             if stop.is_set():
                 return
             try:
@@ -113,19 +119,19 @@ class Reflector(Generic[T]):
                 ended_by = None
             except APIError as error:
                 ended_by = error
-            if not self._talk.interrupted:
+            if not self._connection.interrupted:
                 beat()
                 self._failed(ended_by)
 
     def _list(self, beat: Callable[[], None]) -> None:
-        selected = {"fieldSelector": self._selector, "limit": str(_PAGE)}
+        selected = {**self._selected, "limit": str(_PAGE)}
         # The first list may come from the server's cache; one after a lost version must not.
         asked = {**selected, "resourceVersion": "0"} if self._cache_will_do else selected
         found: dict[str, T] = {}
         listed: set[str] = set()
         while True:
             beat()
-            page = self._talk.page(self._collection, asked)
+            page = self._connection.page(self._collection, asked)
             metadata, bodies = page.get("metadata"), page.get("items") or []
             if not isinstance(metadata, dict) or not isinstance(bodies, list):
                 raise self._malformed("list", "this is no list of objects")
@@ -149,14 +155,14 @@ class Reflector(Generic[T]):
     def _watch(self, beat: Callable[[], None]) -> None:
         seconds = self._watch_s * random.uniform(1.0, 1.1)  # noqa: S311 - spreads the agents' load
         parameters = {
-            "fieldSelector": self._selector,
+            **self._selected,
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(round(seconds)),
         }
         silence_s = seconds + self._spare_s
         beat()
-        with self._talk.watch(self._collection, parameters, silence_s) as events:
+        with self._connection.watch(self._collection, parameters, silence_s) as events:
             opened_s = time.monotonic()
             if self._told:
                 log.info("API server answers again", resource=self._resource)
@@ -220,7 +226,7 @@ class Reflector(Generic[T]):
         self._restarted(self._resource, reason)
         log.debug("watch ended", resource=self._resource, reason=reason, error=error or "")
         if error is None:
-            self._talk.pause(self._failures - 1)
+            self._connection.pause(self._failures - 1)
             return
         if error.version_lost or error.reason == "malformed":
             # What was missed is not known, so only a list can tell how things stand.
@@ -234,4 +240,4 @@ class Reflector(Generic[T]):
         if self._failures > 1 and self._told != reason:
             log.warning("API server cannot be followed", resource=self._resource, error=error)
             self._told = reason
-        self._talk.pause(self._failures - 1, error.retry_after_s)
+        self._connection.pause(self._failures - 1, error.retry_after_s)

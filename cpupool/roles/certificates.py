@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.errors import CPUPoolError
 from cpupool.https import certificates
 from cpupool.kube.client import APIError
-from cpupool.kube.conversation import Conversation, resource_of
+from cpupool.kube.connection import APIConnection
 from cpupool.kube.reflector import Reflector
+from cpupool.kube.resources import SECRETS, WEBHOOK_CONFIGURATIONS
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from cpupool.https.certificates import Term
     from cpupool.kube.client import APIServer
+    from cpupool.kube.resources import APIPath
     from cpupool.kube.views import Body
 
 log = logs.get(__name__)
@@ -43,8 +45,6 @@ REST_S: Final = 0.25
 """Between two looks, however often the configuration changes."""
 LONGEST_PAUSE_S: Final = 300.0
 TRIES: Final = 10
-
-_CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
 class NotInstalled(CPUPoolError):
@@ -120,27 +120,25 @@ class CertificateKeeper:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._talk = talk = Conversation(server)
+        self._connection = connection = APIConnection(server)
         self._now = now
         self._news = threading.Event()
         self._names = certificates.service_names(installed.service, installed.namespace)
         self._secret = _Object(
-            talk,
-            "secrets",
-            f"/api/v1/namespaces/{installed.namespace}/secrets/{installed.secret}",
+            connection,
+            SECRETS.object(installed.secret, installed.namespace),
             f"Secret {installed.namespace}/{installed.secret}",
         )
         self._configuration = _Object(
-            talk,
-            resource_of(_CONFIGURATIONS),
-            f"{_CONFIGURATIONS}/{installed.configuration}",
+            connection,
+            WEBHOOK_CONFIGURATIONS.object(installed.configuration),
             f"MutatingWebhookConfiguration {installed.configuration}",
         )
         self._watch = Reflector(
             server,
-            _CONFIGURATIONS,
-            f"metadata.name={installed.configuration}",
+            WEBHOOK_CONFIGURATIONS.collection(),
             _webhooks,
+            fields=f"metadata.name={installed.configuration}",
             changed=self._news.set,
         )
 
@@ -157,7 +155,7 @@ class CertificateKeeper:
 
     def wake(self) -> None:
         """Let every loop notice that it shall stop."""
-        self._talk.interrupt()
+        self._connection.interrupt()
         self._news.set()
         self._watch.wake()
 
@@ -177,7 +175,7 @@ class CertificateKeeper:
         told: Mapping[str, Term] = {}
         while True:
             beat()
-            self._talk.resume()
+            self._connection.resume()
             self._news.clear()
             if stop.is_set():
                 return
@@ -249,27 +247,25 @@ class _Object:
     """One object of the API server's.
 
     Args:
-        talk: with whom it is read and written.
-        resource: what it is, in the words of RBAC.
+        connection: reads and writes it.
         path: where it is.
         title: what people call it.
     """
 
-    def __init__(self, talk: Conversation, resource: str, path: str, title: str) -> None:
-        self._talk = talk
-        self._resource = resource
+    def __init__(self, connection: APIConnection, path: APIPath, title: str) -> None:
+        self._connection = connection
         self._path = path
         self.title = title
 
     def read(self) -> Body:
         try:
-            return self._talk.get(self._resource, self._path)
+            return self._connection.get(self._path)
         except APIError as error:
             raise self._explained(error, "get") from error
 
     def write(self, body: Body) -> Body:
         try:
-            return self._talk.update(self._resource, self._path, body)
+            return self._connection.update(self._path, body)
         except APIError as error:
             raise self._explained(error, "update") from error
 

@@ -31,7 +31,8 @@ from cpupool.https.certificates import expires
 from cpupool.https.server import CertificateError, HTTPSServer
 from cpupool.kube.client import APIError
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
-from cpupool.kube.conversation import Conversation
+from cpupool.kube.connection import APIConnection
+from cpupool.kube.resources import NAMESPACES
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -284,14 +285,14 @@ def _namespace_annotations(server: APIServer, namespace: str) -> Mapping[str, An
     """
     if not _NAMESPACE.fullmatch(namespace):
         raise NamespaceUnknown("no namespace can be called so; correct it")
-    talk = Conversation(server)
-    late = threading.Timer(_ASK_S, talk.interrupt)
+    connection = APIConnection(server)
+    late = threading.Timer(_ASK_S, connection.interrupt)
     late.start()
     try:
-        body = talk.get("namespaces", f"/api/v1/namespaces/{namespace}", timeout_s=_STEP_S)
+        body = connection.get(NAMESPACES.object(namespace), timeout_s=_STEP_S)
     except APIError as error:
         silent = f"the API server has not answered within {_ASK_S:g} s; see why"
-        raise NamespaceUnknown(silent if talk.interrupted else str(error)) from error
+        raise NamespaceUnknown(silent if connection.interrupted else str(error)) from error
     finally:
         late.cancel()
     return _part(_part(body, "metadata"), "annotations")

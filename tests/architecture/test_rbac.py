@@ -13,7 +13,7 @@ from cpupool import cli
 from cpupool.admission.rules import Rules
 from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
-from cpupool.kube.cluster import Cluster
+from cpupool.kube.cluster_view import ClusterView
 from cpupool.kube.config_map import ConfigMapName
 from cpupool.roles.certificates import CertificateKeeper, Installed
 from cpupool.roles.webhook import Settings, Webhook
@@ -90,7 +90,7 @@ def followed(part: str) -> ConfigMapName:
 
 def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
     with FakeAPIServer(NODE) as server:
-        cluster = Cluster(
+        cluster = ClusterView(
             APIServer.at(server.url),
             NODE,
             Names(),

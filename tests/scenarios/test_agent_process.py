@@ -21,7 +21,7 @@ from cpupool.core.names import Names
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube.client import APIServer
-from cpupool.kube.cluster import Cluster
+from cpupool.kube.cluster_view import ClusterView
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
 from cpupool.wire import kubelet_checkpoint
@@ -106,7 +106,7 @@ class World:
             settings,
             self.node.root,
             sysfs,
-            lambda metrics, changed: Cluster(server, NODE, Names(), metrics, changed),
+            lambda metrics, changed: ClusterView(server, NODE, Names(), metrics, changed),
         )
         with test_app.started(agent):
             yield agent

@@ -9,8 +9,9 @@ import trustme
 
 from cpupool.kube import client, views
 from cpupool.kube.client import APIError, APIServer, NoAPIServer
-from cpupool.kube.conversation import Conversation
+from cpupool.kube.connection import APIConnection
 from cpupool.kube.reflector import Reflector
+from cpupool.kube.resources import NODES
 from tests.apiserver import FakeAPIServer
 from tests.loops import running
 from tests.waiting import eventually
@@ -38,7 +39,7 @@ def pod_of_a_cluster(folder: Path) -> Iterator[tuple[FakeAPIServer, APIServer]]:
 
 
 def ask(server: APIServer) -> list[object]:
-    items: list[object] = Conversation(server).page("/api/v1/nodes", {})["items"]
+    items: list[object] = APIConnection(server).page(NODES.collection(), {})["items"]
     return items
 
 
@@ -87,7 +88,7 @@ def test_a_missing_or_damaged_token_says_so(folder: Path, text: bytes | None) ->
 
 def test_a_watch_over_tls_tells_changes_and_ends_when_it_shall(folder: Path) -> None:
     with pod_of_a_cluster(folder) as (fake, server):
-        nodes = Reflector(server, "/api/v1/nodes", "", views.node_labels, changed=lambda: None)
+        nodes = Reflector(server, NODES.collection(), views.node_labels, changed=lambda: None)
         with running(nodes.run, wake=nodes.wake):
             eventually(lambda: fake.watching("nodes"), "a watch")
             fake.set_labels({"nodeType": "dpdk"})

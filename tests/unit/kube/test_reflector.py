@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool.core.errors import ManifestError
-from cpupool.kube import conversation
+from cpupool.kube import connection
 from cpupool.kube.client import APIServer
 from cpupool.kube.reflector import Reflector
+from cpupool.kube.resources import CONFIG_MAPS, PODS, WEBHOOK_CONFIGURATIONS, Resource
 from cpupool.telemetry.metrics import Metrics
 from tests.apiserver import FakeAPIServer
 from tests.loops import running
@@ -19,6 +20,8 @@ from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from cpupool.kube.resources import APIPath
 
 NODE = "node-a"
 
@@ -47,9 +50,9 @@ class Followed:
         self.stop = threading.Event()
         self.reflector = Reflector(
             APIServer(url, answer_s=answer_s),
-            "/api/v1/pods",
-            f"spec.nodeName={NODE}",
+            PODS.collection(),
             kept,
+            fields=f"spec.nodeName={NODE}",
             changed=self._changed,
             restarted=self.metrics.watch_restarted,
             watch_s=watch_s,
@@ -196,7 +199,7 @@ def test_a_lost_version_is_answered_at_once_however_long_the_server_was_away(
     server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = True
-    monkeypatch.setattr("cpupool.kube.conversation.LONGEST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("cpupool.kube.connection.LONGEST_PAUSE_S", 3600.0)
     monkeypatch.setattr("random.uniform", lambda low, high: low if impatient else high)
     with following(server.url) as followed:
         expect(followed, a="1", b="1")
@@ -272,7 +275,7 @@ def test_an_event_that_is_none_calls_for_a_list(server: FakeAPIServer, line: byt
 def test_an_endless_event_is_cut_off(
     server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "LONGEST_LINE_BYTES", 100_000)
+    monkeypatch.setattr(connection, "LONGEST_LINE_BYTES", 100_000)
     with following(server.url) as followed:
         expect(followed, a="1", b="1")
         eventually(lambda: server.watching("pods"), "a watch")
@@ -411,29 +414,76 @@ def test_waking_does_not_lose_the_place(server: FakeAPIServer) -> None:
 @pytest.mark.parametrize(
     "collection",
     [
-        "/api/v1/namespaces/cpupool/configmaps",
-        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+        CONFIG_MAPS.collection("cpupool"),
+        WEBHOOK_CONFIGURATIONS.collection(),
     ],
 )
 def test_a_single_object_is_followed_through_its_deletion(
-    server: FakeAPIServer, collection: str
+    server: FakeAPIServer, collection: APIPath
 ) -> None:
     changed = threading.Semaphore(0)
     reflector = Reflector(
         APIServer.at(server.url),
         collection,
-        "metadata.name=wanted",
         kept,
+        fields="metadata.name=wanted",
         changed=changed.release,
     )
-    server.keep(f"{collection}/other", body("other"))
+    server.keep(f"{collection.text}/other", body("other"))
     with running(reflector.run, wake=reflector.wake):
         known: list[object] = []
         for there in (False, True, False, True):
             if there:
-                server.keep(f"{collection}/wanted", body("wanted"))
+                server.keep(f"{collection.text}/wanted", body("wanted"))
             elif known:
-                server.forget(f"{collection}/wanted")
+                server.forget(f"{collection.text}/wanted")
             assert changed.acquire(timeout=DEADLINE_S)
             known.append(reflector.items())
     assert known == [(), (("wanted", "1"),), (), (("wanted", "1"),)]
+
+
+def test_a_whole_cluster_is_followed_and_only_what_is_converted_is_kept() -> None:
+    with FakeAPIServer(admin=True) as server:
+        server.page = 2
+        server.set_pods([body(name, node=f"node-{name}") for name in "abc"])
+        reflector = Reflector(
+            APIServer.at(server.url),
+            PODS.collection(),
+            lambda given: given["spec"]["nodeName"],
+            changed=lambda: None,
+        )
+        with running(reflector.run, wake=reflector.wake):
+            eventually(lambda: reflector.items() == ("node-a", "node-b", "node-c"), "all pods")
+            eventually(lambda: server.watching("pods"), "a watch")
+            server.keep("/api/v1/namespaces/web/pods/d", body("d", node="node-d"))
+            eventually(lambda: len(reflector.items() or ()) == 4, "a pod of another namespace")
+    asked = [request.parameters for request in server.requests]
+    assert len(asked) == 3
+    assert not any({"fieldSelector", "labelSelector"} & parameters.keys() for parameters in asked)
+
+
+def test_a_label_selector_narrows_a_namespace() -> None:
+    leases = Resource("coordination.k8s.io", "v1", "leases")
+
+    def keep(api: FakeAPIServer, namespace: str, name: str, **labels: str) -> None:
+        path = leases.object(name, namespace).text
+        api.keep(path, {"metadata": {"labels": labels}})
+
+    with FakeAPIServer(admin=True) as api:
+        keep(api, "web", "ours", app="cpupool")
+        keep(api, "web", "theirs", app="other")
+        keep(api, "db", "elsewhere", app="cpupool")
+        reflector = Reflector(
+            APIServer.at(api.url),
+            leases.collection("web"),
+            lambda given: given["metadata"]["name"],
+            labels="app=cpupool",
+            changed=lambda: None,
+        )
+        with running(reflector.run, wake=reflector.wake):
+            eventually(lambda: reflector.items() == ("ours",), "the list")
+            eventually(lambda: api.watching("leases"), "a watch")
+            keep(api, "web", "another", app="other")
+            keep(api, "web", "second", app="cpupool")
+            eventually(lambda: reflector.items() == ("ours", "second"), "the second")
+    assert {request.parameters["labelSelector"] for request in api.requests} == {"app=cpupool"}

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from urllib3 import connection as urllib3_connection
 
 from cpupool.kube.client import APIError, APIServer, NoAPIServer
-from cpupool.kube.conversation import Conversation
+from cpupool.kube.connection import APIConnection
+from cpupool.kube.resources import NODES
 from tests.apiserver import FakeAPIServer
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def cluster(folder: Path, shown: Shown, trusted: Signer) -> Iterator[APIServer]:
 
 
 def ask(server: APIServer) -> int:
-    return len(Conversation(server).page("/api/v1/nodes", {})["items"])
+    return len(APIConnection(server).page(NODES.collection(), {})["items"])
 
 
 def refusal(folder: Path, shown: Shown, trusted: Signer) -> str:

@@ -9,6 +9,7 @@ from cpupool.kube import views
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.events import EventRecorder
 from cpupool.kube.reflector import Reflector
+from cpupool.kube.resources import NODES, PODS
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 
-class Cluster:
+class ClusterView:
     """One node's view of the API server: a `PodSource`, a `NodeLabels` and an `EventSink`.
 
     Args:
@@ -60,17 +61,17 @@ class Cluster:
         self._changed = changed
         self._pods = Reflector(
             server,
-            "/api/v1/pods",
-            f"spec.nodeName={node}",
+            PODS.collection(),
             lambda body: views.pod(body, names),
+            fields=f"spec.nodeName={node}",
             changed=changed,
             restarted=metrics.watch_restarted,
         )
         self._nodes = Reflector(
             server,
-            "/api/v1/nodes",
-            f"metadata.name={node}",
+            NODES.collection(),
             views.node_labels,
+            fields=f"metadata.name={node}",
             changed=self._node_changed,
             restarted=metrics.watch_restarted,
         )

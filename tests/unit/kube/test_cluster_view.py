@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
-from cpupool.kube.cluster import Cluster
+from cpupool.kube.cluster_view import ClusterView
 from cpupool.telemetry.metrics import Metrics
 from tests.apiserver import FakeAPIServer
 from tests.loops import running_all
@@ -26,9 +26,9 @@ def body(name: str, **spec: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def joined(server: FakeAPIServer, node: str) -> Iterator[tuple[Cluster, threading.Event]]:
+def joined(server: FakeAPIServer, node: str) -> Iterator[tuple[ClusterView, threading.Event]]:
     changed = threading.Event()
-    cluster = Cluster(APIServer.at(server.url), node, Names(), Metrics(), changed.set)
+    cluster = ClusterView(APIServer.at(server.url), node, Names(), Metrics(), changed.set)
     with running_all(cluster):
         yield cluster, changed
 

@@ -1,4 +1,4 @@
-"""Talking to the API server: lists, watches, and single objects, with bodies as dicts.
+"""Requests to the API server: lists, watches, single objects and patches, with bodies as dicts.
 
 Requests are rare (a watch lives for minutes), so each has a connection of its own: nothing goes
 stale, and a renewed token or CA is in use from the next request on.
@@ -22,20 +22,25 @@ from urllib3.exceptions import HTTPError
 from cpupool.kube.client import APIError, NoAPIServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from urllib3 import HTTPResponse
 
     from cpupool.kube.client import APIServer
+    from cpupool.kube.resources import APIPath
 
 LONGEST_PAUSE_S: Final = 10.0
 LONGEST_LINE_BYTES: Final = 16 << 20
 
 _FIRST_PAUSE_S: Final = 0.1
 _READ_BYTES: Final = 1 << 16
+_MERGE: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
+_APPLY: Final = "application/apply-patch+yaml"
+"""YAML is the only text that every API server takes here; JSON is YAML."""
 
 
-class Conversation:
+class APIConnection:
     """The requests of one thread, one after the other; any other thread may interrupt them.
 
     A loop calls `resume`, then looks whether it shall stop, then asks. An interruption that comes
@@ -80,28 +85,27 @@ class Conversation:
         chosen_s = random.uniform(0, limit_s)  # noqa: S311 - it parts the agents of many nodes
         self._interrupted.wait(min(max(chosen_s, at_least_s), LONGEST_PAUSE_S))
 
-    def page(self, collection: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    def page(self, collection: APIPath, parameters: Mapping[str, str]) -> dict[str, Any]:
         """List one page of a collection.
 
         Args:
-            collection: its path, as `/api/v1/pods`.
+            collection: which objects.
             parameters: of the query.
 
         Raises:
             APIError: there is no answer, or it is a refusal.
         """
-        resource = resource_of(collection)
-        with self._answer("list", resource, collection, parameters) as response:
-            return _decoded("list", resource, response.read())
+        with self._answer("list", collection, parameters) as response:
+            return _decoded("list", collection.resource, response.read())
 
     @contextmanager
     def watch(
-        self, collection: str, parameters: Mapping[str, str], silence_s: float
+        self, collection: APIPath, parameters: Mapping[str, str], silence_s: float
     ) -> Iterator[Iterator[dict[str, Any]]]:
         """Open a watch; what is entered gives its events until the server ends it.
 
         Args:
-            collection: as for `page`.
+            collection: which objects.
             parameters: of the query; `watch` is added.
             silence_s: how long the server may be silent between two events.
 
@@ -109,73 +113,128 @@ class Conversation:
             APIError: there is no answer, it is a refusal, or the watch broke off.
         """
         asked = {**parameters, "watch": "1"}
-        resource = resource_of(collection)
-        with self._answer("watch", resource, collection, asked, silence_s=silence_s) as response:
+        resource = collection.resource
+        with self._answer("watch", collection, asked, silence_s=silence_s) as response:
             yield (_decoded("watch", resource, line) for line in _lines(resource, response))
 
     def create(
-        self, namespace: str, resource: str, body: Mapping[str, Any], timeout_s: float | None = None
+        self, collection: APIPath, body: Mapping[str, Any], timeout_s: float | None = None
     ) -> None:
         """Create an object.
 
         Args:
-            namespace: where.
-            resource: what, of the core group.
+            collection: where.
             body: as in k8s.io/api/core/v1/types.go.
             timeout_s: shorter than the server's usual times, where this is urgent.
 
         Raises:
             APIError: there is no answer, or it is a refusal.
         """
-        path = f"/api/v1/namespaces/{namespace}/{resource}"
         with self._answer(
-            "create", resource, path, {}, method="POST", body=body, timeout_s=timeout_s
+            "create", collection, {}, method="POST", body=body, timeout_s=timeout_s
         ) as response:
             response.read()
 
-    def get(self, resource: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
+    def get(self, target: APIPath, timeout_s: float | None = None) -> dict[str, Any]:
         """Read one object.
 
         Args:
-            resource: what it is.
-            path: where it is, from `/api` or `/apis` on.
+            target: the object, or a subresource of it.
             timeout_s: as for `create`.
 
         Raises:
             APIError: there is no answer, or it is a refusal.
         """
-        with self._answer("get", resource, path, {}, timeout_s=timeout_s) as response:
-            return _decoded("get", resource, response.read())
+        with self._answer("get", target, {}, timeout_s=timeout_s) as response:
+            return _decoded("get", target.resource, response.read())
 
-    def update(self, resource: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace one object, and give it as it is then.
+    def update(self, target: APIPath, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace one object, and return it as it is then.
 
         Args:
-            resource: what it is.
-            path: as for `get`.
+            target: as for `get`.
             body: with the `resourceVersion` that was read: where the object has changed since, the
                 answer is 409.
 
         Raises:
             APIError: there is no answer, or it is a refusal.
         """
-        with self._answer("update", resource, path, {}, method="PUT", body=body) as response:
-            return _decoded("update", resource, response.read())
+        with self._answer("update", target, {}, method="PUT", body=body) as response:
+            return _decoded("update", target.resource, response.read())
+
+    def merge_patch(self, target: APIPath, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Change fields of one object, and return it as it is then.
+
+        Args:
+            target: as for `get`.
+            patch: the fields with their new values; null deletes one (RFC 7386).
+
+        Raises:
+            APIError: there is no answer, or it is a refusal.
+        """
+        return self._patch(target, patch, _MERGE, {})
+
+    def json_patch(
+        self, target: APIPath, operations: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Carry out operations on one object, all or none, and return it as it is then.
+
+        Args:
+            target: as for `get`.
+            operations: as in RFC 6902; after a `test` that fails the answer is 422.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal.
+        """
+        return self._patch(target, operations, _JSON_PATCH, {})
+
+    def apply(
+        self, target: APIPath, body: Mapping[str, Any], *, manager: str, force: bool = False
+    ) -> dict[str, Any]:
+        """Apply fields to one object, which is created where there is none, and return it.
+
+        Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/.
+
+        Args:
+            target: as for `get`.
+            body: with `apiVersion`, `kind` and the name, and every field that is to be the
+                manager's; one that it applied before and leaves out is deleted.
+            manager: who owns these fields.
+            force: whether to take fields from other managers; otherwise one of theirs that would
+                get another value makes the answer 409.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal.
+        """
+        forced = {"force": "true"} if force else {}
+        return self._patch(target, body, _APPLY, {"fieldManager": manager, **forced})
+
+    def _patch(
+        self,
+        target: APIPath,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        content_type: str,
+        parameters: Mapping[str, str],
+    ) -> dict[str, Any]:
+        with self._answer(
+            "patch", target, parameters, method="PATCH", body=body, content_type=content_type
+        ) as response:
+            return _decoded("patch", target.resource, response.read())
 
     @contextmanager
     def _answer(
         self,
         verb: str,
-        resource: str,
-        path: str,
+        path: APIPath,
         parameters: Mapping[str, str],
         *,
         method: str = "GET",
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        content_type: str = "application/json",
         timeout_s: float | None = None,
         silence_s: float | None = None,
     ) -> Iterator[HTTPResponse]:
-        server = self._server
+        server, resource = self._server, path.resource
         try:
             connection, headers = server.connection(), server.headers()
         except NoAPIServer as error:
@@ -188,9 +247,9 @@ class Conversation:
             connection.timeout = timeout_s or server.answer_s
             connection.request(
                 method,
-                server.target(path, parameters),
+                server.target(path.text, parameters),
                 body=None if body is None else json.dumps(body).encode(),
-                headers=headers,
+                headers={**headers, "Content-Type": content_type},
                 preload_content=False,
             )
             with connection.getresponse() as response:
@@ -217,11 +276,6 @@ class Conversation:
                 raise ConnectionAbortedError("interrupted")
             self._socket = connected
         return connected
-
-
-def resource_of(collection: str) -> str:
-    """Return the resource of a collection, as `pods` of `/api/v1/pods`."""
-    return collection.rpartition("/")[2]
 
 
 def _refusal(verb: str, resource: str, response: HTTPResponse) -> APIError:

@@ -1,0 +1,74 @@
+"""The paths of the Kubernetes API: which resource, in which namespace, which object.
+
+Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-uris.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+
+@dataclass(frozen=True, slots=True)
+class APIPath:
+    """A path that a request names.
+
+    Attributes:
+        resource: what is there, in the words of RBAC: `pods`, `pods/status`.
+        text: the path, from `/api` or `/apis` on.
+    """
+
+    resource: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource of the Kubernetes API.
+
+    Attributes:
+        group: its API group; empty for the core group.
+        version: the version of the group, as `v1`.
+        plural: its name in paths, as `pods`.
+    """
+
+    group: str
+    version: str
+    plural: str
+
+    def collection(self, namespace: str = "") -> APIPath:
+        """Return the path of all objects.
+
+        Args:
+            namespace: theirs; empty for the objects of the whole cluster.
+        """
+        group = f"apis/{self.group}" if self.group else "api"
+        parts = ["", group, self.version]
+        if namespace:
+            parts += ["namespaces", quote(namespace, safe="")]
+        return APIPath(self.plural, "/".join([*parts, self.plural]))
+
+    def object(self, name: str, namespace: str = "", *, subresource: str = "") -> APIPath:
+        """Return the path of one object.
+
+        Args:
+            name: its name.
+            namespace: where it is; empty for an object that has no namespace.
+            subresource: a part of it, as `status`; empty for the object itself.
+        """
+        parts = [self.collection(namespace).text, quote(name, safe="")]
+        if not subresource:
+            return APIPath(self.plural, "/".join(parts))
+        return APIPath(f"{self.plural}/{subresource}", "/".join([*parts, subresource]))
+
+
+PODS: Final = Resource("", "v1", "pods")
+NODES: Final = Resource("", "v1", "nodes")
+NAMESPACES: Final = Resource("", "v1", "namespaces")
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
+SECRETS: Final = Resource("", "v1", "secrets")
+EVENTS: Final = Resource("", "v1", "events")
+WEBHOOK_CONFIGURATIONS: Final = Resource(
+    "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations"
+)

@@ -1,0 +1,401 @@
+"""The API server that a test uses: what it holds, what was asked of it, and how it fails."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import threading
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tests.apiserver.events import problems_of_event
+from tests.apiserver.http import Server
+from tests.apiserver.objects import Objects, refusal
+from tests.apiserver.paths import KINDS, Path, is_granted, verb
+from tests.apiserver.watches import DROP, END, Watch, line
+from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterable, Mapping
+
+    from tests.apiserver.http import Handler
+    from tests.apiserver.objects import Answer
+
+Body = dict[str, Any]
+
+PODS, NODES = Path("", "v1", "pods"), Path("", "v1", "nodes")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked: in the words of RBAC, and as it came over the wire."""
+
+    verb: str
+    resource: str
+    parameters: Mapping[str, str]
+    method: str
+    path: str
+    content_type: str
+    body: bytes
+
+
+class FakeAPIServer:
+    """Use it as a context manager. Any thread, and any process that knows `url`, may use it.
+
+    Args:
+        node: the one node that there is; a pod that names none is bound to it.
+        labels: its labels.
+        tls: serve https with this context.
+        admin: answer what cpupool's parts have no right to, too.
+
+    Attributes:
+        url: where it listens; the same all its life.
+        requests: every request, refused ones included.
+        events: the Events that were created.
+        updates: the path and the new body of every update and patch that was taken, in their order.
+        tokens: the bearer tokens that it takes; None for all and none.
+        forbidden: every (verb, resource) that is refused for want of a right.
+        page: the most objects that a list gives at once, whatever was asked for.
+    """
+
+    def __init__(
+        self,
+        node: str = "node-a",
+        labels: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        *,
+        admin: bool = False,
+    ) -> None:
+        self.node = node
+        self.requests: list[Request] = []
+        self.events: list[Body] = []
+        self.updates: list[tuple[str, Body]] = []
+        self.tokens: set[str] | None = None
+        self.forbidden: set[tuple[str, str]] = set()
+        self.page = 500
+        self._tls = tls
+        self._admin = admin
+        self._lock = threading.Condition()
+        self._objects = Objects()
+        self._refusals: deque[tuple[int, dict[str, str], Body | bytes]] = deque()
+        self._gone_as_status = False
+        self._slow: Callable[[str], bool] = _none
+        self._closing = False
+        self._sockets: set[socket.socket] = set()
+        self._server = self._bound(0)
+        self._port = self._server.server_port
+        self._serving: threading.Thread | None = None
+        self.set_labels(labels or {})
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    # -- what the cluster holds ------------------------------------------------------------------
+
+    def set_pods(self, bodies: Iterable[Body]) -> None:
+        """Make these the pods, and tell the watches of every difference."""
+        given = {body["metadata"]["uid"]: self._bound_to_node(body) for body in bodies}
+        with self._lock:
+            known = self._objects.everywhere(PODS)
+            for uid in known.keys() - given:
+                collection, body = known[uid]
+                self._objects.change("DELETED", collection, uid, body)
+            for uid, body in given.items():
+                collection = replace(PODS, namespace=body["metadata"].get("namespace", "default"))
+                if uid not in known:
+                    self._objects.change("ADDED", collection, uid, body)
+                elif _unversioned(known[uid][1]) != _unversioned(body):
+                    self._objects.change("MODIFIED", collection, uid, body)
+
+    def set_labels(self, labels: Mapping[str, str]) -> None:
+        """Give the node these labels."""
+        uid = f"{self.node}-uid"
+        body = {"metadata": {"name": self.node, "uid": uid, "labels": dict(labels)}}
+        with self._lock:
+            known = uid in self._objects.everywhere(NODES)
+            self._objects.change("MODIFIED" if known else "ADDED", NODES, uid, body)
+
+    def keep(self, path: str, body: Body) -> None:
+        """Hold this object at its path, as a new version of the one that is there, if there is."""
+        with self._lock:
+            self._objects.keep(Path.of(path), body)
+
+    def keep_config_map(self, path: str, **files: str) -> None:
+        """Hold a ConfigMap at this path, with these texts as `poolconfig-<name>.yaml`."""
+        data = {f"poolconfig-{name}.yaml": text for name, text in files.items()}
+        self.keep(path, {"kind": "ConfigMap", "data": data})
+
+    def kept(self, path: str) -> Body:
+        """Give what is held at a path."""
+        with self._lock:
+            return self._objects.kept(Path.of(path))
+
+    def forget(self, path: str) -> None:
+        """Delete what is held at a path."""
+        with self._lock:
+            self._objects.forget(Path.of(path))
+
+    def verbs(self) -> set[tuple[str, str]]:
+        """Give every (verb, resource) that was asked for."""
+        return {(asked.verb, asked.resource) for asked in list(self.requests)}
+
+    def count(self, verb: str, resource: str) -> int:
+        counts = Counter((asked.verb, asked.resource) for asked in list(self.requests))
+        return counts[verb, resource]
+
+    def watching(self, resource: str) -> int:
+        """Say how many watches of a resource are open."""
+        with self._lock:
+            return sum(watch.collection.plural == resource for watch in self._objects.watches)
+
+    # -- how it fails ----------------------------------------------------------------------------
+
+    def down(self) -> None:
+        """Refuse connections, and end those that are open."""
+        self._close()
+        self._server = self._bound(self._port)
+
+    def up(self) -> None:
+        """Answer, and well."""
+        with self._lock:
+            self._slow = _none
+            self._refusals.clear()
+            self._lock.notify_all()
+        if self._serving is None:
+            self._server.server_activate()
+            self._serving = threading.Thread(
+                target=self._server.serve_forever, kwargs={"poll_interval": 0.02}
+            )
+            self._serving.start()
+
+    def slow(self, only: str = "") -> None:
+        """Take connections and requests and answer nothing, and stay silent in watches.
+
+        Args:
+            only: the resource for which this holds; empty for all.
+        """
+        with self._lock:
+            self._slow = lambda resource: only in {"", resource}
+            self._lock.notify_all()
+
+    def refuse(
+        self,
+        status: int,
+        reason: str = "",
+        *,
+        times: int = 1,
+        headers: dict[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> None:
+        """Answer the next requests with an error: a Status, or this body."""
+        answer = refusal(status, reason, "refused by the test") if body is None else body
+        with self._lock:
+            self._refusals.extend([(status, headers or {}, answer)] * times)
+
+    def gone(self, *, as_status: bool = False) -> None:
+        """Forget every older version: watches end with 410, and so do those that ask for one.
+
+        Args:
+            as_status: with the HTTP status 410, not with an ERROR event after 200.
+        """
+        with self._lock:
+            self._objects.compact()
+            self._gone_as_status = as_status
+            for watch in self._objects.watches:
+                watch.put(line("ERROR", refusal(410, "Expired", "too old version")))
+                watch.put(END)
+
+    def drop_watches(self, mid_line: bytes = b"") -> None:
+        """Cut the connection of every watch, perhaps in the middle of an event."""
+        with self._lock:
+            for watch in self._objects.watches:
+                if mid_line:
+                    watch.put(mid_line)
+                watch.put(DROP)
+
+    def end_watches(self) -> None:
+        """End every watch in order, as at its timeout."""
+        with self._lock:
+            for watch in self._objects.watches:
+                watch.put(END)
+
+    def send(self, resource: str, text: bytes) -> None:
+        """Write this into every open watch of a resource."""
+        with self._lock:
+            for watch in self._objects.watches:
+                if watch.collection.plural == resource:
+                    watch.put(text + b"\n")
+
+    def bookmark(self, resource: str) -> None:
+        """Tell every open watch of a resource the newest version, which is a new one."""
+        with self._lock:
+            self._objects.version += 1
+            version = str(self._objects.version)
+        body = {"kind": KINDS[resource], "metadata": {"resourceVersion": version}}
+        self.send(resource, line("BOOKMARK", body).rstrip())
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _bound(self, port: int) -> Server:
+        """Keep the port: bound and not listening, it refuses connections."""
+        server = Server(("127.0.0.1", port), self)
+        server.server_bind()
+        return server
+
+    def _close(self) -> None:
+        if self._serving is not None:
+            self._server.shutdown()
+            self._serving.join(DEADLINE_S)
+            self._serving = None
+        with self._lock:
+            self._closing = True
+            for watch in self._objects.watches:
+                watch.put(DROP)
+            for connection in self._sockets:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._lock.notify_all()
+        self._server.server_close()
+        self._closing = False
+
+    def _bound_to_node(self, body: Body) -> Body:
+        bound = copy.deepcopy(body)
+        bound.setdefault("spec", {}).setdefault("nodeName", self.node)
+        return bound
+
+    def opened(self, connection: socket.socket) -> socket.socket:
+        # The handshake is the handler's, so that one client cannot hold up the others.
+        if self._tls:
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        with self._lock:
+            self._sockets.add(connection)
+        return connection
+
+    def closed(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._sockets.discard(connection)
+
+    def answer(self, handler: Handler, method: str) -> None:
+        """Answer one request, on a thread of its own."""
+        split = urlsplit(handler.path)
+        parameters = dict(parse_qsl(split.query))
+        path = Path.of(unquote(split.path))
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
+        asked = verb(method, path, parameters)
+        content_type = handler.headers.get("Content-Type", "")
+        request = Request(
+            asked, path.resource, parameters, method, handler.path, content_type, body
+        )
+        with self._lock:
+            self.requests.append(request)
+            while self._slow(path.plural) and not self._closing:
+                self._lock.wait(DEADLINE_S)
+            failure = self._refusals.popleft() if self._refusals else None
+        token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
+        if failure is not None:
+            handler.reply(*failure)
+        elif self.tokens is not None and token not in self.tokens:
+            handler.reply(401, {}, refusal(401, "Unauthorized", "Unauthorized"))
+        elif (asked, path.resource) in self.forbidden or not (
+            self._admin or is_granted(asked, path, parameters)
+        ):
+            what = f"{asked} {path.resource} is forbidden"
+            handler.reply(403, {}, refusal(403, "Forbidden", what))
+        elif asked == "watch":
+            self._stream(handler, path, parameters)
+        else:
+            handler.reply(*self._answered(path, request))
+
+    def _answered(self, path: Path, request: Request) -> Answer:
+        if request.verb == "create":
+            return self._create_event(path.namespace, json.loads(request.body))
+        with self._lock:
+            if request.verb == "list":
+                limit = min(int(request.parameters.get("limit", "500")), self.page)
+                return self._objects.list(path, request.parameters, limit)
+            if request.verb == "get":
+                return self._objects.get(path)
+            if request.verb == "update":
+                answer = self._objects.update(path, request.body)
+            else:
+                answer = self._objects.patch(
+                    path, request.content_type, request.body, request.parameters
+                )
+            if answer[0] < 300:
+                self.updates.append((urlsplit(request.path).path, answer[2]))
+            return answer
+
+    def _stream(self, handler: Handler, collection: Path, parameters: Mapping[str, str]) -> None:
+        since = int(parameters.get("resourceVersion", "0"))
+        watch = Watch(collection, parameters)
+        with self._lock:
+            gone = since < self._objects.compacted
+            if gone and self._gone_as_status:
+                watch.close()
+                handler.reply(410, {}, refusal(410, "Expired", f"too old version: {since}"))
+                return
+            if gone:
+                watch.put(line("ERROR", refusal(410, "Expired", f"too old: {since}")))
+                watch.put(END)
+            for change in self._objects.history:
+                if watch.wants(change.collection, change.body) and change.version > since:
+                    watch.put(change.line())
+            self._objects.watches.append(watch)
+        try:
+            self._write_lines(handler, watch, float(parameters.get("timeoutSeconds", "1800")))
+        finally:
+            with self._lock:
+                self._objects.watches.remove(watch)
+                watch.close()
+
+    def _write_lines(self, handler: Handler, watch: Watch, lasts_s: float) -> None:
+        ends_s = time.monotonic() + lasts_s
+        handler.begin_chunks()
+        while True:
+            text = watch.next(handler.connection, ends_s)
+            with self._lock:
+                while self._slow(watch.collection.plural) and not self._closing:
+                    self._lock.wait(DEADLINE_S)
+            if text is DROP:
+                handler.drop()
+                return
+            if text is END:
+                handler.write_chunk(b"")
+                return
+            assert isinstance(text, bytes)
+            handler.write_chunk(text)
+
+    def _create_event(self, namespace: str, event: Body) -> Answer:
+        problems = problems_of_event(event, namespace)
+        if problems:
+            return 422, {}, refusal(422, "Invalid", "; ".join(problems))
+        with self._lock:
+            if any(known["metadata"]["name"] == event["metadata"]["name"] for known in self.events):
+                return 409, {}, refusal(409, "AlreadyExists", event["metadata"]["name"])
+            self.events.append(event)
+        return 201, {}, event
+
+
+def _none(_resource: str) -> bool:
+    return False
+
+
+def _unversioned(body: Body) -> Body:
+    metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
+    return {**body, "metadata": metadata}
