@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-import socket
 import threading
 import time
 from collections import Counter, deque
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tests.apiserver.events import problems_of_event
-from tests.apiserver.http import Server
+from tests.apiserver.http import Listener
 from tests.apiserver.objects import Objects, refusal
 from tests.apiserver.paths import KINDS, Path, is_granted, verb
 from tests.apiserver.watches import DROP, END, Watch, line
@@ -79,7 +77,6 @@ class FakeAPIServer:
         self.tokens: set[str] | None = None
         self.forbidden: set[tuple[str, str]] = set()
         self.page = 500
-        self._tls = tls
         self._admin = admin
         self._lock = threading.Condition()
         self._objects = Objects()
@@ -87,15 +84,9 @@ class FakeAPIServer:
         self._gone_as_status = False
         self._slow: Callable[[str], bool] = _none
         self._closing = False
-        self._sockets: set[socket.socket] = set()
-        self._server = self._bound(0)
-        self._port = self._server.server_port
-        self._serving: threading.Thread | None = None
+        self._listener = Listener(self._answer, tls)
+        self.url = self._listener.url
         self.set_labels(labels or {})
-
-    @property
-    def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
         self.up()
@@ -167,7 +158,7 @@ class FakeAPIServer:
     def down(self) -> None:
         """Refuse connections, and end those that are open."""
         self._close()
-        self._server = self._bound(self._port)
+        self._listener.bind()
 
     def up(self) -> None:
         """Answer, and well."""
@@ -175,12 +166,7 @@ class FakeAPIServer:
             self._slow = _none
             self._refusals.clear()
             self._lock.notify_all()
-        if self._serving is None:
-            self._server.server_activate()
-            self._serving = threading.Thread(
-                target=self._server.serve_forever, kwargs={"poll_interval": 0.02}
-            )
-            self._serving.start()
+        self._listener.start()
 
     def slow(self, only: str = "") -> None:
         """Take connections and requests and answer nothing, and stay silent in watches.
@@ -250,26 +236,14 @@ class FakeAPIServer:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _bound(self, port: int) -> Server:
-        """Keep the port: bound and not listening, it refuses connections."""
-        server = Server(("127.0.0.1", port), self)
-        server.server_bind()
-        return server
-
     def _close(self) -> None:
-        if self._serving is not None:
-            self._server.shutdown()
-            self._serving.join(DEADLINE_S)
-            self._serving = None
+        self._listener.stop()
         with self._lock:
             self._closing = True
             for watch in self._objects.watches:
                 watch.put(DROP)
-            for connection in self._sockets:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
             self._lock.notify_all()
-        self._server.server_close()
+        self._listener.hang_up()
         self._closing = False
 
     def _bound_to_node(self, body: Body) -> Body:
@@ -277,21 +251,7 @@ class FakeAPIServer:
         bound.setdefault("spec", {}).setdefault("nodeName", self.node)
         return bound
 
-    def opened(self, connection: socket.socket) -> socket.socket:
-        # The handshake is the handler's, so that one client cannot hold up the others.
-        if self._tls:
-            connection = self._tls.wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
-        with self._lock:
-            self._sockets.add(connection)
-        return connection
-
-    def closed(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._sockets.discard(connection)
-
-    def answer(self, handler: Handler, method: str) -> None:
+    def _answer(self, handler: Handler, method: str) -> None:
         """Answer one request, on a thread of its own."""
         split = urlsplit(handler.path)
         parameters = dict(parse_qsl(split.query))
