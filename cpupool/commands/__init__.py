@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import textwrap
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from cpupool.config.settings import OPTIONS, AgentSettings, SettingRefused
 from cpupool.core.errors import CPUPoolError, HostFileError
-from cpupool.core.names import DEFAULT_DOMAIN
 from cpupool.host.sysfs import open_topology
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+    from collections.abc import Callable
 
     from cpupool.core.topology import CPUTopology
 
@@ -28,18 +27,16 @@ if TYPE_CHECKING:
 FAILED: Final = 1
 BAD_INPUT: Final = 2
 """Exit code where there is no answer: the command line, or a file it names, cannot be used."""
-POOL_FOLDER: Final = Path("/etc/cpu-pooler")
+POOL_FOLDER: Final = Path(AgentSettings().config)
 """Where the agent's ConfigMap is mounted; the manifests have it, too."""
-METRICS_PORT: Final = 9404
+METRICS_PORT: Final = AgentSettings().metrics_port
 SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
 """What `cpupool simulate --json` writes and `cpupool explain` reads."""
 _STDIN: Final = Path("/dev/stdin")
 _LARGEST_BYTES: Final = 16 * 2**20
 _WIDTH: Final = 100
-_SUBDOMAIN: Final = re.compile(
-    r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-)
-"""As Kubernetes has it (k8s.io/apimachinery/pkg/util/validation)."""
+_FLAGS: Final = "flags_given"
+T = TypeVar("T")
 
 
 class UsageError(CPUPoolError):
@@ -80,32 +77,72 @@ def add_node_labels(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_setting(
+    parser: argparse.ArgumentParser, name: str, read: Callable[[str], object] | None = None
+) -> None:
+    """Add one of the agent's settings to any command; `flags_given` knows whether it is given.
+
+    Args:
+        parser: the command's.
+        name: the setting, as in OPTIONS.
+        read: makes the argument of a text, instead of the setting's own parser.
+    """
+    option = OPTIONS[name]
+    switch = isinstance(option.default, bool)
+    parser.add_argument(
+        f"--{name}",
+        dest=option.field,
+        action=_Flag,
+        nargs=0 if switch else None,
+        metavar=option.metavar,
+        type=read or typed(option.parse),
+        default=read(option.default) if read else option.default,
+        choices=option.choices or None,
+        help=option.help.replace("%", "%%"),
+    )
+
+
+def flags_given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the command line says of the agent's settings, by field; no defaults."""
+    return dict(getattr(arguments, _FLAGS, {}))
+
+
+class _Flag(argparse.Action):
+    """Takes the value of a flag, or true for a switch, and notes that it is given."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        _flag: str | None = None,
+    ) -> None:
+        value = True if self.nargs == 0 else values
+        setattr(namespace, self.dest, value)
+        setattr(namespace, _FLAGS, {**flags_given(namespace), self.dest: value})
+
+
+def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Make the parser of a setting one of the command line's, for `type`."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except SettingRefused as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
 def add_resource_domain(parser: argparse.ArgumentParser) -> None:
     """Add `--resource-domain`."""
-    parser.add_argument(
-        "--resource-domain",
-        metavar="DOMAIN",
-        type=domain,
-        default=DEFAULT_DOMAIN,
-        help="the part of the resource names before the slash (default: %(default)s)",
-    )
+    add_setting(parser, "resource-domain")
 
 
 def add_trees(parser: argparse.ArgumentParser) -> None:
     """Add `--cgroup-root` and `--host-root`: where the node's trees are."""
-    parser.add_argument(
-        "--cgroup-root",
-        metavar="PATH",
-        default="",
-        help="the kubelet's --cgroup-root (default: look in the usual places)",
-    )
-    parser.add_argument(
-        "--host-root",
-        metavar="DIR",
-        type=Path,
-        default=Path("/"),
-        help="where the node's file system is mounted (default: %(default)s)",
-    )
+    add_setting(parser, "cgroup-root")
+    add_setting(parser, "host-root", Path)
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
@@ -128,30 +165,6 @@ def node_labels(text: str) -> dict[str, str]:
             raise argparse.ArgumentTypeError(f"{piece!r} is no label; write key=value,key=value")
         labels[key.strip()] = value.strip()
     return labels
-
-
-def seconds(text: str) -> float:
-    """Read an interval from the command line.
-
-    Raises:
-        ArgumentTypeError: it is no time to wait between two looks.
-    """
-    with suppress(ValueError):
-        given = float(text)
-        if 0.1 <= given <= 60:
-            return given
-    raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 60 seconds")
-
-
-def domain(text: str) -> str:
-    """Read a resource domain from the command line.
-
-    Raises:
-        ArgumentTypeError: Kubernetes takes no resource with it.
-    """
-    if not _SUBDOMAIN.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no DNS subdomain; write it as example.com")
-    return text
 
 
 def writable(text: str) -> Path:

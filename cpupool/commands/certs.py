@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.commands import UsageError, add_command
 from cpupool.commands.services import (
-    DNS_LABEL,
     add_api_server,
     add_log_format,
     api_server,
@@ -18,6 +17,7 @@ from cpupool.commands.services import (
     missing,
     own_namespace,
 )
+from cpupool.config.settings import DNS_LABEL
 from cpupool.kube.client import SERVICE_ACCOUNT
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import signal
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cpupool.commands import METRICS_PORT, UsageError
+from cpupool.commands import UsageError, add_setting
+from cpupool.config.settings import DNS_LABEL
 from cpupool.kube.client import SERVICE_ACCOUNT, APIServer, NoAPIServer
 from cpupool.kube.config_map import ConfigMapName
 
 if TYPE_CHECKING:
+    import argparse
     from pathlib import Path
-
-DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_CONFIG_MAP: Final = re.compile(rf"({DNS_LABEL.pattern}/)?[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?")
 
 
 def add_api_server(parser: argparse.ArgumentParser) -> None:
     """Add `--api-server`, for `api_server`."""
-    parser.add_argument(
-        "--api-server",
-        metavar="URL",
-        help="address of the API server, as `kubectl proxy` gives it (default: that of the cluster"
-        " in which this is a pod)",
-    )
+    add_setting(parser, "api-server")
 
 
-def api_server(url: str | None) -> APIServer:
+def api_server(url: str) -> APIServer:
     """Give the API server of this address, or of the cluster.
 
     Raises:
@@ -45,14 +37,7 @@ def api_server(url: str | None) -> APIServer:
 
 def add_config_map(parser: argparse.ArgumentParser) -> None:
     """Add `--configmap`, for `config_map`."""
-    parser.add_argument(
-        "--configmap",
-        metavar="[NAMESPACE/]NAME",
-        type=_config_map,
-        default="cpu-pooler-configmap",
-        help="the ConfigMap that --config shows, to be told of its edits by the API server and at"
-        " once; '' for the folder alone (default: %(default)s, in the namespace of this pod)",
-    )
+    add_setting(parser, "configmap")
 
 
 def config_map(text: str) -> ConfigMapName | None:
@@ -60,14 +45,6 @@ def config_map(text: str) -> ConfigMapName | None:
     namespace, _, name = text.rpartition("/")
     namespace = namespace or own_namespace(SERVICE_ACCOUNT)
     return ConfigMapName(namespace, name) if name and namespace else None
-
-
-def _config_map(text: str) -> str:
-    if text and not _CONFIG_MAP.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no name of a ConfigMap; write NAMESPACE/NAME"
-        )
-    return text
 
 
 def own_namespace(folder: Path) -> str:
@@ -85,32 +62,12 @@ def own_namespace(folder: Path) -> str:
 
 def add_metrics_port(parser: argparse.ArgumentParser) -> None:
     """Add `--metrics-port`."""
-    parser.add_argument(
-        "--metrics-port",
-        metavar="PORT",
-        type=port,
-        default=METRICS_PORT,
-        help="port of /healthz, /readyz and /metrics; 0 for none (default: %(default)s)",
-    )
-
-
-def port(text: str) -> int:
-    """Read a port from the command line."""
-    with suppress(ValueError):
-        number = int(text)
-        if 0 <= number < 2**16:
-            return number
-    raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number up to 65535, or 0")
+    add_setting(parser, "metrics-port")
 
 
 def add_log_format(parser: argparse.ArgumentParser) -> None:
     """Add `--log-format`."""
-    parser.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="how log lines are written (default: %(default)s)",
-    )
+    add_setting(parser, "log-format")
 
 
 def asked_to_end() -> threading.Event:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import POOL_FOLDER, add_command
+from cpupool.commands import POOL_FOLDER, add_command, typed
 from cpupool.commands.rules import add_rules, rules
 from cpupool.commands.services import (
     add_api_server,
@@ -19,8 +19,8 @@ from cpupool.commands.services import (
     asked_to_end,
     config_map,
     missing,
-    port,
 )
+from cpupool.config import settings
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log
 from cpupool.telemetry.health import Health
@@ -60,7 +60,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--port",
         metavar="PORT",
-        type=port,
+        type=typed(settings.port),
         default=8443,
         help="port of HTTPS (default: %(default)s)",
     )
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     log.set_up(logging.INFO, json=arguments.log_format == "json")
     metrics, health = WebhookMetrics(), Health()
     followed = config_map(arguments.configmap)
-    settings = Settings(
+    told = Settings(
         config=arguments.config,
         certificate=arguments.tls_cert_file,
         key=arguments.tls_private_key_file,
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         api_server=_api_server(arguments.api_server),
         config_map=followed,
     )
-    webhook = Webhook(settings, metrics, health)
+    webhook = Webhook(told, metrics, health)
     probes = arguments.metrics_port
     telemetry = TelemetryServer("", probes, metrics, health) if probes else None
     log.get(__name__).info(
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     return 0
 
 
-def _api_server(url: str | None) -> APIServer | None:
+def _api_server(url: str) -> APIServer | None:
     """Give the API server; None where this is no pod of a cluster and none is named."""
     return api_server(url) if url or os.environ.get("KUBERNETES_SERVICE_HOST") else None
 

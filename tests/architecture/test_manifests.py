@@ -170,7 +170,7 @@ def test_the_agent_sees_the_folders_that_it_uses_and_no_others(
     pod: dict[str, Any], agent: dict[str, Any]
 ) -> None:
     taken = parsed(agent["args"])
-    root = HostRoot.under(taken.host_root)
+    root = HostRoot.under(Path(taken.host_root))
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["name"]: mount for mount in agent["volumeMounts"]}
     config = mounts.pop("pools")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cpupool import cli
+from cpupool.app import SWEEP_INTERVAL_S
 from cpupool.commands import agent
+from cpupool.config.settings import OPTIONS, AgentSettings
+from cpupool.core.names import STARTER
 from cpupool.manager.ports import Way
+from cpupool.roles.nri_plugin import MissingFacts
 from cpupool.runtime.nri_connection import Launch
 
 if TYPE_CHECKING:
@@ -120,3 +125,56 @@ def test_a_plugin_that_the_runtime_has_started_is_one(
     assert settings("--enforcement", "nri").launch == Launch(3, "cpupool", "50")
     assert cli.main([*ENOUGH, "--enforcement", "cgroup"]) == 2
     assert "as its NRI plugin; leave out --enforcement=cgroup" in capsys.readouterr().err
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("sweep-interval: 10\nmetrics-port: 80\ncri-socket: /run/a.sock\n")
+
+    found = settings("--settings", str(file), "--metrics-port", "81")
+
+    assert (found.interval_s, found.telemetry) == (10.0, ("", 81))
+    assert found.cri_socket == Path("/run/a.sock")
+    assert found.starter == Path(STARTER)
+
+
+def test_a_flag_wins_with_its_default_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("metrics-port: 80\nenforcement: cri\n")
+
+    found = settings("--settings", str(file), "--metrics-port", "9404", "--enforcement", "auto")
+
+    assert (found.telemetry, found.enforcement) == (("", 9404), None)
+
+
+def test_the_name_of_the_node_may_come_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("node-name: a\napi-server: http://127.0.0.1:1\n")
+
+    assert cli.main(["agent", "--settings", str(file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "settings.yaml: No such file or directory; name a file that can be read"),
+        ("verbos: true", "settings.yaml:1:1: verbos: unknown key; did you mean verbose?"),
+    ],
+)
+def test_a_file_that_cannot_be_used_starts_nothing(
+    tmp_path: Path, text: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    if text is not None:
+        file.write_text(text)
+
+    assert cli.main([*ENOUGH, "--settings", str(file)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_words_of_the_settings_are_those_of_what_they_set() -> None:
+    assert OPTIONS["enforcement"].choices == ("auto", *(way.value for way in Way))
+    assert OPTIONS["nri-missing-facts"].choices == tuple(one.value for one in MissingFacts)
+    defaults = AgentSettings()
+    assert defaults.sweep_interval_s == SWEEP_INTERVAL_S
+    assert MissingFacts(defaults.nri_missing_facts) is MissingFacts.HOLD

@@ -1,0 +1,318 @@
+"""The agent's settings: the name, default, parser and help of each, and the file that sets them.
+
+A setting is a flag of `cpupool agent` and a key of its settings file, by the same name. A flag wins
+over the file, and the file over the default. Paths are texts here, as the user wrote them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from cpupool.config import document
+from cpupool.config.document import Origin, Text
+from cpupool.config.reader import Reader, hint
+from cpupool.core.errors import Problem, refuse_errors
+from cpupool.core.names import DEFAULT_DOMAIN, STARTER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""As Kubernetes has it (k8s.io/apimachinery/pkg/util/validation), as the next two."""
+_SUBDOMAIN: Final = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+)
+_CONFIG_MAP: Final = re.compile(rf"({DNS_LABEL.pattern}/)?[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?")
+_OPTION: Final = "option"
+_T = TypeVar("_T")
+
+
+class SettingRefused(ValueError):
+    """A text that is no value of a setting.
+
+    Attributes:
+        what: what is wrong with it.
+        remedy: what to write instead; empty where `what` says it.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        self.what = what
+        self.remedy = remedy
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+
+
+def seconds(text: str) -> float:
+    """Read an interval in seconds.
+
+    Raises:
+        SettingRefused: it is no time to wait between two sweeps.
+    """
+    try:
+        given = float(text)
+    except ValueError:
+        given = 0.0
+    if 0.1 <= given <= 60:
+        return given
+    raise SettingRefused(f"{text!r} is not between 0.1 and 60 seconds")
+
+
+def port(text: str) -> int:
+    """Read a TCP port; 0 stands for none.
+
+    Raises:
+        SettingRefused: it is no port.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if 0 <= number < 2**16:
+        return number
+    raise SettingRefused(f"{text!r} is no port", "give a number up to 65535, or 0")
+
+
+def domain(text: str) -> str:
+    """Read a resource domain.
+
+    Raises:
+        SettingRefused: Kubernetes takes no resource with it.
+    """
+    if not _SUBDOMAIN.fullmatch(text):
+        raise SettingRefused(f"{text!r} is no DNS subdomain", "write it as example.com")
+    return text
+
+
+def config_map(text: str) -> str:
+    """Read the name of a ConfigMap, with or without a namespace; empty for none.
+
+    Raises:
+        SettingRefused: no ConfigMap can have this name.
+    """
+    if text and not _CONFIG_MAP.fullmatch(text):
+        raise SettingRefused(f"{text!r} is no name of a ConfigMap", "write NAMESPACE/NAME")
+    return text
+
+
+def switch(text: str) -> bool:
+    """Read a switch.
+
+    Raises:
+        SettingRefused: it is neither true nor false.
+    """
+    if text not in {"true", "false"}:
+        raise SettingRefused(f"{text!r} is neither true nor false", "write true or false")
+    return text == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting, as a flag and as a key of the settings file.
+
+    Attributes:
+        name: what users call it; the flag has two dashes before it.
+        field: its field of `AgentSettings`.
+        default: its value where nothing is said.
+        help: what it does, with the default.
+        metavar: what stands for the value in the help.
+        parse: reads its value; raises SettingRefused.
+        choices: the texts that are values; any where there is none.
+        empty: whether the empty text is a value.
+    """
+
+    name: str
+    field: str
+    default: Any
+    help: str
+    metavar: str | None
+    parse: Callable[[str], Any]
+    choices: tuple[str, ...]
+    empty: bool
+
+
+def _option(  # the return type is that of the field, as with `field` itself
+    name: str,
+    default: _T,
+    meaning: str,
+    *,
+    metavar: str | None = None,
+    parse: Callable[[str], Any] = str,
+    choices: tuple[str, ...] = (),
+    empty: bool = False,
+) -> _T:
+    option = {
+        "name": name,
+        "help": meaning.format(default=default),
+        "metavar": metavar,
+        "parse": parse,
+        "choices": choices,
+        "empty": empty,
+    }
+    found: _T = field(default=default, metadata={_OPTION: option})
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What the agent is told from outside; what each setting does is in its help."""
+
+    config: str = _option(
+        "config",
+        "/etc/cpu-pooler",
+        "folder with poolconfig-<name>.yaml files; edits are followed (default: {default})",
+        metavar="DIR",
+    )
+    configmap: str = _option(
+        "configmap",
+        "cpu-pooler-configmap",
+        "the ConfigMap that --config shows, to be told of its edits by the API server and at once;"
+        " '' for the folder alone (default: {default}, in the namespace of this pod)",
+        metavar="[NAMESPACE/]NAME",
+        parse=config_map,
+        empty=True,
+    )
+    node_name: str = _option(
+        "node-name",
+        "",
+        "this node's name in the cluster (default: the variable NODE_NAME)",
+        metavar="NAME",
+    )
+    api_server: str = _option(
+        "api-server",
+        "",
+        "address of the API server, as `kubectl proxy` gives it (default: that of the cluster in"
+        " which this is a pod)",
+        metavar="URL",
+    )
+    resource_domain: str = _option(
+        "resource-domain",
+        DEFAULT_DOMAIN,
+        "the part of the resource names before the slash (default: {default})",
+        metavar="DOMAIN",
+        parse=domain,
+    )
+    cgroup_root: str = _option(
+        "cgroup-root",
+        "",
+        "the kubelet's --cgroup-root (default: look in the usual places)",
+        metavar="PATH",
+        empty=True,
+    )
+    host_root: str = _option(
+        "host-root",
+        "/",
+        "where the node's file system is mounted (default: {default})",
+        metavar="DIR",
+    )
+    starter: str = _option(
+        "starter",
+        STARTER,
+        "the process starter, which containers of pools get mounted (default: {default})",
+        metavar="FILE",
+    )
+    sweep_interval_s: float = _option(
+        "sweep-interval",
+        30.0,
+        "look at every container at least this often (default: {default})",
+        metavar="SECONDS",
+        parse=seconds,
+    )
+    move_pinned: str = _option(
+        "move-pinned",
+        "auto",
+        "when the shared pool of a container changes that has CPUs of its own, too: always move it;"
+        " or (auto) before Linux 6.2, where its pinned threads would roam, leave it until it"
+        " restarts (default: {default})",
+        choices=("auto", "always"),
+    )
+    enforcement: str = _option(
+        "enforcement",
+        "auto",
+        "who writes a new container's CPUs: the container runtime before it starts it (nri), the"
+        " runtime once it is seen (cri), or cpupool itself (cgroup); auto: nri where there is one,"
+        " else cgroup (default: {default})",
+        choices=("auto", "nri", "cri", "cgroup"),
+    )
+    nri_missing_facts: str = _option(
+        "nri-missing-facts",
+        "hold",
+        "a container that requests pools, while its devices are not known or another pod still has"
+        " its CPUs: hold, so that the kubelet tries again; or release it into the default pool"
+        " until it can have its CPUs (default: {default})",
+        choices=("hold", "release"),
+    )
+    cri_socket: str = _option(
+        "cri-socket",
+        "",
+        "where the container runtime listens (default: containerd's or CRI-O's usual place)",
+        metavar="FILE",
+    )
+    metrics_port: int = _option(
+        "metrics-port",
+        9404,
+        "port of /healthz, /readyz and /metrics; 0 for none (default: {default})",
+        metavar="PORT",
+        parse=port,
+    )
+    log_format: str = _option(
+        "log-format",
+        "text",
+        "how log lines are written (default: {default})",
+        choices=("text", "json"),
+    )
+    verbose: bool = _option("verbose", False, "log the reasons too", parse=switch)  # noqa: FBT003
+
+    @classmethod
+    def layered(cls, *layers: Mapping[str, Any]) -> AgentSettings:
+        """Make the settings of layers, each from fields to values; a later one wins."""
+        return cls(**{name: value for layer in layers for name, value in layer.items()})
+
+
+OPTIONS: Final[Mapping[str, Option]] = {
+    option.name: option
+    for option in (
+        Option(field=each.name, default=each.default, **each.metadata[_OPTION])
+        for each in fields(AgentSettings)
+    )
+}
+"""Each setting by its name, in the order of the help."""
+
+
+def parse(name: str, source: bytes) -> dict[str, Any]:
+    """Read a settings file: a YAML map from the names of settings to their values.
+
+    Args:
+        name: the file, for messages.
+        source: its content.
+
+    Returns:
+        The values by the fields of `AgentSettings`; only those that the file has.
+
+    Raises:
+        ConfigError: with everything that is wrong with it.
+    """
+    problems: list[Problem] = []
+    reader = Reader(problems)
+    table = reader.table(document.read(source, Origin(name), problems), OPTIONS)
+    found: dict[str, Any] = {}
+    for key, value in table.entries.items() if table else ():
+        text = reader.text(value) if key in OPTIONS else None
+        if text:
+            option = OPTIONS[key]
+            try:
+                found[option.field] = _value(option, text)
+            except SettingRefused as error:
+                reader.refuse(value, error.what, error.remedy or "write another value")
+    refuse_errors(problems)
+    return found
+
+
+def _value(option: Option, written: Text) -> Any:  # noqa: ANN401 - each setting has its own type
+    text = written.text
+    if not text and not option.empty:
+        raise SettingRefused("this is empty", "write a value, or leave the key out")
+    if option.choices and text not in option.choices:
+        choices = ", ".join(option.choices)
+        raise SettingRefused(f"{text!r} is none of {choices}", hint(text, option.choices))
+    return option.parse(text)
