@@ -62,7 +62,7 @@ if [ "$group" = dev ]; then
     install_compiler
     # pip reads dependency groups from 25.1 on; the one of the virtual environment may be older.
     pip install --upgrade 'pip>=25.1'
-    pip install --constraint constraints.txt --editable '.[plot,webhook]' --group dev ||
+    pip install --constraint constraints.txt --editable '.[cluster,plot,webhook]' --group dev ||
         fail "the package index could not be reached or refused: see the lines above, then run again"
     touch "$venv/.dev"
 fi

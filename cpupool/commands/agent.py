@@ -83,7 +83,7 @@ def run(
     given = _settings(arguments)
     if not given.node_name:
         raise UsageError(f"the node has no name; give --node-name, or set {_NODE_NAME}")
-    server = api_server(given.api_server)
+    server = api_server(given.api_server, given.kubeconfig, given.context)
     way = None if given.enforcement == "auto" else Way(given.enforcement)
     launch = inherited(os.environ)
     if launch and way in {Way.CRI, Way.CGROUP}:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from cpupool.commands import UsageError, add_command
 from cpupool.commands.services import (
     add_api_server,
+    add_kubeconfig,
     add_log_format,
     api_server,
     asked_to_end,
@@ -37,6 +38,7 @@ _SILENT_S: Final = 900.0
 _EXAMPLES: Final = """\
 examples:
   cpupool certs --watch                  in a pod of the webhook's Deployment
+  cpupool certs --kubeconfig ~/.kube/config --context prod --namespace cpupool
   kubectl proxy & cpupool certs --api-server http://127.0.0.1:8001 --namespace cpupool
 
 A certificate authority of its own signs the webhook's certificate; both are renewed in time and
@@ -78,6 +80,7 @@ def add_parser(commands: Commands, summary: str) -> None:
             help=f"{meaning} (default: %(default)s)",
         )
     add_api_server(parser)
+    add_kubeconfig(parser)
     add_log_format(parser)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--watch", action="store_true", help="stay, and keep them good")
@@ -122,13 +125,14 @@ def _keeper(arguments: argparse.Namespace) -> CertificateKeeper:
     namespace = arguments.namespace or own_namespace(SERVICE_ACCOUNT)
     if not namespace:
         raise UsageError(f"the namespace is not known; give --namespace, or set {_NAMESPACE}")
+    server = api_server(arguments.api_server, arguments.kubeconfig, arguments.context)
     installed = Installed(
         namespace=namespace,
         secret=arguments.secret,
         service=arguments.service,
         configuration=arguments.webhook_configuration,
     )
-    return CertificateKeeper(api_server(arguments.api_server), installed)
+    return CertificateKeeper(server, installed)
 
 
 def _label(text: str) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.commands import UsageError, add_setting
 from cpupool.config.settings import DNS_LABEL
@@ -17,22 +17,50 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
+_KUBECTLS: Final = "~/.kube/config"
+"""Where kubectl looks without the variable KUBECONFIG."""
+
 
 def add_api_server(parser: argparse.ArgumentParser) -> None:
     """Add `--api-server`, for `api_server`."""
     add_setting(parser, "api-server")
 
 
-def api_server(url: str) -> APIServer:
-    """Give the API server of this address, or of the cluster.
+def add_kubeconfig(parser: argparse.ArgumentParser) -> None:
+    """Add `--kubeconfig` and `--context`, for `api_server`."""
+    add_setting(parser, "kubeconfig")
+    add_setting(parser, "context")
+
+
+def api_server(url: str, kubeconfig: str = "", context: str = "") -> APIServer:
+    """Give the API server of this address, of this kubeconfig, or of the cluster.
+
+    Args:
+        url: its address; empty for none.
+        kubeconfig: the kubeconfig; empty for none.
+        context: which context of it; with no kubeconfig named, of the one that kubectl reads.
 
     Raises:
-        UsageError: there is neither.
+        UsageError: there is none, or two are named.
     """
     try:
-        return APIServer.at(url) if url else APIServer.in_cluster(os.environ)
+        if not (kubeconfig or context):
+            return APIServer.at(url) if url else APIServer.in_cluster(os.environ)
+        if url:
+            given = "--kubeconfig" if kubeconfig else "--context"
+            raise UsageError(f"--api-server and {given} name two API servers; leave one out")
+        return _outside(kubeconfig or os.environ.get("KUBECONFIG") or _KUBECTLS, context)
     except NoAPIServer as error:
         raise UsageError(str(error)) from error
+
+
+def _outside(kubeconfig: str, context: str) -> APIServer:
+    try:
+        # Imported here, because only who runs commands away from a cluster has the library.
+        from cpupool.kube.kubeconfig import api_server as of_kubeconfig  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise missing(error, "cluster") from error
+    return of_kubeconfig(kubeconfig, context)
 
 
 def add_config_map(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +111,12 @@ def asked_to_end() -> threading.Event:
     return stop
 
 
-def missing(error: ModuleNotFoundError) -> UsageError:
-    """Say how a library is had that only some installations have."""
+def missing(error: ModuleNotFoundError, extra: str = "webhook") -> UsageError:
+    """Say how a library is had that only some installations have.
+
+    Args:
+        error: names the library.
+        extra: of cpupool's, which brings it.
+    """
     library = str(error.name).partition(".")[0]
-    return UsageError(f"{library} is missing; in cpupool's folder: pip install '.[webhook]'")
+    return UsageError(f"{library} is missing; in cpupool's folder: pip install '.[{extra}]'")

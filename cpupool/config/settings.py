@@ -185,6 +185,19 @@ class AgentSettings:
         " which this is a pod)",
         metavar="URL",
     )
+    kubeconfig: str = _option(
+        "kubeconfig",
+        "",
+        "away from a cluster: log in to the API server as kubectl does with this file (default:"
+        " with --context that of kubectl, else none)",
+        metavar="FILE",
+    )
+    context: str = _option(
+        "context",
+        "",
+        "which context of the kubeconfig (default: its current one)",
+        metavar="NAME",
+    )
     resource_domain: str = _option(
         "resource-domain",
         DEFAULT_DOMAIN,

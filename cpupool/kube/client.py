@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 from urllib.parse import urlencode
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -124,8 +124,32 @@ class APIError(RemoteProtocolError):
         )
 
 
+class Credentials(Protocol):
+    """Who we are to the API server; each may become different with time."""
+
+    def authorization(self) -> str:
+        """Return the Authorization header; empty for none.
+
+        Raises:
+            NoAPIServer: there should be one, and there is none.
+        """
+        ...
+
+    def certificate(self) -> tuple[Path, Path] | None:
+        """Return the files of the client's certificate and its key; None without.
+
+        Raises:
+            NoAPIServer: there should be one, and there is none.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Look again for the next request: the server has refused what is known."""
+        ...
+
+
 class Token:
-    """A service account's token, which the kubelet renews in its file.
+    """A service account's token, which the kubelet renews in its file: `Credentials`.
 
     Args:
         path: the file.
@@ -137,8 +161,8 @@ class Token:
         self._text = ""
         self._read_s = 0.0
 
-    def text(self) -> str:
-        """Give the token, at most `TOKEN_AGE_S` after it was read.
+    def authorization(self) -> str:
+        """Return the header with the token, at most `TOKEN_AGE_S` after it was read.
 
         Raises:
             NoAPIServer: the file cannot be read, or holds no token.
@@ -147,7 +171,10 @@ class Token:
             if not self._text or time.monotonic() - self._read_s > TOKEN_AGE_S:
                 self._text = self._read()
                 self._read_s = time.monotonic()
-            return self._text
+            return f"Bearer {self._text}"
+
+    def certificate(self) -> None:
+        """Return none: the token is enough."""
 
     def forget(self) -> None:
         """Read the file again for the next request; the server did not like what is known."""
@@ -171,7 +198,8 @@ class APIServer:
     Args:
         url: scheme, host, port and, where it is behind a proxy, the path before `/api`.
         ca: its certificate authority; None for the machine's own ones.
-        token: who we are; None where a proxy knows.
+        credentials: who we are; None where a proxy knows.
+        server_name: the name that the server's certificate must have; empty for the URL's.
         connect_s: how long a connection may take to be made.
         answer_s: how long the server may be silent before and within an answer.
 
@@ -184,14 +212,16 @@ class APIServer:
         url: str,
         *,
         ca: Path | None = None,
-        token: Token | None = None,
+        credentials: Credentials | None = None,
+        server_name: str = "",
         connect_s: float = CONNECT_S,
         answer_s: float = ANSWER_S,
     ) -> None:
         self._url = _address(url)
         self._host = cast("str", self._url.host).strip("[]")
         self._ca = ca
-        self._token = token
+        self._credentials = credentials
+        self._server_name = server_name or None
         self.connect_s = connect_s
         self.answer_s = answer_s
 
@@ -218,7 +248,7 @@ class APIServer:
         port = environment.get("KUBERNETES_SERVICE_PORT", "443")
         bracketed = f"[{host}]" if ":" in host else host
         token = Token(folder / "token")
-        return cls(f"https://{bracketed}:{port}", ca=folder / "ca.crt", token=token)
+        return cls(f"https://{bracketed}:{port}", ca=folder / "ca.crt", credentials=token)
 
     @classmethod
     def at(cls, url: str) -> Self:
@@ -233,7 +263,7 @@ class APIServer:
         """Make a connection, not yet connected; one to https trusts only the CA.
 
         Raises:
-            NoAPIServer: the CA cannot be read.
+            NoAPIServer: the CA or the client's certificate cannot be read.
         """
         options = [*HTTPConnection.default_socket_options, *_KEEPALIVE]
         if self._url.scheme == "http":
@@ -246,12 +276,22 @@ class APIServer:
             raise NoAPIServer(
                 f"{self._ca}: cannot be read ({error}); mount the CA of the API server there"
             ) from error
+        certificate = self._credentials.certificate() if self._credentials else None
+        if certificate:
+            try:
+                context.load_cert_chain(*certificate)
+            except OSError as error:
+                raise NoAPIServer(
+                    f"{certificate[0]}: this client certificate and its key {certificate[1]} cannot"
+                    f" be used ({error}); renew them"
+                ) from error
         return HTTPSConnection(
             self._host,
             self._url.port,
             timeout=self.connect_s,
             socket_options=options,
             ssl_context=context,
+            server_hostname=self._server_name,
         )
 
     def target(self, path: str, parameters: Mapping[str, str]) -> str:
@@ -263,14 +303,15 @@ class APIServer:
         """Give the headers of a request.
 
         Raises:
-            NoAPIServer: there should be a token, and there is none.
+            NoAPIServer: there should be credentials, and there are none.
         """
         headers = {
             "Accept": "application/json",
             "User-Agent": f"cpupool/{VERSION}",
         }
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token.text()}"
+        authorization = self._credentials.authorization() if self._credentials else ""
+        if authorization:
+            headers["Authorization"] = authorization
         return headers
 
     def untrusted(self, error: ssl.SSLCertVerificationError) -> str:
@@ -279,9 +320,9 @@ class APIServer:
         return tls.remedy(error, self._ca, address, self.connect_s)
 
     def unauthorized(self) -> None:
-        """Hear that the server does not know the token: the next request reads it again."""
-        if self._token is not None:
-            self._token.forget()
+        """Note that the server has refused the credentials: the next request looks again."""
+        if self._credentials is not None:
+            self._credentials.forget()
 
 
 def _address(url: str) -> Url:

@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLSocket
 from typing import TYPE_CHECKING, Any
 
 from tests.waiting import DEADLINE_S
@@ -123,6 +124,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_PATCH(self) -> None:
         self.server.listener.answer(self, "PATCH")
+
+    def user(self) -> str:
+        """Give the common name of the client's certificate."""
+        shown = self.connection.getpeercert() if isinstance(self.connection, SSLSocket) else None
+        subject: Any = (shown or {}).get("subject", ())
+        return "".join(value for ((key, value),) in subject if key == "commonName")
 
     def log_message(self, *_: object) -> None:
         pass

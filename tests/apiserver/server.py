@@ -41,6 +41,8 @@ class Request:
     path: str
     content_type: str
     body: bytes
+    user: str
+    """The common name of the client's certificate; empty without one."""
 
 
 class FakeAPIServer:
@@ -260,7 +262,14 @@ class FakeAPIServer:
         asked = verb(method, path, parameters)
         content_type = handler.headers.get("Content-Type", "")
         request = Request(
-            asked, path.resource, parameters, method, handler.path, content_type, body
+            asked,
+            path.resource,
+            parameters,
+            method,
+            handler.path,
+            content_type,
+            body,
+            handler.user(),
         )
         with self._lock:
             self.requests.append(request)

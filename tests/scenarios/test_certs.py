@@ -32,6 +32,7 @@ from cpupool.kube.client import APIError, APIServer
 from cpupool.roles import certificates as roles
 from cpupool.roles.certificates import TRIES, CertificateKeeper, Installed, NotInstalled
 from tests.apiserver import FakeAPIServer
+from tests.kubeconfigs import login
 from tests.loops import running_all
 from tests.processes import Process
 from tests.waiting import DEADLINE_S, eventually
@@ -497,6 +498,21 @@ def test_the_namespace_is_that_of_the_pod_unless_it_is_given(
     assert told == ["from-file", "from-variable", "given"]
     monkeypatch.setenv("POD_NAMESPACE", "../other")
     assert cli.main(asked) == 2
+
+
+def test_an_admin_logs_in_with_a_kubeconfig_from_anywhere(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with login(folder) as cluster:
+        fill(cluster.server)
+        path = cluster.kubeconfig({"none": {"token": "x"}, "jane": cluster.certificate("jane")})
+        asked = ["certs", "--namespace", "cpupool", "--kubeconfig", str(path)]
+
+        assert cli.main([*asked, "--context", "jane"]) == 0
+
+        assert "serving certificate made" in capsys.readouterr().out
+        assert [place for place, _ in cluster.server.updates] == [SECRET, CONFIGURATION, SECRET]
+        assert {request.user for request in cluster.server.requests} == {"jane"}
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,17 @@ from cpupool.core.names import STARTER
 from cpupool.manager.ports import Way
 from cpupool.roles.nri_plugin import MissingFacts
 from cpupool.runtime.nri_connection import Launch
+from cpupool.telemetry.metrics import Metrics
+from tests.kubeconfigs import login
+from tests.loops import running_all
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cpupool.app import Settings
+    from cpupool.kube.cluster_view import ClusterView
 
 ENOUGH = ("agent", "--node-name", "a", "--api-server", "http://127.0.0.1:1")
 
@@ -31,9 +36,11 @@ class Started:
     """Stands for the agent, and ends at once."""
 
     settings: Settings
+    join: Callable[[Metrics, Callable[[], None]], ClusterView]
 
-    def __init__(self, settings: Settings, *_: Any) -> None:
+    def __init__(self, settings: Settings, _root: Any, _topology: Any, join: Any) -> None:
         Started.settings = settings
+        Started.join = staticmethod(join)
 
     def run(self, _stop: threading.Event) -> None:
         """End."""
@@ -178,3 +185,22 @@ def test_the_words_of_the_settings_are_those_of_what_they_set() -> None:
     defaults = AgentSettings()
     assert defaults.sweep_interval_s == SWEEP_INTERVAL_S
     assert MissingFacts(defaults.nri_missing_facts) is MissingFacts.HOLD
+
+
+def test_a_trial_agent_logs_in_with_a_kubeconfig(folder: Path) -> None:
+    with login(folder) as cluster:
+        cluster.server.tokens = {"secret"}
+        cluster.server.set_labels({"nodeType": "dpdk"})
+        path = cluster.kubeconfig({"other": {"token": "no"}, "admin": {"token": "secret"}})
+
+        options = ["--node-name", "node-a", "--kubeconfig", str(path), "--context", "admin"]
+        assert cli.main(["agent", *options]) == 0
+
+        view = Started.join(Metrics(), lambda: None)
+        with running_all(view):
+            eventually(lambda: view.labels() == {"nodeType": "dpdk"}, "the node's labels")
+
+
+def test_two_api_servers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*ENOUGH, "--context", "admin"]) == 2
+    assert "--api-server and --context name two API servers" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Which ConfigMap a command follows, and how it is asked to end."""
+"""Which API server and ConfigMap a command follows, and how it is asked to end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.commands import services
+from cpupool.commands import UsageError, services
 from cpupool.kube.config_map import ConfigMapName
+from tests.kubeconfigs import login
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -58,3 +59,73 @@ stop.wait()
 def test_a_signal_that_comes_while_the_event_is_waited_for_ends_the_wait() -> None:
     # In a process of its own: what fails here waits for itself.
     subprocess.run([sys.executable, "-c", _INTERRUPTED], check=True, timeout=DEADLINE_S)
+
+
+def test_kubectls_kubeconfig_is_read_where_only_a_context_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with login(folder) as cluster:
+        path = cluster.kubeconfig({"a": {"token": "t"}, "b": {"token": "t"}})
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        assert str(services.api_server("", context="b")) == cluster.server.url
+
+        monkeypatch.delenv("KUBECONFIG")
+        monkeypatch.setenv("HOME", str(folder))
+        (folder / ".kube").mkdir()
+        path.rename(folder / ".kube/config")
+        assert str(services.api_server("", context="b")) == cluster.server.url
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("http://127.0.0.1:1", "file"), "--api-server and --kubeconfig name two API servers"),
+        (("http://127.0.0.1:1", "", "c"), "--api-server and --context name two API servers"),
+        (("", "/gone"), "/gone: the current context cannot be used"),
+        (("",), "KUBERNETES_SERVICE_HOST is not set"),
+    ],
+)
+def test_an_api_server_that_cannot_be_had_is_a_wrong_command_line(
+    given: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        services.api_server(*given)
+    assert said in str(refused.value)
+
+
+_WITHOUT = """
+import sys
+sys.modules["kubernetes"] = None
+from cpupool import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    # In a process of its own: this one has the library already.
+    command = ["certs", "--namespace", "cpupool", "--kubeconfig", "/gone"]
+    ended = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "cpupool: kubernetes is missing; in cpupool's folder: pip install '.[cluster]'\n"
+    )
+
+
+_IMPORTED = """
+import sys
+from cpupool import cli
+assert cli.main(["agent", "--api-server", "ftp://no", "--node-name", "a"]) == 2
+sys.exit("kubernetes" in sys.modules)
+"""
+
+
+def test_the_agent_does_not_import_the_library_unasked() -> None:
+    subprocess.run(
+        [sys.executable, "-c", _IMPORTED], check=True, capture_output=True, timeout=DEADLINE_S
+    )
