@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpupool.config import kubelet_config
 from cpupool.config.kubelet_config import KubeletConfig, KubeletNeeds
@@ -62,11 +60,6 @@ def test_a_machine_with_many_numa_nodes_is_left_without_a_policy() -> None:
     more = replace(needs, node_count=9)
 
     assert more.topology_manager_policy == "none"
-
-
-@given(st.integers(0, 10**7))
-def test_amounts_come_back_as_they_were(milli: int) -> None:
-    assert kubelet_config.milli_of(kubelet_config.as_quantity(milli)) == milli
 
 
 @pytest.mark.parametrize(("text", "milli"), [("2", 2000), ("1.5", 1500), ("500m", 500), ("1u", 1)])

@@ -1,86 +1,14 @@
-"""OpenShift's PerformanceProfile: what pools it gives, and what is refused where."""
-
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
-
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpupool.config import performance_profile, pool_rules, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.machines import MACHINES, Machine
-
-if TYPE_CHECKING:
-    from cpupool.config.performance_profile import PerformanceProfile
-    from cpupool.core.topology import CPUTopology
-
-EXAMPLE = """\
-apiVersion: performance.openshift.io/v2
-kind: PerformanceProfile
-metadata:
-  name: example-performance-profile
-spec:
-  cpu:
-    reserved: "0-1"
-    isolated: "4-8"
-    shared: "2-3"
-  hugepages:
-    defaultHugepagesSize: "1G"
-    pages:
-      - size: "1G"
-        count: 2
-        node: 0
-  realTimeKernel:
-    enabled: true
-  workloadHints:
-    mixedCpus: true
-  nodeSelector:
-    node-role.kubernetes.io/performance: "test"
-"""
-VM = Machine(cores=4, threads=2, adjacent=True)
-
-
-def profile_of(text: str) -> PerformanceProfile:
-    return performance_profile.parse("p.yaml", text)
-
-
-def written(**spec: object) -> str:
-    """Write a profile with these parts of its spec."""
-    profile = {
-        "apiVersion": "performance.openshift.io/v2",
-        "kind": "PerformanceProfile",
-        "metadata": {"name": "p"},
-        "spec": spec,
-    }
-    return json.dumps(profile)
-
-
-def with_lists(reserved: str, isolated: str, shared: str = "", *, mixed: bool = True) -> str:
-    cpu = {"reserved": reserved, "isolated": isolated, "shared": shared}
-    hints = {"mixedCpus": mixed}
-    return written(cpu=cpu, workloadHints=hints, nodeSelector={"a/b": ""})
-
-
-def pools_in(profile: PerformanceProfile, topology: CPUTopology | None = None) -> NodePools:
-    """Give the pools of the pool file, as a node reads them."""
-    text = performance_profile.pool_file(profile, topology)
-    return poolconfig.parse("poolconfig-p.yaml", text, Names()).pools
-
-
-def refusals(text: str, topology: CPUTopology | None = None) -> list[str]:
-    """Give the lines in which a profile is refused, or what is to be known of it."""
-    try:
-        return [str(one) for one in performance_profile.check(profile_of(text), topology)]
-    except ConfigError as error:
-        return [str(one) for one in error.problems]
+from tests.profiles import EXAMPLE, VM, pools_in, profile_of, refusals, with_lists, written
 
 
 def test_the_example_of_the_proposal() -> None:
@@ -329,54 +257,3 @@ def test_a_profile_without_a_name() -> None:
     assert (
         profile_of(EXAMPLE.replace("  name: example-", "  labels: ")).name == "performance-profile"
     )
-
-
-uses = st.lists(st.sampled_from(["reserved", "isolated", "shared", "none"]), max_size=62)
-names = st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,20}[A-Za-z0-9])?", fullmatch=True)
-keys = st.one_of(names, st.builds("example.com/{}".format, names))
-
-
-@given(
-    uses=uses.map(lambda rest: ["reserved", "isolated", *rest]),
-    labels=st.dictionaries(keys, st.one_of(names, st.just("")), max_size=3),
-    mixed=st.booleans(),
-)
-def test_any_disjoint_lists_come_back_from_the_pool_file(
-    uses: list[str], labels: dict[str, str], *, mixed: bool
-) -> None:
-    cpus = {use: CPUSet(cpu for cpu, one in enumerate(uses) if one == use) for use in uses}
-    lists = {use: str(some) for use, some in cpus.items() if use != "none"}
-    profile = profile_of(
-        written(cpu=lists, workloadHints={"mixedCpus": mixed}, nodeSelector=labels)
-    )
-
-    text = performance_profile.pool_file(profile, None)
-
-    file = poolconfig.parse("a", text, Names())
-    made = {"default": "reserved", "exclusive_isolated": "isolated", "shared_mixed": "shared"}
-    assert {made[pool.name]: str(pool.cpus) for pool in file.pools} == lists
-    assert file.node_selector == labels
-    assert (file.pools.mixed is not None) == (mixed and "shared" in lists)
-    assert yaml.safe_load(text)["pools"].keys() == {pool.name for pool in file.pools}
-
-
-@given(st.sampled_from(sorted(MACHINES.keys() - {"single_cpu"})), st.data())
-def test_on_any_machine_whole_cores_give_pools_that_fit_it(name: str, data: st.DataObject) -> None:
-    topology = MACHINES[name].topology()
-    further = st.sampled_from(["reserved", "isolated", "shared"])
-    uses = ["reserved", "isolated", *(data.draw(further) for _ in topology.cores[2:])]
-    cpus = {
-        use: CPUSet.union(
-            core for core, one in zip(topology.cores, uses, strict=True) if one == use
-        )
-        for use in uses
-    }
-    profile = profile_of(written(cpu={use: str(some) for use, some in cpus.items()}))
-
-    pools = pools_in(profile, topology)
-
-    assert pool_rules.validate(pools, topology) == ()
-    exclusive = pools.by_name("exclusive_isolated")
-    assert exclusive
-    assert len(exclusive.cpus) == uses.count("isolated")
-    assert exclusive.reach(topology) == cpus["isolated"]

@@ -1,13 +1,9 @@
-"""Devices: a pool's CPUs as the kubelet sees them, and the ids that it may hand back."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
@@ -314,11 +310,6 @@ def test_ids_are_described_as_a_list_in_the_order_of_numbers() -> None:
 
 def annotated(text: str) -> dict[Resource, frozenset[str]]:
     return devices.allocated({"nokia.k8s.io/allocated.shared": text}, {}, Names())
-
-
-@given(st.sets(st.integers(0, 999_999_999).map(str), min_size=1))
-def test_described_ids_are_read_back(ids: set[str]) -> None:
-    assert annotated(devices.describe_ids(ids)) == {"shared": ids}
 
 
 def test_an_allocation_is_read_for_each_pool_of_the_domain() -> None:

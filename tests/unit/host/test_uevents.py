@@ -2,72 +2,19 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from cpupool.core.errors import HostError
-from cpupool.host.uevents import CPUEvents, concerns_cpus
+from cpupool.host.uevents import CPUEvents
+from tests.netlink import NETWORK, OFFLINE, Kernel
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
-
-KERNEL = 0
-OFFLINE = (
-    b"offline@/devices/system/cpu/cpu1\0ACTION=offline\0DEVPATH=/devices/system/cpu/cpu1\0"
-    b"SUBSYSTEM=cpu\0MODALIAS=cpu:type:x86,ven0000fam0006mod009E:feature:\0SEQNUM=4242\0"
-)
-NETWORK = (
-    b"add@/devices/virtual/net/veth0\0ACTION=add\0DEVPATH=/devices/virtual/net/veth0\0"
-    b"SUBSYSTEM=net\0INTERFACE=veth0\0SEQNUM=4243\0"
-)
-
-
-class Netlink(socket.socket):
-    """A datagram socket whose messages begin with their sender's port, as netlink tells it apart.
-
-    Attributes:
-        failures: errno of each read that fails before the next message.
-        endless: whether the same message comes again and again.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.failures: list[int] = []
-        self.endless = False
-
-    def recvfrom(self, bufsize: int, flags: int = 0) -> tuple[bytes, tuple[int, int]]:
-        if self.failures:
-            number = self.failures.pop()
-            raise OSError(number, os.strerror(number))
-        message = super().recv(4 + bufsize, socket.MSG_PEEK if self.endless else 0)
-        return message[4:], (int.from_bytes(message[:4], "big"), 1)
-
-
-class Kernel:
-    """What sends events, and who listens.
-
-    Attributes:
-        netlink: the listener's socket.
-        events: the listener.
-    """
-
-    def __init__(self) -> None:
-        hearing, self._sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.netlink = Netlink(fileno=hearing.detach())
-        self.events = CPUEvents(lambda: self.netlink)
-
-    def send(self, message: bytes, port: int = KERNEL) -> None:
-        self._sending.send(port.to_bytes(4, "big") + message)
-
-    def close(self) -> None:
-        self.events.close()
-        self._sending.close()
 
 
 @pytest.fixture
@@ -150,30 +97,3 @@ def test_a_listener_that_is_closed_can_be_woken_in_vain() -> None:
     kernel = Kernel()
     kernel.close()
     kernel.events.wake()
-
-
-names = st.binary(max_size=20).filter(lambda text: b"\0" not in text)
-fields = st.lists(names.filter(lambda text: not text.startswith(b"SUBSYSTEM=")))
-
-
-@given(st.binary(max_size=20_000))
-@example(b"")
-@example(b"\0" * 20_000)
-@example(b"SUBSYSTEM=cpu")
-@example(b"A" * 20_000)
-def test_any_bytes_are_an_event(message: bytes) -> None:
-    # What names no subsystem was not understood: the machine is looked at.
-    assert concerns_cpus(message) or b"SUBSYSTEM=" in message
-    with closing(Kernel()) as kernel:
-        kernel.send(message, port=7)
-        assert not kernel.events.wait(0)
-        kernel.send(message)
-        assert kernel.events.wait(0) == concerns_cpus(message[: 8 * 1024])
-
-
-@given(fields, names, fields)
-def test_the_subsystem_decides_wherever_it_stands(
-    before: list[bytes], subsystem: bytes, after: list[bytes]
-) -> None:
-    message = b"\0".join([*before, b"SUBSYSTEM=" + subsystem, *after])
-    assert concerns_cpus(message) == (subsystem == b"cpu")

@@ -9,103 +9,32 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
-from cryptography.x509.oid import NameOID
-from cryptography.x509.verification import PolicyBuilder, Store
-from hypothesis import given
-from hypothesis import strategies as st
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from cpupool.https import certificates
-from cpupool.https.certificates import Held, Pair
-from tests.searching import examples
+from cpupool.https.certificates import Held
+from tests.certificates import (
+    CA,
+    DAY,
+    ED25519,
+    GOOD,
+    NAMES,
+    NOW,
+    OTHER,
+    P256,
+    RSA,
+    certificate,
+    data,
+    kept,
+    pem,
+    pem_of,
+    verify,
+)
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
-
-NAMES = certificates.service_names("cpupool-webhook", "cpupool")
-NOW = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
-DAY = timedelta(days=1)
-
-
-def kept(held: Held, now: datetime, names: tuple[str, ...] = NAMES) -> Held:
-    """Do what is due, as the role does."""
-    held = certificates.without_expired(held, now)
-    if certificates.ca_due(held, names, now):
-        held = certificates.with_ca(held, now)
-    if certificates.serving_due(held, names, now):
-        held = certificates.with_serving(held, names, now)
-    return held
-
-
-def data(held: Held) -> dict[str, bytes]:
-    return {**held.ca_data(), **held.serving_data()}
-
-
-def verify(serving: Pair | None, bundle: bytes, now: datetime) -> None:
-    """Take what is served as a client does that trusts this bundle."""
-    assert serving
-    trusted = Store(x509.load_pem_x509_certificates(bundle))
-    for name in NAMES:
-        verifier = (
-            PolicyBuilder().store(trusted).time(now).build_server_verifier(x509.DNSName(name))
-        )
-        verifier.verify(serving.certificate, [])
-
-
-def certificate(
-    key: CertificateIssuerPrivateKeyTypes,
-    *,
-    begins: datetime = NOW - DAY,
-    ends: datetime = NOW + 2000 * DAY,
-    constraints: x509.BasicConstraints | None = None,
-    permitted: str = "",
-) -> x509.Certificate:
-    """Sign a certificate with its own key, as somebody else may have made it."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "theirs")])
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(ends)
-    )
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    # The one that is true is keyCertSign.
-    signs = x509.KeyUsage(False, False, False, False, False, True, False, False, False)
-    builder = builder.add_extension(own, critical=False).add_extension(signs, critical=True)
-    if constraints:
-        builder = builder.add_extension(constraints, critical=True)
-    if permitted:
-        only = x509.NameConstraints([x509.DNSName(permitted)], None)
-        builder = builder.add_extension(only, critical=True)
-    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
-    return builder.sign(key, algorithm)
-
-
-def pem(key: CertificateIssuerPrivateKeyTypes, password: bytes = b"") -> bytes:
-    encryption = BestAvailableEncryption(password) if password else NoEncryption()
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
-
-
-def pem_of(one: x509.Certificate) -> bytes:
-    return one.public_bytes(Encoding.PEM)
-
-
-P256 = ec.generate_private_key(ec.SECP256R1())
-RSA = rsa.generate_private_key(65537, 2048)
-CA = x509.BasicConstraints(ca=True, path_length=None)
 
 
 def ending_first() -> x509.Certificate:
@@ -114,10 +43,6 @@ def ending_first() -> x509.Certificate:
     der = certificate(P256, begins=begins, ends=ends, constraints=CA).public_bytes(Encoding.DER)
     bent = der.replace(begins.strftime("%y%m%d").encode(), b"490101", 1)
     return x509.load_der_x509_certificate(bent)
-
-
-GOOD = data(kept(Held(), NOW))
-OTHER = data(kept(Held(), NOW))
 
 
 def test_over_years_clients_accept_what_is_served_whichever_bundle_they_know() -> None:
@@ -299,7 +224,6 @@ def test_nothing_outlives_its_ca() -> None:
 
 
 CURVE = ec.generate_private_key(ec.SECP224R1())
-ED25519 = ed25519.Ed25519PrivateKey.generate()
 
 
 @pytest.mark.parametrize(
@@ -370,43 +294,3 @@ def test_keys_are_not_shown() -> None:
     assert "PRIVATE" not in repr(certificates.read(GOOD)) + repr(held.problems)
     with pytest.raises(ValueError, match="a CA must be made first"):
         certificates.with_serving(Held(), NAMES, NOW)
-
-
-PIECES = (
-    *GOOD.values(),
-    *OTHER.values(),
-    pem(RSA),
-    pem(P256),
-    pem_of(certificate(P256, constraints=CA)),
-    pem_of(certificate(RSA, constraints=CA)),
-    pem_of(certificate(ED25519, constraints=CA)),
-)
-
-
-@st.composite
-def entries(draw: st.DrawFn) -> bytes:
-    """Draw something that was once an entry of a Secret, or never."""
-    text = draw(st.sampled_from(PIECES))
-    match draw(st.sampled_from(["whole", "cut", "bent", "two", "bytes"])):
-        case "cut":
-            return text[: draw(st.integers(0, len(text)))]
-        case "bent":
-            place = draw(st.integers(0, len(text) - 1))
-            return text[:place] + draw(st.binary(min_size=1, max_size=4)) + text[place + 1 :]
-        case "two":
-            return text + draw(st.sampled_from(PIECES))
-        case "bytes":
-            return draw(st.binary(max_size=200))
-    return text
-
-
-@examples(300)
-@given(st.dictionaries(st.sampled_from([*GOOD]), entries()), st.booleans(), entries())
-def test_whatever_the_secret_holds_one_pass_makes_it_good(
-    hostile: dict[str, bytes], rest: bool, in_use: bytes
-) -> None:
-    held = kept(certificates.read({**(GOOD if rest else {}), **hostile}, in_use), NOW)
-    verify(held.serving, held.bundle, NOW)
-    again = certificates.read(data(held))
-    assert again.problems == ()
-    assert kept(again, NOW) == again

@@ -4,16 +4,12 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from cpupool.api import nri_pb2, ttrpc_pb2
+from cpupool.api import nri_pb2
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.workloads import ContainerID
 from cpupool.runtime.nri_connection import Connection, Launch
 from tests.nri_agents import OWNER, PLAIN, Agent, cpu_of, of
-from tests.nri_runtime import FIRST_EVENTS, PLUGIN, FakeRuntime, frames
-from tests.searching import examples
+from tests.nri_runtime import FIRST_EVENTS, FakeRuntime
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -177,23 +173,3 @@ def test_an_old_runtime_is_served_too(agent: Agent, folder: Path) -> None:
         assert cpu_of(plugin.create(container)).cpus == "0"
         plugin.start(container)
         assert not agent.runtime.starting(ContainerID("c1"))
-
-
-METHODS = ("Configure", "Synchronize", "CreateContainer", "UpdateContainer", "StateChange")
-
-
-def test_no_bytes_end_the_agent(agent: Agent, runtime: FakeRuntime) -> None:
-    @examples(60)
-    @given(st.sampled_from(METHODS), st.binary(max_size=200), st.binary(max_size=60))
-    def said(method: str, payload: bytes, rest: bytes) -> None:
-        plugin = runtime.accept()
-        request = ttrpc_pb2.Request(service=PLUGIN, method=method, payload=payload)
-        plugin.write(frames(1, 1, 1, request.SerializeToString()) + rest)
-        plugin.hang_up()
-        agent.plugin.wake()
-
-    with agent.running():
-        said()
-        assert cpu_of(runtime.welcome().create(of(PLAIN))).cpus == "0"
-    # The runtime has not counted these calls, so it complains of their answers.
-    runtime.problems.clear()

@@ -1,0 +1,106 @@
+"""Keys and certificates of tests, ours and others', as a Secret holds them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from cryptography.x509.oid import NameOID
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from cpupool.https import certificates
+from cpupool.https.certificates import Held, Pair
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+
+NAMES = certificates.service_names("cpupool-webhook", "cpupool")
+NOW = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def kept(held: Held, now: datetime, names: tuple[str, ...] = NAMES) -> Held:
+    """Do what is due, as the role does."""
+    held = certificates.without_expired(held, now)
+    if certificates.ca_due(held, names, now):
+        held = certificates.with_ca(held, now)
+    if certificates.serving_due(held, names, now):
+        held = certificates.with_serving(held, names, now)
+    return held
+
+
+def data(held: Held) -> dict[str, bytes]:
+    return {**held.ca_data(), **held.serving_data()}
+
+
+def verify(serving: Pair | None, bundle: bytes, now: datetime) -> None:
+    """Take what is served as a client does that trusts this bundle."""
+    assert serving
+    trusted = Store(x509.load_pem_x509_certificates(bundle))
+    for name in NAMES:
+        verifier = (
+            PolicyBuilder().store(trusted).time(now).build_server_verifier(x509.DNSName(name))
+        )
+        verifier.verify(serving.certificate, [])
+
+
+def certificate(
+    key: CertificateIssuerPrivateKeyTypes,
+    *,
+    begins: datetime = NOW - DAY,
+    ends: datetime = NOW + 2000 * DAY,
+    constraints: x509.BasicConstraints | None = None,
+    permitted: str = "",
+) -> x509.Certificate:
+    """Sign a certificate with its own key, as somebody else may have made it."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "theirs")])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+    )
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    # The one that is true is keyCertSign.
+    signs = x509.KeyUsage(False, False, False, False, False, True, False, False, False)
+    builder = builder.add_extension(own, critical=False).add_extension(signs, critical=True)
+    if constraints:
+        builder = builder.add_extension(constraints, critical=True)
+    if permitted:
+        only = x509.NameConstraints([x509.DNSName(permitted)], None)
+        builder = builder.add_extension(only, critical=True)
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return builder.sign(key, algorithm)
+
+
+def pem(key: CertificateIssuerPrivateKeyTypes, password: bytes = b"") -> bytes:
+    encryption = BestAvailableEncryption(password) if password else NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+
+
+def pem_of(one: x509.Certificate) -> bytes:
+    return one.public_bytes(Encoding.PEM)
+
+
+P256 = ec.generate_private_key(ec.SECP256R1())
+RSA = rsa.generate_private_key(65537, 2048)
+CA = x509.BasicConstraints(ca=True, path_length=None)
+
+
+GOOD = data(kept(Held(), NOW))
+OTHER = data(kept(Held(), NOW))
+
+
+ED25519 = ed25519.Ed25519PrivateKey.generate()

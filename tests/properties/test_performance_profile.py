@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpupool.config import performance_profile, pool_rules, poolconfig
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
+from tests.machines import MACHINES
+from tests.profiles import pools_in, profile_of, written
+
+uses = st.lists(st.sampled_from(["reserved", "isolated", "shared", "none"]), max_size=62)
+names = st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,20}[A-Za-z0-9])?", fullmatch=True)
+keys = st.one_of(names, st.builds("example.com/{}".format, names))
+
+
+@given(
+    uses=uses.map(lambda rest: ["reserved", "isolated", *rest]),
+    labels=st.dictionaries(keys, st.one_of(names, st.just("")), max_size=3),
+    mixed=st.booleans(),
+)
+def test_any_disjoint_lists_come_back_from_the_pool_file(
+    uses: list[str], labels: dict[str, str], *, mixed: bool
+) -> None:
+    cpus = {use: CPUSet(cpu for cpu, one in enumerate(uses) if one == use) for use in uses}
+    lists = {use: str(some) for use, some in cpus.items() if use != "none"}
+    profile = profile_of(
+        written(cpu=lists, workloadHints={"mixedCpus": mixed}, nodeSelector=labels)
+    )
+
+    text = performance_profile.pool_file(profile, None)
+
+    file = poolconfig.parse("a", text, Names())
+    made = {"default": "reserved", "exclusive_isolated": "isolated", "shared_mixed": "shared"}
+    assert {made[pool.name]: str(pool.cpus) for pool in file.pools} == lists
+    assert file.node_selector == labels
+    assert (file.pools.mixed is not None) == (mixed and "shared" in lists)
+    assert yaml.safe_load(text)["pools"].keys() == {pool.name for pool in file.pools}
+
+
+@given(st.sampled_from(sorted(MACHINES.keys() - {"single_cpu"})), st.data())
+def test_on_any_machine_whole_cores_give_pools_that_fit_it(name: str, data: st.DataObject) -> None:
+    topology = MACHINES[name].topology()
+    further = st.sampled_from(["reserved", "isolated", "shared"])
+    uses = ["reserved", "isolated", *(data.draw(further) for _ in topology.cores[2:])]
+    cpus = {
+        use: CPUSet.union(
+            core for core, one in zip(topology.cores, uses, strict=True) if one == use
+        )
+        for use in uses
+    }
+    profile = profile_of(written(cpu={use: str(some) for use, some in cpus.items()}))
+
+    pools = pools_in(profile, topology)
+
+    assert pool_rules.validate(pools, topology) == ()
+    exclusive = pools.by_name("exclusive_isolated")
+    assert exclusive
+    assert len(exclusive.cpus) == uses.count("isolated")
+    assert exclusive.reach(topology) == cpus["isolated"]
