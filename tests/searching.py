@@ -30,6 +30,11 @@ settings.register_profile(
 )
 
 
+def times(usual: int) -> int:
+    """Give how often to try what a usual run tries so often: as many times more in a soak."""
+    return usual * settings().max_examples // _USUAL
+
+
 def examples(usual: int, **others: Any) -> settings:
     """Take so many examples, or as many times more as the profile in force does.
 
@@ -37,4 +42,4 @@ def examples(usual: int, **others: Any) -> settings:
         usual: how many in a usual run.
         others: more settings of hypothesis.
     """
-    return settings(max_examples=usual * settings().max_examples // _USUAL, **others)
+    return settings(max_examples=times(usual), **others)

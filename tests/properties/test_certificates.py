@@ -49,7 +49,7 @@ def entries(draw: st.DrawFn) -> bytes:
     return text
 
 
-@examples(300)
+@examples(100)
 @given(st.dictionaries(st.sampled_from([*GOOD]), entries()), st.booleans(), entries())
 def test_whatever_the_secret_holds_one_pass_makes_it_good(
     hostile: dict[str, bytes], rest: bool, in_use: bytes

@@ -9,6 +9,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from tests.machines import MACHINES
 from tests.profiles import pools_in, profile_of, written
+from tests.searching import examples
 
 uses = st.lists(st.sampled_from(["reserved", "isolated", "shared", "none"]), max_size=62)
 names = st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,20}[A-Za-z0-9])?", fullmatch=True)
@@ -39,6 +40,7 @@ def test_any_disjoint_lists_come_back_from_the_pool_file(
     assert yaml.safe_load(text)["pools"].keys() == {pool.name for pool in file.pools}
 
 
+@examples(40)
 @given(st.sampled_from(sorted(MACHINES.keys() - {"single_cpu"})), st.data())
 def test_on_any_machine_whole_cores_give_pools_that_fit_it(name: str, data: st.DataObject) -> None:
     topology = MACHINES[name].topology()

@@ -18,7 +18,7 @@ from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingFailed, ServingLoop
 from cpupool.manager.manager import Manager
 from cpupool.threads import ThreadFailed
-from tests import builders
+from tests import builders, searching
 from tests.kubelets import dial
 from tests.waiting import DEADLINE_S
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-RESTARTS = 60
+RESTARTS = searching.times(20)
 
 
 @pytest.fixture
