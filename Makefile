@@ -2,7 +2,8 @@
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-WORKERS ?= 2
+# Many tests wait for something: more processes than CPUs.
+WORKERS ?= 4
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 

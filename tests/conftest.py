@@ -16,11 +16,15 @@ import hypothesis
 import pytest
 
 from tests import guard, searching
+from tests.spreading import Spreading, long_first
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
+
+WORKER = "PYTEST_XDIST_WORKER"
+"""The variable by which pytest-xdist names a process of several."""
 
 hypothesis.settings.load_profile(searching.UNTIMED)
 
@@ -34,6 +38,24 @@ def pytest_configure(config: pytest.Config) -> None:
         guarded = ExitStack()
         guarded.enter_context(guard.guarding())
         config.add_cleanup(guarded.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Spreading:
+    """Spread the tests over the processes that `-n` asks for."""
+    return Spreading(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long where tests are spread over processes."""
+    if WORKER in os.environ:
+        long_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what lasts as long as the run, modules and thousands of tests, to no collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -68,7 +90,8 @@ def _no_thread_is_left() -> Iterator[None]:
     """Fail a module that leaves a thread; a server that its tests share starts some in any test."""
     before = guard.threads()
     yield
-    gc.collect()  # an executor ends its threads when nothing refers to it
+    if guard.threads() - before:
+        gc.collect()  # an executor ends its threads when nothing refers to it
     eventually(lambda: guard.threads() <= before, lambda: f"the end of {guard.threads() - before}")
 
 
