@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socketserver
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.first_instruction import first_instruction
 from benchmarks.processes import AS_IN_THE_IMAGE, cpu_s, memory
+from benchmarks.rows import cpu_ms, ms, wall_ms
 from benchmarks.starter import starter
 from benchmarks.webhook import webhook
 from cpupool import channel
@@ -47,8 +47,9 @@ from tests.machines import MACHINES, Machine
 from tests.setters import setter_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
+    from benchmarks.rows import Row
     from cpupool.core.devices import PodDevices
     from cpupool.core.workloads import Pod
     from cpupool.local.pods import ContainerProcess
@@ -63,8 +64,6 @@ PODS = 250
 RESTARTS = 100
 QUIET_S = 60.0
 WIDENED = 3
-
-Row = tuple[str, str, str]
 
 
 def main() -> None:
@@ -96,9 +95,13 @@ def sweep() -> Iterator[Row]:
         report = setter.sweep()
         assert len(report.found) == CONTAINERS
         assert not report.repairs
-        cpu_ms = [_cpu_ms(setter.sweep) for _ in range(SWEEPS)]
+        swept_ms = [cpu_ms(setter.sweep) for _ in range(SWEEPS)]
         kind = "emulated" if isinstance(place, EmulatedCgroups) else "real"
-    yield (f"sweep of {CONTAINERS} right containers, {kind} cgroups", _ms(cpu_ms), "50 ms of CPU")
+    yield (
+        f"sweep of {CONTAINERS} right containers, {kind} cgroups",
+        ms(swept_ms),
+        "50 ms of CPU",
+    )
 
 
 class _Pods:
@@ -132,19 +135,19 @@ def shared_pool() -> Iterator[Row]:
         with channel.opened(socket, MAX_DEVICE_LIST_BYTES) as opened:
             plugin = DevicePluginStub(opened)
             lists: list[pb.ListAndWatchResponse] = []
-            list_ms = [_wall_ms(lambda: lists.append(_first_list(plugin))) for _ in range(10)]
+            list_ms = [wall_ms(lambda: lists.append(_first_list(plugin))) for _ in range(10)]
             for asked in (1, 1000):
                 request = pb.AllocateRequest()
                 request.container_requests.add().devices_ids.extend(map(str, range(asked)))
-                call_ms = [_wall_ms(partial(plugin.Allocate, request)) for _ in range(CALLS)]
+                call_ms = [wall_ms(partial(plugin.Allocate, request)) for _ in range(CALLS)]
                 yield (
                     f"Allocate of {asked} of {len(lists[0].devices)} devices",
-                    _ms(call_ms),
+                    ms(call_ms),
                     "p99 5 ms",
                 )
         server.stop()
     size_mib = lists[0].ByteSize() / 2**20
-    yield (f"first ListAndWatch message, {size_mib:.2f} MiB", _ms(list_ms), "-")
+    yield (f"first ListAndWatch message, {size_mib:.2f} MiB", ms(list_ms), "-")
 
 
 def _first_list(plugin: DevicePluginStub) -> pb.ListAndWatchResponse:
@@ -256,14 +259,14 @@ def _agent_rows(on: _AgentOnNode) -> Iterator[Row]:
     for pod in pods:
         on.node.restart_container(pod.uid, "c0")
     again_ms = [on.placed_after_ms(process) for process in on.started()]
-    yield ("new container, cgroup made until right", _ms(fresh_ms), "-")
-    yield ("restarted container, the same", _ms(again_ms), "as a new one")
+    yield ("new container, cgroup made until right", ms(fresh_ms), "-")
+    yield ("restarted container, the same", ms(again_ms), "as a new one")
     registered_ms = [on.registered_after_ms() for _ in range(RESTARTS)]
     yield (
         f"kubelet's socket until {len(POOLS)} pools registered",
         (
             f"first {registered_ms[0]:.0f} ms, {RESTARTS}th {registered_ms[-1]:.0f} ms,"
-            f" {_ms(registered_ms)}"
+            f" {ms(registered_ms)}"
         ),
         "80 ms",
     )
@@ -272,7 +275,11 @@ def _agent_rows(on: _AgentOnNode) -> Iterator[Row]:
     on.await_placed()
     yield (f"agent with {PODS} pods of 2 containers", memory(on.pid), "50 MiB resident")
     again_ms = [on.right_after_all_are_widened_ms() for _ in range(WIDENED)]
-    yield (f"all {len(on.started())} containers widened at once, until right", _ms(again_ms), "1 s")
+    yield (
+        f"all {len(on.started())} containers widened at once, until right",
+        ms(again_ms),
+        "1 s",
+    )
     threading.Event().wait(QUIET_S)
     asked, used_s = len(on.api.requests), cpu_s(on.pid)
     threading.Event().wait(QUIET_S)
@@ -301,24 +308,6 @@ def _until(condition: Callable[[], bool]) -> None:
 def _free_port() -> int:
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
         return server.server_address[1]
-
-
-def _cpu_ms(call: Callable[[], object]) -> float:
-    before_s = time.process_time()
-    call()
-    return (time.process_time() - before_s) * 1000
-
-
-def _wall_ms(call: Callable[[], object]) -> float:
-    before_s = time.perf_counter()
-    call()
-    return (time.perf_counter() - before_s) * 1000
-
-
-def _ms(values: Iterable[float]) -> str:
-    ordered = sorted(values)
-    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-    return f"p50 {statistics.median(ordered):.2f} ms, p99 {p99:.2f} ms"
 
 
 if __name__ == "__main__":

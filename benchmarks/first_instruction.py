@@ -28,7 +28,7 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from benchmarks.__main__ import Row
+    from benchmarks.rows import Row
     from cpupool.host.root import HostRoot
 
 CONTAINERS: Final = 100

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
 
-    from benchmarks.__main__ import Row
+    from benchmarks.rows import Row
     from cpupool.core import workloads
     from tests.nri_runtime import Plugin
 

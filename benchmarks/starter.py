@@ -17,7 +17,7 @@ from cpupool.core.cpuset import CPUSet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchmarks.__main__ import Row
+    from benchmarks.rows import Row
 
 STARTS = 1000
 

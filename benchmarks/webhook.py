@@ -21,7 +21,7 @@ from tests.webhooks import LOCALHOST, Client, Secret
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.__main__ import Row
+    from benchmarks.rows import Row
 
 REQUESTS = 4000
 CONNECTIONS = (1, 8)

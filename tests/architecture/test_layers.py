@@ -5,6 +5,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.waiting import DEADLINE_S
@@ -88,3 +89,34 @@ def test_every_contract_has_a_module_that_breaks_it() -> None:
     contracts = {contract["id"] for contract in settings["contracts"]}
 
     assert contracts == {contract for contract, _, _ in VIOLATIONS}
+
+
+CIRCLES = {
+    frozenset({"cpupool.core.cpuset", "cpupool.core.errors"}): "a problem names CPUs, by type only",
+}
+"""Files that may import each other, and why."""
+
+
+@pytest.mark.parametrize("package", ["cpupool", "benchmarks"])
+def test_no_files_import_each_other_in_a_circle(package: str) -> None:
+    found = circles(grimp.build_graph(package, cache_dir=None))
+
+    assert found == {circle for circle in CIRCLES if min(circle).startswith(package)}
+
+
+def test_a_circle_is_found() -> None:
+    graph = grimp.ImportGraph()
+    for importer, imported in ("ab", "bc", "ca", "cd"):
+        graph.add_import(importer=importer, imported=imported)
+
+    assert circles(graph) == {frozenset("abc")}
+
+
+def circles(graph: grimp.ImportGraph) -> set[frozenset[str]]:
+    """Give the sets of modules that import each other, types included."""
+    below = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    groups = (
+        frozenset({module, *(other for other in seen if module in below[other])})
+        for module, seen in below.items()
+    )
+    return {group for group in groups if len(group) > 1}

@@ -1,0 +1,34 @@
+"""A row of the table that `python -m benchmarks` prints, and how a figure of it is measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Row = tuple[str, str, str]
+"""What is measured, the figure, the aim."""
+
+
+def cpu_ms(call: Callable[[], object]) -> float:
+    """Return how much CPU time this process takes for a call."""
+    before_s = time.process_time()
+    call()
+    return (time.process_time() - before_s) * 1000
+
+
+def wall_ms(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    before_s = time.perf_counter()
+    call()
+    return (time.perf_counter() - before_s) * 1000
+
+
+def ms(values: Iterable[float]) -> str:
+    """Write the middle and the worst of some milliseconds."""
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    return f"p50 {statistics.median(ordered):.2f} ms, p99 {p99:.2f} ms"
