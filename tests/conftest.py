@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
 
+    from xdist.remote import Producer
+
 WORKER = "PYTEST_XDIST_WORKER"
 """The variable by which pytest-xdist names a process of several."""
 
@@ -41,15 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> Spreading:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Spreading:
     """Spread the tests over the processes that `-n` asks for."""
-    return Spreading(config)
+    return Spreading(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long where tests are spread over processes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes long where tests are spread, and measure coverage by unit tests."""
     if WORKER in os.environ:
         long_first(items)
+    if config.pluginmanager.hasplugin("_cov"):
+        # Tracing makes everything else two to three times slower, and proves no more.
+        for item in items:
+            if not item.nodeid.startswith("tests/unit/"):
+                item.add_marker("no_cover")
 
 
 def pytest_collection_finish() -> None:

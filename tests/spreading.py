@@ -12,6 +12,7 @@ from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
     import pytest
+    from xdist.remote import Producer
 
 BOOTS: Final = ("tests/vm/", "tests/containerd/test_guest.py")
 """The files whose tests boot a machine."""
@@ -28,10 +29,10 @@ _LONG: Final = (
 class Spreading(LoadFileScheduling):  # type: ignore[misc] # xdist carries no types
     """Gives each process a file at a time, and one process all files that boot a machine."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
         # The tests keep the order of `long_first`.
         config.option.loadscopereorder = False
-        super().__init__(config)
+        super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(BOOTS):
