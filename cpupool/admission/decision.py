@@ -86,7 +86,7 @@ def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | 
             problems += mixed_cpus.check_namespace(namespace, rules.namespaces)
     if refused := errors_in(problems):
         return Denied(tuple(refused))
-    warnings = tuple(_cut(one) for one in problems[:_SHOWN_WARNINGS])
+    warnings = tuple(_cut(problem) for problem in problems[:_SHOWN_WARNINGS])
     return Admitted(_completed(pod, rules) if pod.asks else pod.body, warnings)
 
 
@@ -125,7 +125,12 @@ def _cut(warning: Problem) -> str:
 
 
 def _completed(pod: PodRequests, rules: Rules) -> Body:
-    done = iter([_complete(one, pod.entries.get(one.name), rules) for one in pod.containers])
+    done = iter(
+        [
+            _complete(container, pod.entries.get(container.name), rules)
+            for container in pod.containers
+        ]
+    )
     spec = dict(pod.body["spec"])
     for part in REQUESTING:
         if spec.get(part):

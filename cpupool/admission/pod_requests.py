@@ -125,7 +125,9 @@ class PodRequests:
         annotations = _annotations(mapping(pod.get("metadata"), "metadata"))
         spec = mapping(pod.get("spec"), "spec")
         reader = _Reader(names, mixed=mixed, problems=problems)
-        containers = [one for part in REQUESTING for one in reader.containers(spec, part)]
+        containers = [
+            container for part in REQUESTING for container in reader.containers(spec, part)
+        ]
         ephemeral = tuple(reader.containers(spec, _EPHEMERAL))
         text = annotations.get(names.processes)
         path = f"metadata.annotations[{names.processes}]"
@@ -133,7 +135,7 @@ class PodRequests:
         # What is too long to be stored is refused as that, and not worth reading.
         if text is not None and len(text) <= MAX_ANNOTATIONS_BYTES:
             entries = annotation.parse(text, path, problems)
-        requested = any(one.requests or one.enables_shared for one in containers)
+        requested = any(container.requests or container.enables_shared for container in containers)
         wanted = text is not None or problems or requested
         return cls(
             body=pod,

@@ -106,7 +106,7 @@ class CPUAssignment:
         """
         if self.placement not in {Placement.POOLS, Placement.POLICY}:
             return {}
-        isolated = any(one.kind is ResourceKind.BESIDE for one in self.resources)
+        isolated = any(resource.kind is ResourceKind.BESIDE for resource in self.resources)
         return environment(self.exclusive, self.shared, self.resources, isolated=isolated)
 
 

@@ -112,7 +112,7 @@ def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass
         QuantityError: an amount is no quantity.
     """
     pod_level = _positive(pod)
-    parts = [pod_level] if any(pod_level) else [_positive(one) for one in containers]
+    parts = [pod_level] if any(pod_level) else [_positive(container) for container in containers]
     if not any(requests or limits for requests, limits in parts):
         return QoSClass.BEST_EFFORT
     limited = all(len(limits) == len(NATIVE) for _, limits in parts)
@@ -142,7 +142,9 @@ def pod_limit_milli(
         QuantityError: an amount is no quantity.
     """
     limits = [
-        (one.kind, one.limit_milli) for one in containers if one.kind is not ContainerKind.EPHEMERAL
+        (container.kind, container.limit_milli)
+        for container in containers
+        if container.kind is not ContainerKind.EPHEMERAL
     ]
     total = pod.limit_milli
     declared = total is not None or all(limit is not None for _, limit in limits)

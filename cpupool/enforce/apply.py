@@ -54,7 +54,7 @@ def takes_one_write(tree: CgroupAccess, path: str, want: CPUSet) -> bool:
 
 def _attempt(tree: CgroupAccess, path: str, want: CPUSet) -> tuple[Write, ...]:
     ancestors, node = tree.read(path)
-    now = {one.path: one.cpus for one in (*ancestors, *_subtree(node))}
+    now = {ancestor.path: ancestor.cpus for ancestor in (*ancestors, *_subtree(node))}
     made: list[Write] = []
     undo: list[Write] = []
     try:

@@ -240,7 +240,11 @@ class Mover:
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""
         pools = self._manager.pools()
-        shared = (one for one in self.current().assignment(key).resources if not one.kind.exclusive)
+        shared = (
+            resource
+            for resource in self.current().assignment(key).resources
+            if not resource.kind.exclusive
+        )
         behind = (pools.behind(one) for one in shared)
         return frozenset(pool.name for pool in behind if pool is not None)
 

@@ -43,7 +43,7 @@ class Backoff:
         """Count a try now; one after a minute of quiet is the first again."""
         if self.tries_s and now_s - self.tries_s[-1] >= _QUIET_S:
             return Backoff((now_s,))
-        recent = (*(one for one in self.tries_s if now_s - one < _WITHIN_S), now_s)
+        recent = (*(try_s for try_s in self.tries_s if now_s - try_s < _WITHIN_S), now_s)
         recent = recent[-_AT_ONCE - 1 :]
         if not self.delay_s and len(recent) <= _AT_ONCE:
             return Backoff(recent)

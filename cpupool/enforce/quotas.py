@@ -61,7 +61,7 @@ def plan(pod: Level, containers: Iterable[Level]) -> tuple[Level, ...]:
 
     Containers that fit into what the pod has come first, and those that do not come after it.
     """
-    wrong = [one for one in containers if one.has != one.wants]
+    wrong = [container for container in containers if container.has != container.wants]
     fit = [one for one in wrong if pod.has.holds(one.wants)]
     rest = [one for one in wrong if not pod.has.holds(one.wants)]
     return (*fit, *([pod] if pod.has != pod.wants else []), *rest)
@@ -273,7 +273,7 @@ def _concerns(resolution: Resolution) -> Iterator[tuple[str, _Concern]]:
         if placed.assignment.cause is not None:
             unsure.add(uid)
     for uid, pod in resolution.pods.items():
-        asked = {one for container in pod.containers for one in container.requests}
+        asked = {resource for container in pod.containers for resource in container.requests}
         if asked:
             lifts = any(one.kind is ResourceKind.EXCLUSIVE for one in asked)
             yield uid, _Concern(pod, limits.get(uid, {}), lifts, uid in unsure)

@@ -119,4 +119,4 @@ class CgroupFiles:
 
 def above(path: str) -> tuple[str, ...]:
     """Give the cgroups above one, the nearest first, without the base."""
-    return tuple(str(one) for one in PurePosixPath(path).parents)[:-1]
+    return tuple(str(parent) for parent in PurePosixPath(path).parents)[:-1]

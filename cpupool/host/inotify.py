@@ -146,7 +146,9 @@ class FolderEvents:
                 self._add(folder, level)
                 if level < self._depth:
                     with os.scandir(folder) as entries:
-                        below = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+                        below = [
+                            entry.name for entry in entries if entry.is_dir(follow_symlinks=False)
+                        ]
                     remaining.extend((folder / name, level + 1) for name in below)
             except (FileNotFoundError, NotADirectoryError):
                 continue

@@ -207,19 +207,19 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> N
 
 
 def _take_interrupts(kept: Recording, root: HostRoot, there: HostRoot) -> None:
-    for one in interrupts.interrupts(root.proc):
-        folder = there.proc / interrupts.FOLDER / str(one.number)
-        kept.files[str(folder / interrupts.ALLOWED)] = f"{one.allowed}\n".encode()
-        kept.files[str(folder / interrupts.EFFECTIVE)] = f"{one.effective}\n".encode()
-        for handler in one.handlers:
+    for interrupt in interrupts.interrupts(root.proc):
+        folder = there.proc / interrupts.FOLDER / str(interrupt.number)
+        kept.files[str(folder / interrupts.ALLOWED)] = f"{interrupt.allowed}\n".encode()
+        kept.files[str(folder / interrupts.EFFECTIVE)] = f"{interrupt.effective}\n".encode()
+        for handler in interrupt.handlers:
             kept.files[f"{folder / handler}/"] = b""
 
 
 def _take_daemons(kept: Recording, root: HostRoot, there: HostRoot) -> None:
-    for one in processes.daemons(root.proc):
-        folder = there.proc / str(one.pid)
-        cgroup = f"0::/{processes.SYSTEM_SLICE}/{one.unit}\n"
-        status = f"{processes.NAME}:\t{one.name}\n{processes.ALLOWED}:\t{one.cpus}\n"
+    for daemon in processes.daemons(root.proc):
+        folder = there.proc / str(daemon.pid)
+        cgroup = f"0::/{processes.SYSTEM_SLICE}/{daemon.unit}\n"
+        status = f"{processes.NAME}:\t{daemon.name}\n{processes.ALLOWED}:\t{daemon.cpus}\n"
         kept.files[str(folder / "cgroup")] = cgroup.encode()
         kept.files[str(folder / "status")] = status.encode()
 

@@ -155,8 +155,8 @@ class DevicePlugin(DevicePluginServicer):
         del context
         self._check_asked(request.container_requests)
         mounts = [
-            Mount(container_path=one.container_path, host_path=one.host_path, read_only=True)
-            for one in self._mounts()
+            Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=True)
+            for mount in self._mounts()
         ]
         response = AllocateResponse()
         for asked in request.container_requests:
@@ -208,7 +208,7 @@ class DevicePlugin(DevicePluginServicer):
                 future.set_exception(error)
 
         thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        self._threads = [*(thread for thread in self._threads if thread.is_alive()), thread]
         thread.start()
         return await asyncio.wrap_future(future)
 

@@ -254,7 +254,7 @@ class EmulatedCgroups:
         """Remove a cgroup with those below it."""
         top = self._base / path
         with self._lock:
-            for directory in [one for one in self._members if one.is_relative_to(top)]:
+            for directory in [member for member in self._members if member.is_relative_to(top)]:
                 del self._members[directory]
         with suppress(FileNotFoundError):
             shutil.rmtree(top)

@@ -121,8 +121,10 @@ class Ledger:
                 (
                     pod,
                     {
-                        one.name: tuple(self._grants.get(ContainerRef(uid, one.name), {}).values())
-                        for one in pod.containers
+                        container.name: tuple(
+                            self._grants.get(ContainerRef(uid, container.name), {}).values()
+                        )
+                        for container in pod.containers
                     },
                 )
                 for uid, pod in self._active.items()

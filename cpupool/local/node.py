@@ -98,7 +98,9 @@ class EmbeddedNode:
     def processes(self) -> tuple[ContainerProcess, ...]:
         """List what runs, each pod's sandbox first."""
         with self._lock:
-            return tuple(one for hosted in self._pods.values() for one in hosted.processes())
+            return tuple(
+                process for hosted in self._pods.values() for process in hosted.processes()
+            )
 
     def path_of(self, process: ContainerProcess) -> str:
         """Give a process's cgroup as `CgroupFS` takes it: relative to the hierarchy's base."""

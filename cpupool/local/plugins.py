@@ -99,7 +99,7 @@ class Plugin:
         )
         with self._calling("GetPreferredAllocation"):
             answers = self._stub.GetPreferredAllocation(request, timeout=_CALL_S)
-        return frozenset().union(*(one.deviceIDs for one in answers.container_responses[:1]))
+        return frozenset().union(*(answer.deviceIDs for answer in answers.container_responses[:1]))
 
     def allocate(self, ids: Iterable[str]) -> ContainerAllocateResponse:
         """Tell it that one container gets these devices.
@@ -149,12 +149,12 @@ class Plugin:
 
 def _listing(message: ListAndWatchResponse) -> Listing:
     return Listing(
-        healthy=frozenset(one.ID for one in message.devices if one.health == HEALTHY),
-        unhealthy=frozenset(one.ID for one in message.devices if one.health != HEALTHY),
+        healthy=frozenset(device.ID for device in message.devices if device.health == HEALTHY),
+        unhealthy=frozenset(device.ID for device in message.devices if device.health != HEALTHY),
         nodes={
-            one.ID: tuple(node.ID for node in one.topology.nodes)
-            for one in message.devices
-            if one.topology.nodes
+            device.ID: tuple(node.ID for node in device.topology.nodes)
+            for device in message.devices
+            if device.topology.nodes
         },
     )
 

@@ -151,14 +151,14 @@ class Node:
     ) -> None:
         self._topology = topology
         resources = advertised(node_pools)
-        self._pools: Mapping[str, Pool] = {one.name: one.pool for one in resources}
+        self._pools: Mapping[str, Pool] = {resource.name: resource.pool for resource in resources}
         self._capacity: Mapping[str, int] = {
-            one.name: workload.capacity_of(one, topology) for one in resources
+            resource.name: workload.capacity_of(resource, topology) for resource in resources
         }
         self._exclusive: Mapping[str, SimulatedPool] = {
-            one.name: SimulatedPool.of(one, topology)
-            for one in resources
-            if one.name.kind.exclusive
+            resource.name: SimulatedPool.of(resource, topology)
+            for resource in resources
+            if resource.name.kind.exclusive
         }
         self._chooser = chooser
         self._manager = manager

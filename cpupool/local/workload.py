@@ -124,7 +124,7 @@ def _line(event: Event) -> dict[str, object]:
     line: dict[str, object] = {"at_s": event.at_s, "pod": str(event.pod.uid)}
     if event.ends:
         return line | {"ends": True}
-    return line | {"containers": [_container(one) for one in event.pod.containers]}
+    return line | {"containers": [_container(container) for container in event.pod.containers]}
 
 
 def _container(one: Container) -> dict[str, object]:
@@ -284,7 +284,7 @@ def _containers(value: object) -> list[Container]:
     if not isinstance(value, list) or not value:
         raise _LineError(f"containers is {_shown(value)}", "list at least one")
     containers = [_container_of(one) for one in value]
-    names = [one.name for one in containers]
+    names = [container.name for container in containers]
     if twice := [name for name in names if names.count(name) > 1]:
         raise _LineError(f"there are two containers {twice[0]}", "rename one")
     # The kubelet starts init containers and sidecars, in their order, before the others.

@@ -68,7 +68,7 @@ def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
         if not (wants := _wants(facts, pod)):
             continue
         has = grants.parts(pod.cgroup_uid, POLICY_CPUS).keys()
-        runs = pod.cgroup_uid in starting or any(one.id for one in pod.containers)
+        runs = pod.cgroup_uid in starting or any(container.id for container in pod.containers)
         if runs and not wants.keys() <= has:
             grants = _admitted(facts, pods, grants, pod, wants)
     return grants
@@ -82,7 +82,7 @@ def recover(
     Only a set of exactly the size that the policy gives to the container counts, on CPUs that it
     could give; of two that overlap the first.
     """
-    runs = {(one.pod, ContainerID(one.id)): one.cpus for one in found}
+    runs = {(container.pod, ContainerID(container.id)): container.cpus for container in found}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         count = _wants(facts, pod).get(container.name)
         uid = pod.cgroup_uid
@@ -100,7 +100,7 @@ def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     wants = facts.policy.wants(pod)
     if not wants or pod.finished or requested.kubelet_owns(facts):
         return {}
-    pooled = {one.name for one in pod.containers if one.requests}
+    pooled = {container.name for container in pod.containers if container.requests}
     return {name: count for name, count in wants.items() if name not in pooled}
 
 
@@ -113,13 +113,13 @@ def _admitted(
     facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, wants: Mapping[str, int]
 ) -> Grants:
     """Return the grants with all that one pod gets, or as they are where it does not fit."""
-    kinds = {one.name: one.kind for one in pod.containers}
+    kinds = {container.name: container.kind for container in pod.containers}
     made, left = grants, CPUSet()
     for name, count in wants.items():
         parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
         ends = kinds[name] is ContainerKind.INIT
         if (cpus := parts.get(name)) is None:
-            if ends and any(kinds.get(one) is ContainerKind.APP for one in parts):
+            if ends and any(kinds.get(part) is ContainerKind.APP for part in parts):
                 # It has ended before the agent has started.
                 continue
             seen = view(facts, pods, made)

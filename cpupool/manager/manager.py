@@ -185,7 +185,7 @@ class Manager:
             every: there are no others.
         """
         with self._changed:
-            told = {one.id: one for one in found}
+            told = {container.id: container for container in found}
             sighted = told if every else {**self._facts.sighted, **told}
             if sighted != self._facts.sighted:
                 self._take(sightings.joined(replace(self._facts, sighted=sighted)))
@@ -242,7 +242,7 @@ class Manager:
     def release(self, until: int) -> None:
         """Forget the promises up to this number: their pods will not appear."""
         with self._changed:
-            kept = tuple(one for one in self._facts.promises if one.number > until)
+            kept = tuple(promise for promise in self._facts.promises if promise.number > until)
             if kept != self._facts.promises:
                 self._take(replace(self._facts, promises=kept))
 
@@ -327,7 +327,7 @@ class Manager:
         with self._changed:
             listed, view = self._list_of(pool), self._resolution.view
             # Of a burst of pods the last is asked for before the first is seen.
-            promised = [one.ids for one in self._facts.promises if one.resource == pool]
+            promised = [promise.ids for promise in self._facts.promises if promise.resource == pool]
         offer = listed.offer
         offer.check_listed(available)
         offer.check_listed(must_include)

@@ -54,7 +54,10 @@ def offered(facts: NodeFacts, held: Iterable[Resource]) -> tuple[Advertised, ...
     configured = advertised(facts.pools)
     known = {one.name for one in configured}
     devices = (one for one in held if not one.kind.native)
-    return (*configured, *(Advertised.gone(one) for one in devices if one not in known))
+    return (
+        *configured,
+        *(Advertised.gone(resource) for resource in devices if resource not in known),
+    )
 
 
 def lists(
@@ -110,7 +113,7 @@ def _beside(
     A pool without a `cpuBindPolicy` promises that the siblings stay idle.
     """
     cpus = exclusive_cpus(held)
-    grants = (one for one in resolution.grants if one.resource == resource.name)
+    grants = (grant for grant in resolution.grants if grant.resource == resource.name)
     granted = CPUSet.union(grant.cpus for grant in grants)
     binds = resource.pool.policy.bind is not None
     idle = CPUSet() if binds else facts.topology.with_siblings(cpus)

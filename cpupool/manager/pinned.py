@@ -48,14 +48,14 @@ def found_stale(
     started.
     """
     kept: dict[ContainerKey, CPUSet] = {}
-    for one in found:
-        key = (one.pod, ContainerID(one.id))
+    for container in found:
+        key = (container.pod, ContainerID(container.id))
         placed = resolution.containers.get(key)
         if placed is None or not _mixes(placed.assignment):
             continue
         told = _shared_as_told(facts, placed)
         then = placed.assignment.exclusive | told & facts.topology.online
-        if told and one.cpus == str(then) != str(placed.assignment.cpus):
+        if told and container.cpus == str(then) != str(placed.assignment.cpus):
             kept[key] = told
     return kept
 
@@ -78,7 +78,7 @@ def _mixes(assignment: CPUAssignment) -> bool:
 
 
 def _shared_cpus(pools: NodePools, placed: PlacedContainer) -> CPUSet:
-    shared = (one for one in placed.container.requests if not one.kind.exclusive)
+    shared = (resource for resource in placed.container.requests if not resource.kind.exclusive)
     behind = (pools.behind(one) for one in shared)
     return CPUSet.union(pool.cpus for pool in behind if pool is not None)
 

@@ -118,7 +118,9 @@ class NodeStatus:
 
     def free(self, pool: Pool) -> CPUSet:
         """Give the CPUs of an exclusive pool that a container which starts now may get."""
-        return self.offered(pool) - CPUSet.union(one.exclusive for one in self.containers)
+        return self.offered(pool) - CPUSet.union(
+            container.exclusive for container in self.containers
+        )
 
 
 def describe(
@@ -140,7 +142,7 @@ def describe(
         enforcement: as the attribute.
         choices: what was chosen last when the kubelet asked, by pool and CPU.
     """
-    containers = [_container(facts, resolution, choices or {}, one) for one in found]
+    containers = [_container(facts, resolution, choices or {}, container) for container in found]
     return NodeStatus(
         facts.pools,
         tuple(sorted(containers, key=lambda one: one.name)),
@@ -313,7 +315,7 @@ def resource(name: str) -> Resource:
 
 def steps_to_json(steps: Iterable[Step]) -> list[dict[str, str]]:
     """Write the reasons of a choice as JSON values."""
-    return [{"rule": one.rule, "why": one.why, "left": str(one.left)} for one in steps]
+    return [{"rule": step.rule, "why": step.why, "left": str(step.left)} for step in steps]
 
 
 def steps_from_json(steps: Sequence[Mapping[str, str]]) -> tuple[Step, ...]:
@@ -323,7 +325,7 @@ def steps_from_json(steps: Sequence[Mapping[str, str]]) -> tuple[Step, ...]:
         ValueError: a list of CPUs is none.
         KeyError: a key is missing.
     """
-    return tuple(Step(one["rule"], one["why"], CPUSet.parse(one["left"])) for one in steps)
+    return tuple(Step(step["rule"], step["why"], CPUSet.parse(step["left"])) for step in steps)
 
 
 def from_json(document: Mapping[str, Any]) -> NodeStatus:

@@ -105,7 +105,7 @@ class Resolution:
         """
         if self.view.kubelet_places:
             return self.view.default
-        asked = {one for container in pod.containers for one in container.requests}
+        asked = {resource for container in pod.containers for resource in container.requests}
         room = CPUSet.union(
             (
                 self.view.default.default,

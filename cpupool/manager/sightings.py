@@ -114,7 +114,7 @@ def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tupl
     for held in found.values():
         for resource, grant in held.items():
             fulfilled[resource] |= grant.ids
-    left = (replace(one, ids=one.ids - fulfilled[one.resource]) for one in promises)
+    left = (replace(promise, ids=promise.ids - fulfilled[promise.resource]) for promise in promises)
     return tuple(one for one in left if one.ids)
 
 
@@ -162,18 +162,22 @@ def _given(
             of_pod |= grant.ids
         elif not grant.ids.isdisjoint(ids):
             return False
-    answers = (one.ids for one in promises if one.resource == resource)
+    answers = (promise.ids for promise in promises if promise.resource == resource)
     return ids <= of_pod or any(answer <= ids <= answer | of_pod for answer in answers)
 
 
 def told(promises: Iterable[Promise], resource: Resource, ids: frozenset[str]) -> CPUSet:
     """Give the CPUs that a container was told when it was promised these devices."""
-    return CPUSet.union(one.told for one in promises if one.resource == resource and ids <= one.ids)
+    return CPUSet.union(
+        promise.told for promise in promises if promise.resource == resource and ids <= promise.ids
+    )
 
 
 def _named(pod: Pod, name: str) -> Container:
     # An ephemeral container runs before the list shows it; it can ask for no device.
-    return next((one for one in pod.containers if one.name == name), Container(name))
+    return next(
+        (container for container in pod.containers if container.name == name), Container(name)
+    )
 
 
 def _stranger(

@@ -284,7 +284,7 @@ def _closest(
 
     def total(mask: int) -> int:
         nodes = _nodes(mask, order)
-        return sum(distances[one][column[other]] for one in nodes for other in nodes)
+        return sum(distances[node][column[other]] for node in nodes for other in nodes)
 
     totals = {mask: total(mask) for mask in masks}
     least = min(totals.values())

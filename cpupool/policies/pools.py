@@ -52,23 +52,23 @@ class PoolsPolicy:
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
         """Return the CPUs of the container's pools; the default pool's where a fact is missing."""
         request, known = demand.request, demand.devices
-        unnamed = next((one for one in request.amounts if one not in known), None)
+        unnamed = next((resource for resource in request.amounts if resource not in known), None)
         if unnamed is not None:
             return _without_devices(view, unnamed)
         exclusive = shared = CPUSet()
         resources: dict[Resource, CPUSet] = {}
         common, online = view.common, view.topology.online
-        for one in request.amounts:
-            if one.kind.exclusive:
-                mine = view.grants.part(demand.pod.cgroup_uid, one, demand.container.name)
-                given = devices.exclusive_cpus(known[one].ids) & view.topology.present
+        for resource in request.amounts:
+            if resource.kind.exclusive:
+                mine = view.grants.part(demand.pod.cgroup_uid, resource, demand.container.name)
+                given = devices.exclusive_cpus(known[resource].ids) & view.topology.present
                 if others := given - mine:
-                    return _contested(view, demand.pod, one, others)
+                    return _contested(view, demand.pod, resource, others)
                 exclusive |= mine
-                resources[one] = mine
-            elif (pool := view.pools.behind(one)) is not None:
+                resources[resource] = mine
+            elif (pool := view.pools.behind(resource)) is not None:
                 shared |= pool.cpus
-                resources[one] = pool.cpus & common
+                resources[resource] = pool.cpus & common
         stays = demand.kept is not None
         on_shared = (demand.kept if demand.kept is not None else shared) & common
         there = exclusive & online | on_shared
@@ -101,7 +101,7 @@ def _limit(demand: Demand, shared: CPUSet) -> Limit | None:
     if demand.request.exclusive:
         return Limit(None)
     limits = (sum(demand.request.amounts.values()), own_milli, demand.pod.limit_milli)
-    return Limit(min(one for one in limits if one is not None), own_milli=own_milli)
+    return Limit(min(limit for limit in limits if limit is not None), own_milli=own_milli)
 
 
 def _contested(view: NodeView, pod: Pod, resource: Resource, cpus: CPUSet) -> CPUAssignment:

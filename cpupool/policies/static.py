@@ -58,7 +58,7 @@ class StaticOptions:
         Raises:
             ConfigError: with every option that is unknown or neither true nor false.
         """
-        known = {_written(one.name): one.name for one in fields(cls)}
+        known = {_written(field.name): field.name for field in fields(cls)}
         problems = [
             Problem("the static policy has no such option", f"use {', '.join(known)}", path=name)
             if name not in known
@@ -127,7 +127,11 @@ class StaticPolicy(NonePolicy):
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
         """Return the containers of a Guaranteed pod that ask for whole CPUs."""
-        return {one.name: one.whole_cpus for one in pod.containers if one.whole_cpus}
+        return {
+            container.name: container.whole_cpus
+            for container in pod.containers
+            if container.whole_cpus
+        }
 
     def available(self, view: NodeView) -> CPUSet:
         """Return the CPUs that have no owner and are not reserved."""

@@ -318,13 +318,13 @@ def _webhooks(configuration: Body) -> list[Body]:
 
 def _in_use(configuration: Body) -> bytes:
     webhooks = _webhooks(configuration)
-    return b"\n".join(_decoded(one["clientConfig"].get("caBundle", "")) for one in webhooks)
+    return b"\n".join(_decoded(webhook["clientConfig"].get("caBundle", "")) for webhook in webhooks)
 
 
 def _with_bundle(configuration: Body, bundle: bytes) -> Body:
     text = _encoded(bundle)
     webhooks = [
-        {**one, "clientConfig": {**one["clientConfig"], "caBundle": text}}
-        for one in _webhooks(configuration)
+        {**webhook, "clientConfig": {**webhook["clientConfig"], "caBundle": text}}
+        for webhook in _webhooks(configuration)
     ]
     return {**configuration, "webhooks": webhooks}

@@ -123,18 +123,25 @@ class CRI:
         wanted = frozenset(ids)
         with self._calling("recognising containers") as stub:
             containers = self._containers(stub, wanted)
-            annotated = {one.pod_sandbox_id for one in containers if self._devices(one, {})}
-            others = wanted - {one.id for one in containers}
-            sandboxes = {one.id: one for one in self._sandboxes(stub, others | annotated)}
+            annotated = {
+                container.pod_sandbox_id for container in containers if self._devices(container, {})
+            }
+            others = wanted - {container.id for container in containers}
+            sandboxes = {
+                sandbox.id: sandbox for sandbox in self._sandboxes(stub, others | annotated)
+            }
         found = (
-            *(self._container(one, sandboxes.get(one.pod_sandbox_id)) for one in containers),
             *(
-                RuntimeContainer.sandbox(one.id, dict(one.labels))
-                for one in sandboxes.values()
-                if one.id in wanted
+                self._container(container, sandboxes.get(container.pod_sandbox_id))
+                for container in containers
+            ),
+            *(
+                RuntimeContainer.sandbox(sandbox.id, dict(sandbox.labels))
+                for sandbox in sandboxes.values()
+                if sandbox.id in wanted
             ),
         )
-        return tuple(one for one in found if one is not None)
+        return tuple(container for container in found if container is not None)
 
     def held(self, container: ContainerID) -> str | None:
         """Give the CPU list that the runtime has for a container.
@@ -256,14 +263,14 @@ class CRI:
         for identifier in _questions(ids):
             request = ListContainersRequest(filter=ContainerFilter(id=identifier))
             found += stub.ListContainers(request, timeout=self._timeout_s).containers
-        return [one for one in found if one.id in ids]
+        return [container for container in found if container.id in ids]
 
     def _sandboxes(self, stub: RuntimeServiceStub, ids: AbstractSet[str]) -> list[PodSandbox]:
         found: list[PodSandbox] = []
         for identifier in _questions(ids):
             request = ListPodSandboxRequest(filter=PodSandboxFilter(id=identifier))
             found += stub.ListPodSandbox(request, timeout=self._timeout_s).items
-        return [one for one in found if one.id in ids]
+        return [container for container in found if container.id in ids]
 
     def _container(self, one: Container, sandbox: PodSandbox | None) -> RuntimeContainer | None:
         devices = {} if sandbox is None else self._devices(one, sandbox.annotations)

@@ -122,7 +122,11 @@ class Synchronize:
     @property
     def running(self) -> Iterator[NRIContainer]:
         """The containers that have not stopped."""
-        return (one for one in self.containers if one.state is not ContainerState.STOPPED)
+        return (
+            container
+            for container in self.containers
+            if container.state is not ContainerState.STOPPED
+        )
 
 
 @dataclass(frozen=True, slots=True)

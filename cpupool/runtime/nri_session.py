@@ -297,9 +297,9 @@ class Session:
             call,
             tuple(one for one in map(_sandbox, pods.values()) if one is not None),
             tuple(
-                self._container(pods.get(one.pod_sandbox_id, _NO_POD), one)
+                self._container(pods.get(container.pod_sandbox_id, _NO_POD), container)
                 for part in parts
-                for one in part.containers
+                for container in part.containers
             ),
         )
 
