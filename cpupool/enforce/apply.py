@@ -20,12 +20,12 @@ log = logs.get(__name__)
 
 
 def repair(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
-    """Make a container run on exactly `want`, and give the writes of the attempt that did it.
+    """Make a container run on exactly `want`, and return the writes of the attempt that did it.
 
-    Somebody else may change the tree at the same time, so each attempt reads it anew. One that is
-    refused in the middle gives every cgroup that it changed its earlier set back, and so does one
-    after which the container runs on a CPU outside `want`: on cgroup v2 a set of which the
-    ancestors leave nothing means all of the parent's CPUs. Where they leave a part, the writes
+    Another program may change the tree at the same time, so each attempt reads the tree again. An
+    attempt that the kernel refuses puts every cgroup back that it has changed. So does an attempt
+    after which the container runs on a CPU outside `want`: on cgroup v2 a set that has no CPU in
+    common with its ancestors means all CPUs of the parent. Where it has some in common, the writes
     stay, and take full effect once the ancestor in the way gives room.
 
     Raises:
@@ -64,7 +64,7 @@ def _attempt(tree: CgroupAccess, path: str, want: CPUSet) -> tuple[Write, ...]:
             except CgroupNotFound:
                 if not step.path.startswith(f"{path}/"):
                     raise
-                # A nested cgroup that is gone is in nobody's way.
+                # A nested cgroup that is gone is in no container's way.
                 continue
             made.append(done)
             undo.append(Write(done.path, now[done.path]))
@@ -86,18 +86,18 @@ def _write(tree: CgroupAccess, step: Write, ancestors: Sequence[CgroupNode], pat
     except CgroupWriteRejected as error:
         if error.errno != errno.EPERM or step.path != path or not ancestors:
             raise
-        # Of cgroups mounted with nsdelegate the kernel refuses a program the cpuset of one: its own
-        # container's (cgroup-v2.rst, "Delegation"). That is the agent's, alone in its pod, whose
-        # cgroup confines it as well.
+        # With nsdelegate the kernel lets no program write the cpuset of its own container
+        # (cgroup-v2.rst, "Delegation"). This container is the agent's: it is alone in its pod, and
+        # the cgroup of the pod confines it as well.
         step = Write(ancestors[-1].path, step.cpus)
         tree.write(step.path, step.cpus)
     return step
 
 
 def _put_back(tree: CgroupAccess, undo: Sequence[Write]) -> None:
-    # Undone in reverse, the tree passes through the states it came by, each of them lawful.
+    # In reverse order the tree passes through its earlier states, and each of them is lawful.
     for step in reversed(undo):
-        # What inherited before keeps the set it was given: an empty one is never written.
+        # A cgroup that inherited before keeps its new set: an empty set is never written.
         if not step.cpus:
             continue
         try:

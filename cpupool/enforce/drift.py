@@ -1,6 +1,6 @@
-"""Who probably moved a container away from its CPUs.
+"""Which program probably moved a container away from its CPUs.
 
-Pure: it is judged from the cgroup as it was found, and from what it was before.
+Pure: the judgement takes the cgroup as it was found, and as it was before.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Reason(Enum):
-    """Why a container was not on its CPUs; for a foreign write, who probably made it."""
+    """Why a container was not on its CPUs; for a foreign write, the probable program."""
 
     NEW = "new"
-    """Nobody has put it there yet."""
+    """It has not been put there yet."""
     MOVED = "moved"
     """It belongs elsewhere now: pools, CPUs or devices have changed."""
     KUBELET_STATIC = "kubelet-static"
@@ -26,7 +26,7 @@ class Reason(Enum):
 
     @property
     def foreign(self) -> bool:
-        """Whether somebody else wrote."""
+        """Whether another program wrote."""
         return self not in {Reason.NEW, Reason.MOVED}
 
     @property
@@ -55,7 +55,7 @@ _REMEDIES: Final = {
 def foreign_writer(
     path: str, found: CPUSet, *, created: str, online: CPUSet, static_kubelet: bool
 ) -> Reason:
-    """Tell who probably wrote the set of a container that had been right.
+    """Return the program that probably wrote the set of a container that had been right.
 
     Args:
         path: the container's cgroup.
@@ -66,11 +66,11 @@ def foreign_writer(
     """
     if static_kubelet:
         return Reason.KUBELET_STATIC
-    # A reload writes a unit's properties anew, and AllowedCPUs= of a container's scope is empty
-    # unless the runtime has set it (systemd issue 40438).
+    # A reload of systemd writes the properties of a unit again, and the AllowedCPUs= of a
+    # container's scope is empty unless the runtime has set it (systemd issue 40438).
     if not found and path.endswith((".scope", ".slice")):
         return Reason.SYSTEMD
-    # A runtime remembers what it created a container with, and writes that with every update.
+    # A runtime remembers the CPUs that it created a container with, and each update writes them.
     if str(found) == created or found == online:
         return Reason.RUNTIME
     return Reason.UNKNOWN

@@ -1,11 +1,10 @@
-"""Containers that ask for it leave the scheduler's load balancing, with the CPUs of their own.
+"""The goal of load balancing: the CPUs of a container that asks for it are an isolated partition.
 
-The scheduler then moves no thread between these CPUs, and nobody else's threads come near them: an
-isolated partition of cgroup version 2. It is for containers that have no other CPUs: the threads on
-shared CPUs live on being balanced.
+The scheduler then moves no thread between these CPUs, and no other thread comes near them (cgroup
+version 2). It is for containers that have no other CPUs: threads on shared CPUs need the balancing.
 
-Each change makes the kernel build the scheduling domains of the whole node anew, so nothing is
-written that is right already.
+Each change makes the kernel rebuild the scheduling domains of the whole node, so nothing is written
+that is right already.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ log = logs.get(__name__)
 
 _EVENT: Final = "CPULoadBalancingRefused"
 _LASTS_S: Final = 5.0
-"""An init container that has just ended may stand in the way of the one that has its CPUs next."""
+"""An init container that has just ended may stand in the way of the next container on its CPUs."""
 
 _ASK: Final = "ask for exclusive pools only"
 
@@ -60,8 +59,8 @@ class _Change(NamedTuple):
 class LoadBalancingGoal:
     """Isolates the containers that want it and can have it, and no others; a `repair.Goal`.
 
-    What is isolated is read from the cgroups once, so an agent that starts anew goes on where the
-    one before it ended. While no container asks, nothing more is read, and nothing is written.
+    A new agent reads once from the cgroups what is isolated, and goes on from there. While no
+    container asks, nothing more is read, and nothing is written.
 
     Args:
         tree: the isolated partitions.
@@ -72,7 +71,7 @@ class LoadBalancingGoal:
 
     def __init__(self, tree: PartitionTree) -> None:
         self._tree = tree
-        # Cgroup → the CPUs that it has for itself; None until that has been read.
+        # Cgroup → the CPUs that it has for itself; None before the first read.
         self._held: dict[str, CPUSet] | None = None
         self._wishes: dict[str, _Wish] = {}
         self._refusals: dict[ContainerKey, Notice] = {}
@@ -95,7 +94,7 @@ class LoadBalancingGoal:
                     self._refusals[key] = notice
                 elif cpus:
                     self._wishes[container.path] = _Wish(key, placed, cpus)
-        # First what is given back: a container that has started again has its old one's CPUs.
+        # The releases come first: a restarted container has the CPUs of its predecessor.
         released = {
             _Change(path, isolated=False): cpus
             for path, cpus in self._known().items()
@@ -108,7 +107,7 @@ class LoadBalancingGoal:
     def put_right(
         self, key: _Change, want: CPUSet, _now_s: float, /, *, was_right: bool
     ) -> Reason | None:
-        """Isolate or release one cgroup."""
+        """Isolate or release a cgroup."""
         held = self._known()
         if not key.isolated:
             self._tree.release(key.path, want)
@@ -144,16 +143,16 @@ class LoadBalancingGoal:
 
 
 def _own(container: FoundContainer, assignment: CPUAssignment) -> CPUSet:
-    """Give the CPUs of a container's own, all of them if it runs on no others, else none."""
+    """Return all exclusive CPUs of a container that runs on no others; else none."""
     own = assignment.exclusive | assignment.offline
     return own if CPUSet.parse(container.cpus) <= own else CPUSet()
 
 
 def _refusal(placed: PlacedContainer, obstacle: str) -> Notice | None:
-    """Tell why a container is not to be isolated, as far as that follows from what it asks for."""
+    """Return why a container is not to be isolated, as far as its request says that."""
     assignment = placed.assignment
     if assignment.placement is Placement.CONFINED:
-        # Its owner hears of that, and it may pass.
+        # Another notice says so, and it may pass.
         return None
     others = assignment.shared | assignment.default
     if obstacle:

@@ -1,8 +1,7 @@
 """Moves containers onto their CPUs: judges what was found, and carries out what differs.
 
-The cpusetter's thread calls it, once or more in each sweep. Nothing that one container or the
-container runtime does keeps another container from its CPUs: what the runtime has to write comes
-last, for a limited time in each sweep.
+The thread of the cpusetter calls it in each sweep. No container, and no runtime that hangs, keeps
+another container from its CPUs: what the runtime has to write comes last, for a limited time.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _SECOND_LOOK_S: Final = 1.0
-"""A watch reaches a new directory a moment after it was made: a second look finds what was written
-meanwhile."""
+"""inotify reaches a new directory a moment after it was made: a second look finds what was written
+in that moment."""
 _SILENT_S: Final = 1.0
 """How long to wait before a runtime that does not answer is asked for a container again."""
 _OTHERS_FIRST_S: Final = 5.0
-"""A runtime that has not answered is really called again after so long. A container that fails at
-once before that says nothing of itself."""
+"""A runtime that has not answered is really called again after so long. A call that fails earlier
+says nothing of its container."""
 _TURN_S: Final = 0.5
-"""How long the runtime may write in one sweep; the next one first looks at everything again."""
+"""How long the runtime may write in one sweep; the next sweep first looks at everything again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,8 @@ class Repair:
         found: the CPUs it ran on.
         wanted: the CPUs it belongs on.
         error: why it is still wrong; empty where it is right now.
-        overwritten: its shared pools, where somebody else had moved it from its CPUs, or may have
-            before the agent started.
+        overwritten: its shared pools, where another program had moved it from its CPUs, or may
+            have before the agent started.
     """
 
     path: str
@@ -78,18 +77,18 @@ class Repair:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is remembered of one container directory while it is there.
+    """The memory of one container directory while it is there.
 
     Attributes:
         key: the ids in its path.
         since_s: when it was seen first.
         created: the CPUs that it ran on then.
-        new: it has come since the first sweep.
+        new: it has appeared since the first sweep.
         measured: whether the time until it ran on its final CPUs has been counted.
         target: how far the repair of its CPUs is.
         way: by which way it was written last; None while it has not been written.
         occupied: the CPUs of its own that it waits for, since other pods run there.
-        silent_s: when the runtime has been asked for it in vain; infinitely long ago for never.
+        silent_s: when the runtime did not answer for it last; minus infinity for never.
     """
 
     key: ContainerKey
@@ -117,7 +116,7 @@ class _Step:
     """A move that is about to be made.
 
     Attributes:
-        wrong: what is moved.
+        wrong: the container.
         goal: the CPUs that it is moved to.
         reason: why it was not there.
     """
@@ -141,7 +140,7 @@ class Mover:
 
     Attributes:
         due_s: when to look again without an event; infinite for never.
-        rival: the kubelet's static CPU manager has been at work since the last sweep.
+        kubelet_places: the kubelet's static CPU manager has worked since the last sweep.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Mover:
         now_s: Callable[[], float],
     ) -> None:
         self.due_s = math.inf
-        self.rival = False
+        self.kubelet_places = False
         self._manager = manager
         self._tree = tree
         self._ways = ways
@@ -194,14 +193,14 @@ class Mover:
         """Move each container once that is wrong and due, and return what came of it.
 
         Args:
-            found: what is there.
-            new: what is seen for the first time has come since the agent started.
+            found: the containers that are there.
+            new: a container that is seen for the first time has appeared since the agent started.
         """
         resolution = self.current()
         judged = (self._judged(container, resolution, new=new) for container in found)
-        wrong = {one.move.path: one for one in judged if one is not None}
-        staying = {path: one.move for path, one in wrong.items()}
-        due = [one.move for one in wrong.values() if self._is_due(one, resolution)]
+        wrong = {found.move.path: found for found in judged if found is not None}
+        staying = {path: found.move for path, found in wrong.items()}
+        due = [found.move for found in wrong.values() if self._is_due(found, resolution)]
         repairs: list[Repair] = []
         for batch in moves.batches(due):
             if batch[0].way is not Way.CGROUP and self._now_s() >= self._runtime_until_s:
@@ -251,15 +250,15 @@ class Mover:
     def notices(self) -> Mapping[NoticeKey, Notice]:
         """Return what pods' owners must know of how their containers are moved."""
         resolution = self.current()
-        told: dict[NoticeKey, Notice] = {}
+        gathered: dict[NoticeKey, Notice] = {}
         for seen in self._seen.values():
-            if seen.target.contested and seen.target.writer is not None:
-                told.update(notices.about_fight(resolution, seen.key, seen.target.writer))
+            if seen.target.contested and seen.target.culprit is not None:
+                gathered.update(notices.about_fight(resolution, seen.key, seen.target.culprit))
             if seen.occupied:
-                told.update(notices.about_occupied(resolution, seen.key, seen.occupied))
+                gathered.update(notices.about_occupied(resolution, seen.key, seen.occupied))
             if seen.key[1] == POD_ITSELF:
-                told.update(notices.about_moved(resolution, seen.key))
-        return told
+                gathered.update(notices.about_moved(resolution, seen.key))
+        return gathered
 
     def _judged(
         self, container: FoundContainer, resolution: Resolution, *, new: bool
@@ -305,7 +304,7 @@ class Mover:
         return now_s >= due_s
 
     def _steps(self, wrong: _Wrong, staying: Mapping[str, Move]) -> Iterator[_Step]:
-        """Yield what is to be done now, if anything is.
+        """Yield the step that is to be made now, if there is one.
 
         Raises:
             CPUPoolError: its cgroup cannot be read.
@@ -324,8 +323,8 @@ class Mover:
             self._tell_stuck(wrong.found, seen, why)
 
     def _ask_ahead(self, steps: Sequence[_Step]) -> None:
-        """Let one call of the runtime write several containers; each is then verified by itself."""
-        # The move of each container, which follows, finds what goes wrong here.
+        """Let the runtime write several containers in one call; each is verified afterwards."""
+        # The move of each container follows, and finds what fails here.
         with suppress(CPUPoolError):
             wanted = {
                 step.wrong.move.container: step.goal
@@ -405,7 +404,7 @@ class Mover:
             node.cpus,
             created=seen.created,
             online=self._manager.snapshot().facts.topology.online,
-            static_kubelet=self.rival,
+            static_kubelet=self.kubelet_places,
         )
 
     def _arrived(self, seen: _Seen) -> None:

@@ -1,9 +1,9 @@
 """In which order containers move onto other CPUs, and how far each may go.
 
-One that leaves CPUs goes before one that comes onto CPUs of its own, so that a new owner gets none
-while a container of another pod runs there. Of each kind those that cpupool writes itself go before
-those that the container runtime writes: they take a millisecond, whatever the runtime does. Last of
-all go those for which it has not answered: it may hang for one container, and for no other.
+A container that leaves CPUs moves before a container that gains exclusive CPUs: a new owner gets no
+CPU on which another pod runs. Among equals, containers that cpupool writes itself move before those
+that the container runtime writes: a write takes a millisecond, whatever the runtime does. Last come
+the containers for which the runtime has not answered: it may hang for a single container.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import ContainerID
 
 MOST_AT_ONCE: Final = 8
-"""So many containers are moved by one call: containerd takes up to 50 ms for each of them, and
-creates no container meanwhile."""
+"""The most containers that one call moves: containerd takes up to 50 ms for each of them, and does
+not create any container meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Move:
         wants: the CPUs that it belongs on.
         own: those of `wants` that are its pod's alone.
         way: who writes it; None where only the container runtime knows.
-        silent_s: when the runtime has been asked for it in vain; infinitely long ago for never.
+        silent_s: when the runtime did not answer for it last; minus infinity for never.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Move:
 
 
 def batches(moves: Iterable[Move]) -> Iterator[tuple[Move, ...]]:
-    """Order moves; those in one batch may be made by one call of the runtime."""
+    """Yield the moves in their order; one call of the runtime may make those of a batch."""
     ordered = sorted(moves, key=_rank)
     for _, group in groupby(ordered, key=_rank):
         same = tuple(group)

@@ -1,4 +1,4 @@
-"""What a pod's owner must know, said once: a log line at once, an Event when it lasts."""
+"""What a pod's owner must know: once as a log line, and as an Event when it lasts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _PASSES_S: Final = 2.0
-"""What may pass is worth no Event before."""
+"""A state that may pass is worth no Event before."""
 
 _CONFINED: Final = {
     Cause.NO_POOL: (
@@ -57,7 +57,7 @@ class Notice:
     Attributes:
         event: the Event's reason.
         phrase: what the log says.
-        pod: whom it concerns.
+        pod: the pod that it concerns.
         container: its name; empty for a pod's sandbox, its own cgroup and what is not reported yet.
         why: the fact.
         remedy: what to do.
@@ -83,23 +83,23 @@ def remedy(cause: Cause) -> str:
 
 
 def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]]:
-    """Find the containers that do not have what they asked for."""
+    """Yield a notice for each container that does not have what it asked for."""
     for key, placed in resolution.containers.items():
         for notice in _of(placed):
             yield (key, notice.event), notice
 
 
 def about_mirrors(facts: NodeFacts) -> Iterator[tuple[NoticeKey, Notice]]:
-    """Find the pods that claim to mirror a static pod and are not believed."""
+    """Yield a notice for each pod that claims to mirror a static pod and does not."""
     for pod in static_pods.forged(facts.pods or (), facts.static):
         known = facts.static.get(pod.cgroup_uid)
-        whose = f"pod {'/'.join(known.name)}" if known else "no pod that the kubelet has named"
+        owner = f"pod {'/'.join(known.name)}" if known else "no pod that the kubelet has named"
         notice = Notice(
             "StaticPodForged",
             "pod is not the mirror of a static pod",
             pod,
             "",
-            f"it says that it mirrors static pod {pod.cgroup_uid}, which is {whose}",
+            f"it says that it mirrors static pod {pod.cgroup_uid}, which is {owner}",
             f"delete the pod if the kubelet has not made it, or its annotation {STATIC_POD_MIRROR}",
             _PASSES_S,
         )
@@ -109,7 +109,7 @@ def about_mirrors(facts: NodeFacts) -> Iterator[tuple[NoticeKey, Notice]]:
 def about_fight(
     resolution: Resolution, key: ContainerKey, writer: Reason
 ) -> Iterator[tuple[NoticeKey, Notice]]:
-    """Tell a pod that somebody overwrites its container's CPUs again and again."""
+    """Yield that a program overwrites the CPUs of a container again and again."""
     pod = resolution.pods.get(key[0])
     if pod is not None:
         placed = resolution.containers.get(key)
@@ -127,7 +127,7 @@ def about_fight(
 def about_occupied(
     resolution: Resolution, key: ContainerKey, cpus: CPUSet
 ) -> Iterator[tuple[NoticeKey, Notice]]:
-    """Describe a container that waits for CPUs of its own: other pods have not left them."""
+    """Yield that a container waits for exclusive CPUs: other pods have not left them."""
     placed = resolution.containers.get(key)
     if placed is not None:
         notice = Notice(
@@ -144,7 +144,7 @@ def about_occupied(
 
 
 def about_moved(resolution: Resolution, key: ContainerKey) -> Iterator[tuple[NoticeKey, Notice]]:
-    """Tell a pod that processes of its run in its own cgroup, and do not go back by themselves."""
+    """Yield that processes run in the cgroup of the pod, and do not go back by themselves."""
     pod = resolution.pods.get(key[0])
     if pod is not None:
         notice = Notice(
@@ -210,7 +210,7 @@ def _about_limit(placed: PlacedContainer) -> Iterator[Notice]:
 
 
 class Notices:
-    """Says each notice once, and again when its content changes or it comes back.
+    """Publishes each notice once, and again when its content changes or it comes back.
 
     Args:
         events: where Events go.
@@ -224,8 +224,8 @@ class Notices:
         self._events = events
         self._said: dict[NoticeKey, _Said] = {}
 
-    def tell(self, notices: Mapping[NoticeKey, Notice], now_s: float) -> None:
-        """Say what is new among all the notices that there are now, and forget the others."""
+    def publish(self, notices: Mapping[NoticeKey, Notice], now_s: float) -> None:
+        """Publish what is new among all present notices, and forget those that are over."""
         self._said = {key: said for key, said in self._said.items() if key in notices}
         self.due_s = math.inf
         for key, notice in notices.items():
@@ -238,12 +238,12 @@ class Notices:
                     container=notice.container,
                     reason=notice.why,
                 )
-            if said.told:
+            if said.sent:
                 continue
             if now_s < said.due_s:
                 self.due_s = min(self.due_s, said.due_s)
                 continue
-            said.told = True
+            said.sent = True
             what = f"container {notice.container}: " if notice.container else ""
             self._events.pod(notice.pod, notice.event, f"{what}{notice.why}; {notice.remedy}")
 
@@ -252,4 +252,4 @@ class Notices:
 class _Said:
     why: str
     due_s: float
-    told: bool = False
+    sent: bool = False

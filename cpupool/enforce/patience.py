@@ -15,20 +15,20 @@ _FIRST_DELAY_S: Final = 0.2
 _LAST_DELAY_S: Final = 10.0
 _QUIET_S: Final = 60.0
 _SHARE: Final = 0.25
-"""How much of one CPU may go into repairs that do not wait for their back-off."""
+"""The share of a CPU that repairs may use which do not wait for their back-off."""
 _SAVED_S: Final = 1.0
-"""How much CPU time of that share is saved up at most."""
+"""The most CPU time of that share that is saved up."""
 _REFUSED_S: Final = 1.0
-"""How long a container that trespasses waits at most after a repair of it has failed."""
+"""The longest wait of a container that trespasses, after a repair of it has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How patient to be with one container that is moved away, or refused, again and again.
+    """When to repair a target again that another program overwrites, or the kernel refuses.
 
     Attributes:
         tries_s: when it was last tried to put it right.
-        delay_s: how long to wait from one try to the next; 0 while it is tried at once.
+        delay_s: the wait from try to try; 0 while the next try is made at once.
     """
 
     tries_s: tuple[float, ...] = ()
@@ -40,7 +40,7 @@ class Backoff:
         return self.tries_s[-1] + self.delay_s if self.tries_s else 0.0
 
     def after(self, now_s: float) -> Backoff:
-        """Count a try now; one after a minute of quiet is the first again."""
+        """Count a try now; a try after a minute without any is the first again."""
         if self.tries_s and now_s - self.tries_s[-1] >= _QUIET_S:
             return Backoff((now_s,))
         recent = (*(try_s for try_s in self.tries_s if now_s - try_s < _WITHIN_S), now_s)

@@ -1,9 +1,9 @@
-"""From what a container's cgroup is to what it must be: an ordered list of writes.
+"""The ordered writes that bring a container's cgroup to its set.
 
 On cgroup v1 a child must lie within its parent at every moment (kernel:
 Documentation/admin-guide/cgroup-v1/cpusets.rst), so sets are widened from the root down and
-narrowed from the leaves up. cgroup v2 takes any order and cuts at the parent; the same order is
-right for both.
+narrowed from the leaves up. cgroup v2 takes any order and cuts at the parent; this order is right
+for both.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def plan(ancestors: Sequence[CgroupNode], node: CgroupNode, want: CPUSet) -> tup
     """Order the writes that bring a container's cgroup to `want` in steps that are each lawful.
 
     Ancestors are widened where they stand in the way, and never narrowed: other pods run there.
-    A nested cgroup that had the container's set follows it; one that the application made narrower
-    stays as it is while it lies within the new set.
+    A nested cgroup that had the container's set follows it; a nested cgroup that the application
+    made narrower stays while it lies within the new set.
 
     Raises:
         ValueError: `want` is empty, which the kernel takes for "inherit" (v2) or "no CPU" (v1).

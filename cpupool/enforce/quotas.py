@@ -1,7 +1,7 @@
 """The goal of CFS quotas: those of containers and pods throttle nothing that runs on its CPUs.
 
 A pod's own cgroup is written directly, neither NRI nor CRI can; a container's by the way by which
-its CPUs are set. On cgroup v1 none may have more than the one above it at any moment (kernel:
+its CPUs are set. On cgroup v1 no cgroup may have more than its parent at any moment (kernel:
 kernel/sched/core.c, `tg_cfs_schedulable_down`), on v2 the lesser of the two counts; one order of
 writes is right for both.
 """
@@ -40,14 +40,14 @@ _NEW_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """A cgroup, how long it may run, and how long it must.
+class CgroupQuota:
+    """A cgroup, its CPU time, and the CPU time that it must have.
 
     Attributes:
         path: its directory.
         has: what it has.
         wants: what it must have.
-        container: whose it is; `POD_ITSELF` for the pod's own.
+        container: the id; `POD_ITSELF` for the cgroup of the pod.
     """
 
     path: str
@@ -56,26 +56,26 @@ class Level:
     container: ContainerID = POD_ITSELF
 
 
-def plan(pod: Level, containers: Iterable[Level]) -> tuple[Level, ...]:
+def plan(pod: CgroupQuota, containers: Iterable[CgroupQuota]) -> tuple[CgroupQuota, ...]:
     """Order what must be written so that after each step no container has more than its pod.
 
-    Containers that fit into what the pod has come first, and those that do not come after it.
+    Containers that fit into what the pod has come before the pod, the others after it.
     """
     wrong = [container for container in containers if container.has != container.wants]
-    fit = [one for one in wrong if pod.has.holds(one.wants)]
-    rest = [one for one in wrong if not pod.has.holds(one.wants)]
+    fit = [level for level in wrong if pod.has.holds(level.wants)]
+    rest = [level for level in wrong if not pod.has.holds(level.wants)]
     return (*fit, *([pod] if pod.has != pod.wants else []), *rest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Concern:
-    """What must be of one pod.
+    """What the quotas of a pod depend on.
 
     Attributes:
         pod: the pod.
-        limits: of those of its containers for whom cpupool has a say.
+        limits: container → its limit, for those that cpupool decides.
         lifts: it requests exclusive CPUs, whose holders are not limited.
-        unsure: what one of its containers must have is not known for the moment.
+        unsure: the limit of a container is not known for the moment.
     """
 
     pod: Pod
@@ -86,7 +86,7 @@ class _Concern:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """What must be of one pod, and where: the id of each container by its directory."""
+    """What a pod must have, and its directories: path → container id."""
 
     concern: _Concern
     directories: Mapping[str, ContainerID]
@@ -99,11 +99,11 @@ class _Want:
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered of one pod while it is there.
+    """The memory of one pod while it is there.
 
     Attributes:
-        lifted: a container of it has had no limit, or may have had none before this agent came.
-        had: path → what there was when everything was right last.
+        lifted: a container of it has had no limit, or may have had none before this agent started.
+        had: path → its CPU time when everything was right last.
         since_s: path → when it was seen first.
     """
 
@@ -133,7 +133,7 @@ class QuotaGoal:
         self._memories: dict[str, _Memory] = {}
 
     def wants(self, found: Sequence[FoundContainer], resolution: Resolution) -> Mapping[str, _Want]:
-        """Return what must be of each pod for which cpupool has a say."""
+        """Return what each pod must have that requests pools."""
         first = self._resolution is None
         if resolution is not self._resolution:
             self._resolution, self._concerns = resolution, dict(_concerns(resolution))
@@ -150,7 +150,7 @@ class QuotaGoal:
         return wants
 
     def put_right(self, key: str, want: _Want, now_s: float, *, was_right: bool) -> Reason | None:
-        """Write what must be written of one pod, and read it back."""
+        """Write the quotas of a pod that differ, and read them back."""
         memory = self._memories[key]
         has = self._read(want, memory, now_s)
         if was_right and memory.had == has:
@@ -161,7 +161,7 @@ class QuotaGoal:
         try:
             reason = self._carry_out(steps, memory, cause, now_s)
         except CPUPoolError:
-            # Where somebody has written meanwhile, as the kubelet the pod's, other steps are right.
+            # The kubelet may have written meanwhile: then other steps are right.
             has = self._read(want, memory, now_s)
             others = self._steps(want, memory, has)
             if set(others) <= set(steps):
@@ -180,12 +180,13 @@ class QuotaGoal:
                 yield _notice(uid, _contested(pod))
 
     def _read(self, want: _Want, memory: _Memory, now_s: float) -> dict[str, Bandwidth]:
-        """Read what the pod has and those of its containers that count, as far as they are there.
+        """Return path → CPU time of the pod, which comes first, and of its limited containers.
 
-        Paths: the pod's own first.
+        A cgroup that is gone is left out.
         """
         limits = want.concern.limits
-        paths = [want.pod_path, *(path for path, one in want.directories.items() if one in limits)]
+        limited = (path for path, container in want.directories.items() if container in limits)
+        paths = [want.pod_path, *limited]
         read = ((path, self._tree.bandwidth(path)) for path in paths)
         there = {path: has for path, has in read if has is not None}
         memory.since_s = {path: memory.since_s.get(path, now_s) for path in there}
@@ -193,19 +194,19 @@ class QuotaGoal:
 
     def _steps(
         self, want: _Want, memory: _Memory, has: Mapping[str, Bandwidth]
-    ) -> tuple[Level, ...]:
-        """Return what must be written; nothing where the pod has no CPU time to limit."""
+    ) -> tuple[CgroupQuota, ...]:
+        """Return the writes; none where the CPU time of the pod cannot be limited."""
         concern, pod_path = want.concern, want.pod_path
         if pod_path not in has:
             return ()
-        ids = {path: one for path, one in want.directories.items() if path in has}
+        ids = {path: id_ for path, id_ in want.directories.items() if path in has}
         containers = [
-            Level(path, has[path], concern.limits[container].settle(has[path]), container)
+            CgroupQuota(path, has[path], concern.limits[container].settle(has[path]), container)
             for path, container in ids.items()
             if path != pod_path
         ]
         limited = [(concern.limits[level.container], level.has) for level in containers]
-        # The pod has room for a container before that runs.
+        # The pod has room for a container before that container runs.
         there = set(want.directories.values())
         limited += [
             (limit, Bandwidth())
@@ -217,16 +218,17 @@ class QuotaGoal:
         pod = has[pod_path]
         wants = settle_pod(pod, concern.pod.limit_milli, limited, lifts=memory.lifted)
         if concern.unsure and not wants.holds(pod):
-            # That container runs on with what it was given, and would use up what the others need.
+            # That container keeps its CPU time, and would use up what the others need.
             wants = pod
-        return plan(Level(pod_path, pod, wants), containers)
+        return plan(CgroupQuota(pod_path, pod, wants), containers)
 
     def _carry_out(
-        self, steps: Sequence[Level], memory: _Memory, cause: Reason, now_s: float
+        self, steps: Sequence[CgroupQuota], memory: _Memory, cause: Reason, now_s: float
     ) -> Reason | None:
-        """Write all that can be, and return why it differed, a foreign write before others.
+        """Write all that can be written, and return why it differed, a foreign write first.
 
-        Of what cannot be written the first is raised.
+        Raises:
+            CPUPoolError: the first write that failed.
         """
         reasons = {
             step.path: Reason.NEW if now_s - memory.since_s[step.path] < _NEW_S else cause
@@ -247,7 +249,7 @@ class QuotaGoal:
                 raise CgroupWriteRejected(step.path, str(step.wants), 0, why)
         return max(reasons.values(), key=lambda reason: reason.foreign, default=None)
 
-    def _write(self, step: Level, reason: Reason) -> None:
+    def _write(self, step: CgroupQuota, reason: Reason) -> None:
         way = Way.CGROUP
         if step.container == POD_ITSELF:
             self._tree.limit(step.path, step.wants)
@@ -275,7 +277,7 @@ def _concerns(resolution: Resolution) -> Iterator[tuple[str, _Concern]]:
     for uid, pod in resolution.pods.items():
         asked = {resource for container in pod.containers for resource in container.requests}
         if asked:
-            lifts = any(one.kind is ResourceKind.EXCLUSIVE for one in asked)
+            lifts = any(resource.kind is ResourceKind.EXCLUSIVE for resource in asked)
             yield uid, _Concern(pod, limits.get(uid, {}), lifts, uid in unsure)
 
 

@@ -1,8 +1,8 @@
 """The repair machine: wanted, tried, right, overwritten, refused, and when to try again.
 
-It is one for everything that is kept: the CPUs of containers, quotas, partitions. What is kept is a
-`Goal`, and costs one file; `Keeper` runs a goal. Only the CPUs have a loop of their own
-(`mover.py`): the order between containers matters there.
+It serves everything that is kept: the CPUs of containers, quotas, partitions. Each kept thing is a
+`Goal` in one file, and `Keeper` runs it. Only the CPUs have a loop of their own (`mover.py`): the
+order between containers matters there.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ W = TypeVar("W")
 
 @dataclass(slots=True)
 class Target(Generic[W]):
-    """The state of one thing that is kept, as the CPUs of a container or the quotas of a pod.
+    """The repair state of one thing, as the CPUs of a container or the quotas of a pod.
 
     Attributes:
         want: what it must have; None before the first look. The tries of `backoff` were for it.
         right: what it had to have when it was right last; None for never.
         backoff: when it may be tried again.
-        writer: who overwrote it; None where no foreign write is known.
+        culprit: the program that overwrote it; None where no foreign write is known.
         stuck: why it could not be put right; empty where it could.
     """
 
     want: W | None = None
     right: W | None = None
     backoff: Backoff = field(default_factory=Backoff)
-    writer: Reason | None = None
+    culprit: Reason | None = None
     stuck: str = ""
 
     @property
@@ -58,18 +58,18 @@ class Target(Generic[W]):
     @property
     def contested(self) -> bool:
         """Whether it is overwritten again and again."""
-        return self.writer is not None and self.backoff.delay_s > 0
+        return self.culprit is not None and self.backoff.delay_s > 0
 
     def aim(self, want: W) -> None:
         """Set what it must have; another value than before is tried at once."""
         if self.want != want:
-            self.want, self.backoff, self.writer = want, Backoff(), None
+            self.want, self.backoff, self.culprit = want, Backoff(), None
 
     def repaired(self, reason: Reason, now_s: float) -> None:
         """Count a repair of something that differed for this reason."""
         # The program that began a fight is named while the fight lasts.
-        if reason.foreign and not (self.writer and self.backoff.delay_s):
-            self.writer = reason
+        if reason.foreign and not (self.culprit and self.backoff.delay_s):
+            self.culprit = reason
         self.backoff = self.backoff.after(now_s)
 
     def arrived(self) -> None:
@@ -77,7 +77,7 @@ class Target(Generic[W]):
         self.right, self.stuck = self.want, ""
 
     def failed(self, now_s: float, pause_s: float = PAUSE_S) -> float:
-        """Count a try that failed, and return when the next one is due."""
+        """Count a try that failed, and return when the next try is due."""
         self.backoff = self.backoff.after(now_s)
         return max(self.backoff.due_s, now_s + pause_s)
 
@@ -132,7 +132,7 @@ class Goal(Protocol[K, W]):
 
 
 class Keeper(Generic[K, W]):
-    """Runs one goal: looks at each target once in a sweep, and repairs the ones that are due.
+    """Runs one goal: looks at each target once in a sweep, and repairs those that are due.
 
     Args:
         goal: what is kept.
@@ -149,7 +149,7 @@ class Keeper(Generic[K, W]):
     def keep(
         self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
     ) -> Mapping[NoticeKey, Notice]:
-        """Put right what differs and is due; one target's error keeps no other from its repair.
+        """Put right what differs and is due; an error of a target does not stop the others.
 
         Args:
             found: every container directory.

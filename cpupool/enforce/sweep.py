@@ -1,7 +1,7 @@
 """One look at every container of the node: what it has is compared with what it must have.
 
-Level-triggered: a sweep repairs any difference, whoever made it. The facts come first, then the
-CPUs of containers, then what is kept beside them; what pods' owners must know comes last.
+Level-triggered: a sweep repairs any difference, whichever program made it. The facts come first,
+then the CPUs of containers, then the other goals, then what pods' owners must know.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SweepReport:
 
 
 class Sweep:
-    """Looks at the container cgroups; one thread only calls it.
+    """Looks at the container cgroups; only one thread calls it.
 
     Args:
         manager: decides where each container belongs.
@@ -68,8 +68,8 @@ class Sweep:
         ways: by which way a container is written.
         learner: brings the facts.
         mover: moves containers onto their CPUs.
-        goals: what is kept beside the CPUs, in this order.
-        events: where pods' owners are told.
+        goals: what is kept after the CPUs, in this order.
+        events: where notices for pods' owners go.
         metrics: where the states of containers are counted.
         now_s: a monotonic clock.
         cpu_s: the CPU time of the sweeping thread.
@@ -121,7 +121,7 @@ class Sweep:
             return SweepReport(waiting_for="the cgroups")
         self._learner.learn(found, now_s)
         self._look_at(self._learner.due_s)
-        self._tell_conflict()
+        self._publish_conflict()
         waiting_for = self._learner.waiting_for(now_s)
         if waiting_for:
             self._has_waited = self._started
@@ -138,9 +138,9 @@ class Sweep:
         kept = self._keep(found, now_s)
         if changed or kept != self._kept or now_s >= self._notices.due_s:
             self._kept = kept
-            self._tell_pods(now_s)
+            self._publish_notices(now_s)
         overwritten = self._overwritten(repairs, resolution)
-        self._started, self._has_waited, self._mover.rival = True, False, False
+        self._started, self._has_waited, self._mover.kubelet_places = True, False, False
         return SweepReport(repairs, found, overwritten=overwritten)
 
     def _look_at(self, due_s: float) -> None:
@@ -209,7 +209,7 @@ class Sweep:
         return found, tuple(repairs)
 
     def _keep(self, found: tuple[FoundContainer, ...], now_s: float) -> dict[NoticeKey, Notice]:
-        """Keep what is kept beside the CPUs, and return what pods' owners must know of it."""
+        """Put the goals right, and return what pods' owners must know of them."""
         kept: dict[NoticeKey, Notice] = {}
         for keeper in self._keepers:
             kept.update(keeper.keep(found, self._mover.current(), now_s))
@@ -247,16 +247,18 @@ class Sweep:
             pools += [self._mover.shared_pools(key) for key in resolution.containers]
         return frozenset().union(*pools)
 
-    def _tell_pods(self, now_s: float) -> None:
+    def _publish_notices(self, now_s: float) -> None:
         placement = dict(notices.about_placement(self._mover.current()))
         mirrors = dict(notices.about_mirrors(self._manager.snapshot().facts))
-        self._notices.tell({**self._kept, **placement, **mirrors, **self._mover.notices()}, now_s)
+        self._notices.publish(
+            {**self._kept, **placement, **mirrors, **self._mover.notices()}, now_s
+        )
 
-    def _tell_conflict(self) -> None:
+    def _publish_conflict(self) -> None:
         conflict = self._learner.conflict
         self._metrics.cpu_manager_conflict(found=bool(conflict))
-        if conflict and not self._mover.rival:
-            self._mover.rival = True
+        if conflict and not self._mover.kubelet_places:
+            self._mover.kubelet_places = True
             log.error("kubelet places containers itself", waiting_for=conflict)
             self._events.node(
                 "KubeletCPUManagerStatic", f"nothing is placed; waiting for {conflict}"

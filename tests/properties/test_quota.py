@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpupool.core.quota import Bandwidth, Limit, settle_pod
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.quotas import Level, plan
+from cpupool.enforce.quotas import CgroupQuota, plan
 from tests.quotas import QuotaModel
 
 PERIODS = st.sampled_from([1_000, 7_777, 50_000, 100_000, 250_001, 1_000_000])
@@ -85,11 +85,11 @@ class Node:
         lifts = any(one.limit == Limit(None) for one in self.given.values())
         wants = settle_pod(found[POD], self.base_milli, limited, lifts=lifts)
         levels = [
-            Level(path, found[path], limit.settle(found[path]), ContainerID(path))
+            CgroupQuota(path, found[path], limit.settle(found[path]), ContainerID(path))
             for path, limit in limits.items()
             if lifted
         ]
-        steps = plan(Level(POD, found[POD], wants), levels)
+        steps = plan(CgroupQuota(POD, found[POD], wants), levels)
         for step in steps:
             self.kernel.limit(step.path, step.wants)
         return len(steps)

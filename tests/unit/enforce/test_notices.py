@@ -27,7 +27,7 @@ def test_a_notice_is_said_once_and_again_when_it_changes_or_comes_back(
     same = replace(NOTICE, pod=replace(POD, finished=True))
     with caplog.at_level(logging.WARNING):
         for told in ({KEY: NOTICE}, {KEY: same}, {KEY: other}, {}, {KEY: other}):
-            notices.tell(told, 0.0)
+            notices.publish(told, 0.0)
 
     assert [message for _, _, message in heard.pods] == [
         "container main: CPU 2 is offline; wait",
@@ -44,12 +44,12 @@ def test_a_notice_that_does_not_last_is_no_event() -> None:
     heard = Heard()
     notices = Notices(heard)
     slow = replace(NOTICE, lasts_s=2.0)
-    notices.tell({KEY: slow}, 100.0)
+    notices.publish({KEY: slow}, 100.0)
     assert (notices.due_s, heard.pods) == (102.0, [])
-    notices.tell({}, 101.0)
+    notices.publish({}, 101.0)
     assert notices.due_s == math.inf
-    notices.tell({KEY: slow}, 102.0)
+    notices.publish({KEY: slow}, 102.0)
     assert heard.pods == []
-    notices.tell({KEY: slow}, 104.0)
+    notices.publish({KEY: slow}, 104.0)
     assert len(heard.pods) == 1
     assert notices.due_s == math.inf
