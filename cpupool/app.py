@@ -73,7 +73,7 @@ _SILENT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the agent is told from outside.
+    """The settings of the agent.
 
     Attributes:
         config: the folder with `poolconfig-<name>.yaml` files.
@@ -122,7 +122,7 @@ class Cluster(PodSource, NodeLabels, Protocol):
         ...
 
     def wake(self) -> None:
-        """Let the loops notice that they shall stop."""
+        """Make the loops notice that they shall stop."""
         ...
 
 
@@ -137,14 +137,14 @@ class Signal:
         self._wakes += wakes
 
     def __call__(self) -> None:
-        """Say that something has changed."""
+        """Wake the loops."""
         for wake in self._wakes:
             wake()
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What happens on a node, for the roles that have to look then.
+    """The kinds of changes on a node, each with the roles that look then.
 
     Attributes:
         cluster: pods, the labels of the node, or the ConfigMap are others.
@@ -175,7 +175,7 @@ class Agent:
     """Everything that runs on a node.
 
     Args:
-        settings: what the agent is told.
+        settings: its settings.
         root: where the machine's trees are.
         topology: the machine's CPUs.
         join: makes the cluster, from where it counts and what it calls when it knows something new.
@@ -367,7 +367,7 @@ class Agent:
         )
 
     def _connect(self, signals: Signals) -> None:
-        """Say which roles look when something has happened."""
+        """Connect each signal with the roles that look then."""
         sweep, pools = self._cpusetter.wake_at_once, self._configurator.wake
         devices, mounts, nri = self._device_manager, self._mount_keeper, self._nri
         signals.cluster.wakes(sweep, pools)

@@ -40,7 +40,7 @@ class CheckpointFile:
         self._found: Mapping[str, PodDevices] = {}
 
     def by_pod_uid(self) -> Mapping[str, PodDevices]:
-        """Give pod UID → container name → resource name → what it was given.
+        """Return pod UID → container name → resource name → what it was given.
 
         Raises:
             HostFileError: the file cannot be read.
@@ -55,7 +55,7 @@ class CheckpointFile:
         return self._found
 
     def mounted(self) -> frozenset[str]:
-        """Give the host paths that device plugins have had mounted into containers.
+        """Return the host paths that device plugins have had mounted into containers.
 
         A container is started with the stored reply again and again until its pod has ended.
 
@@ -102,10 +102,10 @@ def _by_pod_uid(checkpoint: Checkpoint) -> Mapping[str, PodDevices]:
 
 
 def _told(entry: Entry) -> CPUSet:
-    """Read which CPUs the device plugin told the container, ours or CPU-Pooler."""
+    """Return the CPUs that the container has in its environment, from us or CPU-Pooler."""
     try:
-        told = ContainerAllocateResponse.FromString(entry.alloc_resp).envs
-        return CPUSet.parse(told.get(EXCLUSIVE_CPUS) or told.get(SHARED_CPUS, ""))
+        variables = ContainerAllocateResponse.FromString(entry.alloc_resp).envs
+        return CPUSet.parse(variables.get(EXCLUSIVE_CPUS) or variables.get(SHARED_CPUS, ""))
     except (DecodeError, CPUSetParseError):
-        # Another plugin's reply, or a damaged one: the device ids say enough.
+        # The reply of another plugin, or a damaged reply: the device ids say enough.
         return CPUSet()

@@ -35,8 +35,8 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from cpupool.core.errors import AllocationError, HostFileError, NoDevicesAsked
+from cpupool.kubelet.interceptor import StatusInterceptor
 from cpupool.kubelet.registration import register
-from cpupool.kubelet.status import StatusInterceptor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -70,7 +70,7 @@ def endpoint(resource: Resource) -> str:
 
 
 def options(resource: Resource) -> DevicePluginOptions:
-    """Say what the kubelet shall ask; a shared pool's ids are all alike, so none is preferred."""
+    """Return what the kubelet shall ask; the ids of a shared pool are alike, none is preferred."""
     return DevicePluginOptions(get_preferred_allocation_available=resource.kind.exclusive)
 
 
@@ -146,7 +146,7 @@ class DevicePlugin(DevicePluginServicer):
     async def Allocate(  # noqa: N802
         self, request: AllocateRequest, context: object
     ) -> AllocateResponse:
-        """Give each container its environment, annotations and mounts; the devices are promised.
+        """Return environment, annotations and mounts per container; the devices are promised.
 
         A container of two pools gets two replies. Of mounts with one container path the kubelet
         keeps one, any if their host paths differ, and its checkpoint names both
@@ -186,7 +186,7 @@ class DevicePlugin(DevicePluginServicer):
 
     def _admit(self) -> threading.Event:
         """Take a stream, and end the oldest where there is no thread for it."""
-        self._ended = [one for one in self._ended if not one.is_set()]
+        self._ended = [ended for ended in self._ended if not ended.is_set()]
         while len(self._ended) >= _STREAMS:
             self._end(self._ended.pop(0))
         self._ended.append(threading.Event())
@@ -284,7 +284,7 @@ class DevicePluginServer:
         plugin = DevicePlugin(self._manager, self._pool, self._mounts)
         try:
             self._path.unlink(missing_ok=True)
-            self._path.parent.stat()  # a missing folder is told in better words than grpc's
+            self._path.parent.stat()  # its error is clearer than grpc's for a missing folder
             self._loop.call(self._serve(plugin))
         except (OSError, RuntimeError) as error:
             raise HostFileError(
@@ -325,7 +325,7 @@ class DevicePluginServer:
         self._server, self._plugin = server, plugin
 
     async def _end(self) -> None:
-        """End the server, and let go of it in the loop's thread, the only one that may free it."""
+        """End the server, and drop it in the loop's thread: no other thread may free it."""
         server, self._server = self._server, None
         if server is not None:
             await self._loop.end(server)

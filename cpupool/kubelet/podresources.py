@@ -58,7 +58,7 @@ class PodResources:
         self._retry_at_s = now_s()
 
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
-        """Give (namespace, pod name) → container name → resource name → what it was given.
+        """Return (namespace, pod name) → container name → resource name → what it was given.
 
         The CPUs that its static CPU manager gave a container alone come under `cpu`.
 
@@ -77,7 +77,7 @@ class PodResources:
         }
 
     def allocatable_cpus(self) -> CPUSet:
-        """Give the CPUs that the kubelet's own CPU manager hands out.
+        """Return the CPUs that the kubelet's own CPU manager hands out.
 
         Those that are not reserved under the policy static, and none under the policy none
         (kubernetes: pkg/kubelet/cm/cpumanager, GetAllocatableCPUs of each policy).

@@ -2,7 +2,7 @@
 
 Level-triggered: each look compares what should be (the socket of a plugin in place, the plugin
 registered and watched) with what is, and mends the difference. So a kubelet that restarts (it wipes
-every socket first), a socket that somebody deletes, a stream that breaks and a kubelet that is not
+every socket first), a socket that is deleted, a stream that breaks and a kubelet that is not
 ready are all the same case.
 """
 
@@ -73,7 +73,7 @@ class Plugin(Protocol):
 
 @dataclass(slots=True)
 class _Registration:
-    """How far one plugin is.
+    """The state of the registration of a plugin.
 
     Attributes:
         kubelet: the kubelet that accepted it.
@@ -89,7 +89,7 @@ class _Registration:
 
 
 class Registrar:
-    """Registers plugins with one kubelet; one thread only calls it.
+    """Registers plugins with one kubelet; only one thread calls it.
 
     Args:
         kubelet_socket: where the kubelet takes registrations.
@@ -115,7 +115,7 @@ class Registrar:
         self._registrations: dict[str, _Registration] = {}
 
     def follow(self) -> None:
-        """See which kubelet runs; another one than before is asked at once."""
+        """Look which kubelet runs; the plugins register with a new kubelet at once."""
         kubelet = _identity(self._socket)
         if kubelet == self._kubelet:
             return

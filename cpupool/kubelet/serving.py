@@ -1,4 +1,4 @@
-"""The one thread in which every device plugin is served."""
+"""The thread that serves every device plugin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServingFailed(CPUPoolError):
 class ServingLoop:
     """An event loop in a thread of its own; runs from `with` to its end.
 
-    An idle server of grpc.aio sleeps, where a threaded one wakes several times a second
+    An idle server of grpc.aio sleeps; a threaded server wakes several times a second
     (docs/dev/decisions/0006-device-plugins-on-one-event-loop.md).
 
     Args:

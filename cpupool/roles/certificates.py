@@ -1,4 +1,4 @@
-"""Keeps the webhook's certificates in the cluster: its Secret, and whom the API servers trust.
+"""Keeps the webhook's certificates in the cluster: its Secret, and the CAs that API servers trust.
 
 Every look reads both objects, decides what is due, and writes only that. Several replicas may look
 at once: each write carries the version that was read, and who comes second reads again.
@@ -69,7 +69,7 @@ class Installed:
         namespace: where the Secret and the Service are.
         secret: holds the certificates and their keys.
         service: as which the API servers call the webhook.
-        configuration: the MutatingWebhookConfiguration, which tells them whom to trust.
+        configuration: the MutatingWebhookConfiguration, which names the CAs that they trust.
     """
 
     namespace: str
@@ -105,7 +105,7 @@ class Outcome:
 
 
 class CertificateKeeper:
-    """Makes the webhook's certificates, renews them, and tells the API servers whom to trust.
+    """Makes the webhook's certificates, renews them, and names their CAs to the API servers.
 
     Args:
         server: the API server.
@@ -172,7 +172,7 @@ class CertificateKeeper:
         """
         failures = 0
         rest_s = REST_S
-        told: Mapping[str, Term] = {}
+        logged: Mapping[str, Term] = {}
         while True:
             beat()
             self._connection.resume()
@@ -183,15 +183,15 @@ class CertificateKeeper:
             try:
                 outcome = self.look()
                 failures = 0
-                if outcome.terms != told:
+                if outcome.terms != logged:
                     log.info("certificates are good", **_ends(outcome.terms))
-                told = outcome.terms
+                logged = outcome.terms
                 # Another controller may undo each write, and answers a write as fast as this one.
                 rest_s = min(2 * rest_s, LOOK_S) if outcome.changes else REST_S
             except CPUPoolError as error:
                 if stop.is_set():
                     return
-                told = {}
+                logged = {}
                 pause_s = min(2.0 ** min(failures, 20), LONGEST_PAUSE_S)
                 failures += 1
                 log.warning("certificates not looked at", reason=error, again_in_s=pause_s)
@@ -223,7 +223,7 @@ class CertificateKeeper:
         data = _data(secret)
         held = certificates.read(data, _in_use(configuration))
         for problem in held.problems:
-            log.warning("unusable, made anew", object=self._secret.title, what=problem)
+            log.warning("unusable, made again", object=self._secret.title, what=problem)
         held = certificates.without_expired(held, now)
         what, why = "bundle tidied", "a CA has expired or cannot be read"
         if due := certificates.ca_due(held, self._names, now):

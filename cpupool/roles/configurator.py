@@ -84,7 +84,7 @@ class Configurator:
         labels: the node's labels, which choose the pool file.
         topology: the machine that the pools must fit.
         events: hears of each edit, good or bad.
-        metrics: told whether the newest edit is in force.
+        metrics: shows whether the newest edit is in force.
         health: hears that the loop turns, and whether there are labels.
         changed: called when other pools are in force.
     """
@@ -183,7 +183,7 @@ class Configurator:
         self._accept(file, view.texts.get(file.name, _NO_TEXT), change)
 
     def _accept(self, file: PoolFile, text: bytes, change: PoolChange) -> None:
-        """Tell of pools that are in force now, unless they were before, and keep their text."""
+        """Log pools that have come into force, and keep their text."""
         self._metrics.config_valid(valid=True)
         if text == self._in_force and not self._refused:
             return
@@ -193,18 +193,18 @@ class Configurator:
         log.info("pool configuration applied", file=file.name, **news)
         before = self._in_force if self._in_force is not None else self._saved()
         if text != before or self._refused:
-            told = (
+            message = (
                 "; ".join(f"{what} {names}" for what, names in news.items())
                 or "the pools are as they were"
             )
-            self._events.node("CPUPoolConfigApplied", f"{file.name}: {told}.", warning=False)
+            self._events.node("CPUPoolConfigApplied", f"{file.name}: {message}.", warning=False)
         self._refused = ()
         self._in_force = text
         self._save(text)
         self._changed()
 
     def _refuse(self, problems: Sequence[str]) -> None:
-        """Tell of an edit that is not taken; after a start, take the pools of before instead."""
+        """Log an edit that is refused; after a start, take the last good pools instead."""
         self._metrics.config_valid(valid=False)
         if self._refused == tuple(problems):
             return
@@ -258,7 +258,7 @@ class Configurator:
 
 def _news(change: PoolChange, used: Iterable[PoolUsage]) -> dict[str, str]:
     """Name what a change did to the pools, and what stays with pods until they end."""
-    draining = (f"{one.name} ({one.draining})" for one in used if one.draining)
+    draining = (f"{pool.name} ({pool.draining})" for pool in used if pool.draining)
     named = {
         "added": change.added,
         "removed": change.removed,

@@ -103,7 +103,7 @@ class CPUSetter:
         self.wake()
 
     def kubelet_changed(self) -> None:
-        """Hear that another kubelet runs now, and ask for a sweep."""
+        """Note that another kubelet runs now, and ask for a sweep."""
         self._learner.kubelet_changed()
         self.wake()
 

@@ -151,7 +151,7 @@ class DeviceManager:
 
     def _is_advertised(self, plugin: Plugin) -> bool:
         extended = self._manager.names.resource
-        return any(plugin.name == extended(one.name) for one in self._manager.advertised())
+        return any(plugin.name == extended(pool.name) for pool in self._manager.advertised())
 
     def _missing(self) -> str:
         """Return what keeps the kubelet from knowing and watching every pool; empty for nothing."""

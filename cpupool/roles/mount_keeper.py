@@ -68,7 +68,7 @@ class MountKeeper:
         self._wake.set()
 
     def swept(self, overwritten: Collection[str] = ()) -> None:
-        """Hear of a sweep: the CPUs of shared pools may be others.
+        """Note a sweep: the CPUs of shared pools may have changed.
 
         Any thread may call it; what cannot be written yet is not forgotten.
 

@@ -53,15 +53,15 @@ log = logs.get(__name__)
 
 NAME: Final = "nri plugin"
 _DEADLINE_S: Final = 2.0
-"""As long as a runtime usually waits for an answer. Half of it may pass until one container
-can have its CPUs."""
+"""As long as a runtime usually waits for an answer. Half of it may pass until a container can have
+its CPUs."""
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """How long to wait after each attempt to reach the runtime; the last counts for all that follow."""
 _LOOK_S: Final = 30.0
 
 
 class MissingFacts(Enum):
-    """What becomes of a container whose devices are unknown, or whose CPUs another pod has."""
+    """How to treat a container whose devices are unknown, or whose CPUs another pod has."""
 
     HOLD = "hold"
     """It is not created; the kubelet tries again."""
@@ -121,8 +121,8 @@ class NRIPlugin:
         manager: decides where each container belongs.
         runtime: the container runtime.
         required: containers must be created this way, so that the node is not ready without.
-        missing_facts: what becomes of a container whose devices are unknown, or whose CPUs another
-            pod has.
+        missing_facts: how to treat a container whose devices are unknown, or whose CPUs another pod
+            has.
         ready: whether the owner of each CPU is known.
         look: asks for a sweep, which also gets the kubelet's word.
         appears: the folder in which the runtime makes its socket; None not to watch for that.
@@ -254,18 +254,18 @@ class NRIPlugin:
     def _patience_s(self) -> float:
         if not self._waiting:
             return _LOOK_S
-        until_s = min(one.until_s or one.came_s for one in self._waiting)
+        until_s = min(waiting.until_s or waiting.came_s for waiting in self._waiting)
         return max(0.0, until_s - self._now_s())
 
     def _tell(self, messages: list[Message]) -> None:
-        """Tell the manager of all that has come and gone at once, so that it decides once."""
+        """Pass all that has come and gone to the manager at once, so that it decides once."""
         # The runtime does not name what it is about to create among what it has.
-        heard = (*(one.message for one in self._waiting), *messages)
-        found = [one for message in heard for one in _come(message)]
+        current = (*(waiting.message for waiting in self._waiting), *messages)
+        found = [container for message in current for container in _appeared(message)]
         every = any(isinstance(message, Synchronize) for message in messages)
         if found or every:
             self._manager.sight(found, every=every)
-        if gone := [one for message in messages for one in _gone(message)]:
+        if gone := [id_ for message in messages for id_ in _disappeared(message)]:
             self._manager.lose_sight(gone)
 
     def _hear(self, message: Message, came_s: float) -> None:
@@ -303,12 +303,12 @@ class NRIPlugin:
         for came in self._waiting:
             now = self._manager.snapshot()
             lacking = self._lacking(came.message.container, now)
-            one = came.begun(self._budget, now_s) if lacking else came
-            if one.until_s is not None and lacking and now_s < one.until_s:
-                waiting.append(one)
+            request = came.begun(self._budget, now_s) if lacking else came
+            if request.until_s is not None and lacking and now_s < request.until_s:
+                waiting.append(request)
             else:
-                outcome = self._answer_create(one.message, lacking, now)
-                self._metrics.nri_answered("create", outcome, self._now_s() - one.came_s)
+                outcome = self._answer_create(request.message, lacking, now)
+                self._metrics.nri_answered("create", outcome, self._now_s() - request.came_s)
         # Replaced at once: the thread that brings facts looks here.
         self._waiting = waiting
         self._budget.count(now_s, waits=bool(waiting))
@@ -327,17 +327,17 @@ class NRIPlugin:
         return _Lack(pod, assignment.reason, notices.remedy(assignment.cause))
 
     def _answer_create(self, message: CreateContainer, lacking: _Lack | None, now: Snapshot) -> str:
-        """Answer, and return the outcome in one word."""
+        """Answer, and return the outcome as a word."""
         container = message.container
         if lacking:
             # What the node may need to work is never held.
             held = self._missing_facts is MissingFacts.HOLD and not lacking.essential
-            told = _refusal(container, lacking) if held else _release(container, lacking)
+            why = _refusal(container, lacking) if held else _release(container, lacking)
             if lacking.pod:
                 event = "CPUContainerHeld" if held else "CPUContainerReleased"
-                self._events.pod(lacking.pod, event, told)
+                self._events.pod(lacking.pod, event, why)
             if held:
-                self._runtime.refuse_create(message, told)
+                self._runtime.refuse_create(message, why)
                 self._manager.lose_sight([container.id])
                 return "held"
         wanted = None if container.key is None else self._wanted(container.key, now)
@@ -378,9 +378,12 @@ class NRIPlugin:
         self._metrics.nri_answered("update", outcome, self._now_s() - came_s)
 
     def _end(self, identifier: ContainerID) -> None:
-        for one in [one for one in self._waiting if one.message.container.id == identifier]:
-            self._waiting.remove(one)
-            self._runtime.refuse_create(one.message, f"container {identifier} has ended meanwhile")
+        ended = [waiting for waiting in self._waiting if waiting.message.container.id == identifier]
+        for waiting in ended:
+            self._waiting.remove(waiting)
+            self._runtime.refuse_create(
+                waiting.message, f"container {identifier} has ended meanwhile"
+            )
 
     def _corrections(self, now: Snapshot, near: CPUSet | None = None) -> Iterator[Update]:
         """Move the containers that the runtime has on other CPUs than they belong on.
@@ -390,7 +393,7 @@ class NRIPlugin:
             near: only those that are on one of these CPUs; None for all.
         """
         for identifier, container in self._runtime.containers.items():
-            # One that runs, and whose CPUs the runtime does not have, is the cpusetter's.
+            # The cpusetter has the containers that run and for which the runtime has no CPUs.
             if container.started and not container.cpus:
                 continue
             wanted = self._wanted(container.key, now)
@@ -401,26 +404,26 @@ class NRIPlugin:
                 yield Update(identifier, wanted.cpus)
 
     def _wanted(self, key: ContainerKey, now: Snapshot) -> CPUAssignment | None:
-        """Say where a container belongs; None where that is not known well enough."""
+        """Return where a container belongs; None where that is not known well enough."""
         assignment = now.assignment(key)
         known = self._ready() or assignment.placement in {Placement.POOLS, Placement.POLICY}
         return assignment if known and assignment.cpus else None
 
 
-def _come(message: Message) -> Iterator[RuntimeContainer]:
+def _appeared(message: Message) -> Iterator[RuntimeContainer]:
     match message:
         case Synchronize(sandboxes=sandboxes):
             yield from sandboxes
-            yield from (one.known for one in message.running if one.known is not None)
+            yield from (run.known for run in message.running if run.known is not None)
         case CreateContainer(sandbox=sandbox, container=container):
-            yield from (one for one in (sandbox, container.known) if one is not None)
+            yield from filter(None, (sandbox, container.known))
         case UpdateContainer(container=container) if container.known is not None:
             yield container.known
         case SandboxStarted(sandbox=sandbox):
             yield sandbox
 
 
-def _gone(message: Message) -> Iterator[ContainerID]:
+def _disappeared(message: Message) -> Iterator[ContainerID]:
     match message:
         case Ended(container=container):
             yield container.id
@@ -431,7 +434,7 @@ def _gone(message: Message) -> Iterator[ContainerID]:
 def _bandwidth(
     wanted: CPUAssignment, quota_us: int | None, period_us: int | None
 ) -> Bandwidth | None:
-    """Say how long a container may run that is to have this quota; None for no change."""
+    """Return the CPU time that a container starts with; None for no change."""
     asked = Bandwidth(quota_us or UNLIMITED_US, period_us or PERIOD_US)
     start = asked if wanted.limit is None else wanted.limit.start(asked)
     return None if start == asked else start

@@ -55,7 +55,7 @@ class Reporter:
         self._wake = threading.Event()
 
     def swept(self, report: SweepReport) -> None:
-        """Take what a sweep saw; of several in a moment the last one is published."""
+        """Take what a sweep saw; only the last of several in a moment is published."""
         self._report = report
         self.wake()
 

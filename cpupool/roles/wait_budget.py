@@ -1,7 +1,7 @@
 """How long the container runtime may be kept waiting for an answer.
 
-containerd serves NRI under one lock: a second that it waits for one container is a second for every
-container of the node. Pure: the time is a value.
+containerd serves NRI under one lock: while it waits for a container, every other container of the
+node waits. Pure: the time is a value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SPENT_S: Final = 1.0
 WITHIN_S: Final = 10.0
 """...in any time as long as this."""
 _REMEMBERED: Final = 1000
-"""So many containers are known to have waited: the kubelet tries one again for minutes."""
+"""The most containers that are remembered as having waited: the kubelet retries for minutes."""
 
 
 class WaitBudget:

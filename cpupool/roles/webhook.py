@@ -68,7 +68,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the webhook is told from outside.
+    """The settings of the webhook.
 
     Attributes:
         config: the folder with `poolconfig-<name>.yaml` files; missing or empty where the pools of
@@ -79,7 +79,7 @@ class Settings:
         address: where to listen; empty for every address.
         port: as for `HTTPSServer`.
         limits: how much it takes upon itself.
-        api_server: whom to ask about namespaces; None where nobody can be asked.
+        api_server: where to ask about namespaces; None where there is no API server to ask.
         config_map: the ConfigMap that `config` shows; None where the folder alone counts.
     """
 
@@ -98,8 +98,8 @@ class Webhook:
     """The role that answers the API server.
 
     Args:
-        settings: what it is told.
-        metrics: told of every review, and whether the newest pool files are in force.
+        settings: its settings.
+        metrics: counts every review, and shows whether the newest pool files are in force.
         health: hears that the loops turn, and whether there is a certificate.
 
     Attributes:
@@ -271,7 +271,7 @@ class Webhook:
             log.warning("certificate has expired", so="API servers refuse it; renew it")
 
     def _go_without(self, reason: str) -> None:
-        kept = "the one of before stays" if self.server.presents else "nothing is served"
+        kept = "the one before stays" if self.server.presents else "nothing is served"
         log.warning("certificate not taken", reason=reason, so=kept)
         if not self.server.presents:
             self._health.set(CERTIFICATE, ok=False, message=reason)
@@ -307,13 +307,13 @@ def _tell(asked: Mapping[str, Any], response: Mapping[str, Any]) -> str:
         "user": _part(asked, "userInfo").get("username"),
         "operation": asked.get("operation"),
     }
-    told = {name: str(value)[:_SHOWN_CHARACTERS] for name, value in facts.items()}
+    shown = {name: str(value)[:_SHOWN_CHARACTERS] for name, value in facts.items()}
     if asked.get("dryRun") is True:
-        told["dry_run"] = "true"
+        shown["dry_run"] = "true"
     if response["allowed"]:
-        log.info("pod completed", **told)
+        log.info("pod completed", **shown)
         return "mutated"
-    log.info("pod denied", **told, reason=response["status"]["message"][:_SHOWN_CHARACTERS])
+    log.info("pod denied", **shown, reason=response["status"]["message"][:_SHOWN_CHARACTERS])
     return "denied"
 
 
@@ -323,6 +323,6 @@ def _name(asked: Mapping[str, Any]) -> object:
 
 
 def _part(document: object, key: str) -> Mapping[str, Any]:
-    """Give a part of a document that may be anything."""
+    """Return a part of a document that may be anything."""
     part = document.get(key) if isinstance(document, Mapping) else None
     return part if isinstance(part, Mapping) else {}

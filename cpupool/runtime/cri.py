@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _PEER: Final = "the container runtime"
 _UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _FEW: Final = 4
-"""So many containers are asked for one by one; of more, one list of all is the shorter answer."""
+"""Up to so many containers are asked for by id; for more, a list of all is the shorter answer."""
 _RETRY_S: Final = 2.0
 _RETRY_SHARE: Final = 10
 """A runtime that hangs is asked again after so many times as long as it was waited for."""
@@ -72,7 +72,7 @@ class CRI:
     restarted is found at once.
 
     Args:
-        sockets: where a runtime may listen; the first on which one answers is used.
+        sockets: where a runtime may listen; the first that answers is used.
         names: of the annotations that Allocate's replies leave on containers.
         timeout_s: how long to wait for one answer; the sweep waits, too.
         now_s: a monotonic clock.
@@ -104,14 +104,14 @@ class CRI:
         return answer.runtime_name, answer.runtime_version
 
     def connected(self) -> bool:
-        """Tell whether the runtime answers: as its last answer was, else asked now and then."""
+        """Return whether the runtime answers: its last answer says so, or a call now and then."""
         if self._socket is None and self._now_s() >= self._retry_at_s:
             with suppress(RemoteProtocolError):
                 self.version()
         return self._socket is not None
 
     def recognise(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
-        """Give those of these containers and sandboxes that the runtime knows.
+        """Return those of these containers and sandboxes that the runtime knows.
 
         Those that are not the kubelet's are left out.
 
@@ -144,7 +144,7 @@ class CRI:
         return tuple(container for container in found if container is not None)
 
     def held(self, container: ContainerID) -> str | None:
-        """Give the CPU list that the runtime has for a container.
+        """Return the CPU list that the runtime has for a container.
 
         The OCI spec is what counts: containerd's `resources` leave out what an NRI plugin has set
         at creation (containerd: internal/cri/server/container_create.go, copyResourcesToStatus).
@@ -167,7 +167,7 @@ class CRI:
             return answer.status.resources.linux.cpuset_cpus
 
     def starting(self, container: ContainerID) -> bool:  # noqa: ARG002
-        """Tell whether the runtime is still bringing a container onto its CPUs: never, by calls."""
+        """Return false: a call ends only when the container is on its CPUs."""
         return False
 
     def update(self, container: ContainerID, cpus: CPUSet) -> None:
@@ -272,17 +272,19 @@ class CRI:
             found += stub.ListPodSandbox(request, timeout=self._timeout_s).items
         return [container for container in found if container.id in ids]
 
-    def _container(self, one: Container, sandbox: PodSandbox | None) -> RuntimeContainer | None:
-        devices = {} if sandbox is None else self._devices(one, sandbox.annotations)
-        return RuntimeContainer.labelled(one.id, dict(one.labels), devices)
+    def _container(self, listed: Container, sandbox: PodSandbox | None) -> RuntimeContainer | None:
+        devices = {} if sandbox is None else self._devices(listed, sandbox.annotations)
+        return RuntimeContainer.labelled(listed.id, dict(listed.labels), devices)
 
-    def _devices(self, one: Container, of_pod: Mapping[str, str]) -> dict[Resource, frozenset[str]]:
-        return allocated(one.annotations, of_pod, self._names)
+    def _devices(
+        self, listed: Container, of_pod: Mapping[str, str]
+    ) -> dict[Resource, frozenset[str]]:
+        return allocated(listed.annotations, of_pod, self._names)
 
     def _status(
         self, stub: RuntimeServiceStub, container: ContainerID, *, verbose: bool = False
     ) -> ContainerStatusResponse | None:
-        """Give what the runtime tells of a container; None where it does not know it."""
+        """Return what the runtime says of a container; None where it does not know it."""
         request = ContainerStatusRequest(container_id=container, verbose=verbose)
         try:
             answer: ContainerStatusResponse = stub.ContainerStatus(request, timeout=self._timeout_s)
@@ -294,7 +296,7 @@ class CRI:
 
 
 def _questions(ids: AbstractSet[str]) -> Iterable[str]:
-    """Return the ids to list by, or the empty one, which lists all.
+    """Return the ids to list by, or the empty id, which lists all.
 
     A runtime takes the beginning of an id for the whole, so an answer may hold others.
     """

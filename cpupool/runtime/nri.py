@@ -1,7 +1,7 @@
-"""The container runtime as its NRI plugin reaches it: one conversation, and what that has named.
+"""The container runtime as its NRI plugin reaches it: a conversation, and what it names.
 
 The role that answers the runtime runs the conversation; the writers of containers ask the runtime
-for changes meanwhile. All of it is under one lock.
+for changes meanwhile. A single lock protects all of it.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class NRIRuntime:
         now_s: a monotonic clock.
 
     Attributes:
-        containers: what the runtime has, and what it has been told of their CPUs; to be read within
-            a turn.
+        containers: what the runtime has, and the CPUs that it has for each; to be read within a
+            turn.
         may_lock_up: a change that the runtime is asked for can lock it up for good.
     """
 
@@ -267,12 +267,12 @@ class NRIRuntime:
         return self._synchronized
 
     def held(self, container: ContainerID) -> str | None:
-        """Return the CPU list that the runtime has for a container, as far as it has told."""
+        """Return the CPU list that the runtime has for a container, as far as that is known."""
         known = self.containers.get(container)
         return str(known.cpus) if known else None
 
     def starting(self, container: ContainerID) -> bool:
-        """Return whether the runtime has been told its CPUs and is still bringing it onto them."""
+        """Return whether the runtime is still bringing a new container onto its CPUs."""
         known = self.containers.get(container)
         return known is not None and not known.started
 
@@ -358,7 +358,7 @@ class NRIRuntime:
         if any(asked_s < request.asked_s + _GIVEN_UP_S for request in self._requests.values()):
             raise silent
         request = _Request(updates, asked_s)
-        # At most one is not answered; the one before has been given up.
+        # At most one request is not answered: the caller of an earlier one does not wait any more.
         self._requests = {session.update(updates): request}
         try:
             self._flush()

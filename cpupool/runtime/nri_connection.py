@@ -1,6 +1,6 @@
 """The socket of an NRI conversation: bytes to and from the container runtime.
 
-One thread receives; any thread may send, or wake the one that receives.
+One thread receives; any thread may send, or wake the receiving thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SWITCH_ON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a runtime has started this process as one of its plugins.
+    """How a runtime has started this process as a plugin.
 
     Attributes:
         fd: the connected socket.
@@ -125,7 +125,7 @@ class Connection:
         return cls(connected)
 
     def receive(self, timeout_s: float | None) -> bytes | None:
-        """Give what has come, as soon as anything has.
+        """Return the bytes that have come, as soon as there are any.
 
         Args:
             timeout_s: how long to wait; None for as long as it takes.
@@ -166,7 +166,7 @@ class Connection:
                     raise self._cut(error) from error
 
     def wake(self) -> None:
-        """Let the thread that receives, or the next that does, return with None."""
+        """Make the present or next `receive` return None."""
         with self._waking:
             if not self._closed:
                 os.eventfd_write(self._woken, 1)

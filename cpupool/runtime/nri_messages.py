@@ -57,7 +57,7 @@ class NRIContainer:
 
     Attributes:
         id: the runtime's.
-        known: whose it is, and its devices; None where the kubelet has not labelled it.
+        known: its pod, and its devices; None where the kubelet has not labelled it.
         cpu: what the runtime holds for it.
         environment: its variables.
         state: as the runtime sees it.
@@ -101,8 +101,8 @@ class Configured:
         Before containerd/nri 0.12.1 an update and the start of a container take two locks in
         opposite orders. A runtime that does not tell, or not clearly, counts as older.
         """
-        told = _VERSION.match(self.nri)
-        return told is None or tuple(map(int, told.groups())) < _MENDED
+        version = _VERSION.match(self.nri)
+        return version is None or tuple(map(int, version.groups())) < _MENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class CreateContainer:
 
 @dataclass(frozen=True, slots=True)
 class UpdateContainer:
-    """Somebody changes a container's resources; to be answered.
+    """Another program changes the resources of a container; to be answered.
 
     Attributes:
         call: for `Session.answer_update`.
@@ -176,8 +176,8 @@ class Ended:
     """A container has no process any more; answered.
 
     Told when the container stops, which is when its CPUs are free, and again when the runtime
-    removes it: one that never ran is only removed. A creation that the runtime takes back ends like
-    this, too, and then the id is all that it tells.
+    removes it: a container that never ran is only removed. A creation that the runtime takes back
+    ends like this, too, and then only the id is known.
     """
 
     container: NRIContainer

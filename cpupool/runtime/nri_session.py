@@ -128,7 +128,7 @@ class Session:
         self._registration = self._ask("RegisterPlugin", request)
 
     def receive(self, data: bytes) -> list[Message]:
-        """Take what the runtime has sent, cut anywhere; give what it says, in its order.
+        """Take what the runtime has sent, cut anywhere; return its messages, in their order.
 
         A call that cannot be understood is refused, and changes nothing for the others.
 
@@ -137,7 +137,7 @@ class Session:
         """
         messages = []
         for connection, piece in self._mux.feed(data):
-            # Other ids are nobody's: the runtime drops them, too.
+            # The runtime drops frames with other ids, too.
             if connection == nri_mux.PLUGIN_SERVICE:
                 messages += [self._called(frame) for frame in self._requests.feed(piece)]
             elif connection == nri_mux.RUNTIME_SERVICE:
@@ -145,7 +145,7 @@ class Session:
         return [message for message in messages if message is not None]
 
     def outgoing(self) -> bytes:
-        """Give what is to be sent; it counts as sent."""
+        """Return what is to be sent; it counts as sent."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
@@ -273,21 +273,21 @@ class Session:
         request = ttrpc_pb2.Request.FromString(frame.body)
         if request.service == _PLUGIN_SERVICE:
             if (event := _LIFECYCLE.get(request.method)) is not None:
-                told = nri_pb2.LifecycleEvent.FromString(request.payload)
-                return self._happened(frame.stream, event, told.pod, told.container)
+                lifecycle = nri_pb2.LifecycleEvent.FromString(request.payload)
+                return self._happened(frame.stream, event, lifecycle.pod, lifecycle.container)
             if (method := self._methods.get(request.method)) is not None:
                 return method(frame.stream, request)
         raise _BadCall(_Code.UNIMPLEMENTED, f"no method {request.method[:80]}")
 
     def _configure(self, call: int, request: ttrpc_pb2.Request) -> Message:
-        told = nri_pb2.ConfigureRequest.FromString(request.payload)
+        body = nri_pb2.ConfigureRequest.FromString(request.payload)
         self._reply(call, nri_pb2.ConfigureResponse(events=_SUBSCRIBED))
-        return Configured(told.runtime_name, told.runtime_version, told.NRI_version)
+        return Configured(body.runtime_name, body.runtime_version, body.NRI_version)
 
     def _synchronize(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
-        told = nri_pb2.SynchronizeRequest.FromString(request.payload)
-        self._parts.append(told)
-        if told.more:
+        body = nri_pb2.SynchronizeRequest.FromString(request.payload)
+        self._parts.append(body)
+        if body.more:
             self._reply(call, nri_pb2.SynchronizeResponse(more=True))
             return None
         parts, self._parts = self._parts, []
@@ -295,7 +295,7 @@ class Session:
         self._owed[call] = Synchronize
         return Synchronize(
             call,
-            tuple(one for one in map(_sandbox, pods.values()) if one is not None),
+            tuple(filter(None, map(_sandbox, pods.values()))),
             tuple(
                 self._container(pods.get(container.pod_sandbox_id, _NO_POD), container)
                 for part in parts
@@ -304,21 +304,21 @@ class Session:
         )
 
     def _create(self, call: int, request: ttrpc_pb2.Request) -> Message:
-        told = nri_pb2.CreateContainerRequest.FromString(request.payload)
+        body = nri_pb2.CreateContainerRequest.FromString(request.payload)
         self._owed[call] = CreateContainer
         deadline_s = request.timeout_nano / 1e9 if request.timeout_nano > 0 else None
-        container = self._container(told.pod, told.container)
-        return CreateContainer(call, _sandbox(told.pod), container, deadline_s)
+        container = self._container(body.pod, body.container)
+        return CreateContainer(call, _sandbox(body.pod), container, deadline_s)
 
     def _update(self, call: int, request: ttrpc_pb2.Request) -> Message:
-        told = nri_pb2.UpdateContainerRequest.FromString(request.payload)
+        body = nri_pb2.UpdateContainerRequest.FromString(request.payload)
         self._owed[call] = UpdateContainer
-        container = self._container(told.pod, told.container)
-        return UpdateContainer(call, container, _read(told.linux_resources.cpu))
+        container = self._container(body.pod, body.container)
+        return UpdateContainer(call, container, _read(body.linux_resources.cpu))
 
     def _state_change(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
-        told = nri_pb2.StateChangeEvent.FromString(request.payload)
-        return self._happened(call, told.event, told.pod, told.container)
+        body = nri_pb2.StateChangeEvent.FromString(request.payload)
+        return self._happened(call, body.event, body.pod, body.container)
 
     def _shutdown(self, call: int, _: ttrpc_pb2.Request) -> Message:
         self._reply(call, nri_pb2.Empty())
