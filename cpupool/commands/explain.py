@@ -10,16 +10,23 @@ from cpupool.commands import (
     SIMULATION_SCHEMA,
     UsageError,
     add_command,
+    add_resource_domain,
+    add_setting,
     add_shape,
     add_topology,
     input_file,
     open_machine,
 )
 from cpupool.commands import status as status_file
+from cpupool.commands.away import Away
 from cpupool.commands.checks import SILENT_S
 from cpupool.commands.reasons import in_simulation, on_node
+from cpupool.commands.services import add_kubeconfig, api_server, config_map
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
 from cpupool.host.root import HostRoot
+from cpupool.kube.config_map import ConfigMapName
+from cpupool.kube.connection import APIConnection
 
 if TYPE_CHECKING:
     import argparse
@@ -34,18 +41,25 @@ _REFUSED: Final = (
     "look at `cpupool status` for what runs here, and at `kubectl describe pod` for why a pod was"
     " refused: its events have cpupool's sentence"
 )
+_NAMESPACE: Final = "cpupool"
+"""Where the manifests install cpupool."""
 _NOT_SIMULATED: Final = "simulate it, too"
 _EXAMPLES = """\
 examples:
   cpupool explain default/web/main
   cpupool explain web --json | jq '.containers[].steps[] | [.rule, .why, .left]'
   cpupool explain default/web --file simulation.json --policy packed
+  cpupool explain default/web --kubeconfig ~/.kube/config
+
+With --kubeconfig or --context the API server is asked: for the pod, its node's labels, the pool
+files, and what the agent has told of the pod. Which CPUs it has is known on its node only.
 
 A pod's name alone will do where it is the only one; without a container each of them is explained.
 Each line ends with the CPUs that are left after it.
 
-Exit code 0: it has the CPUs that it should have; 1: it has not, or the agent is silent; 2: the
-command line is wrong, the file cannot be read, or there is no such container.
+Exit code 0: it has the CPUs that it should have; 1: it has not, or the agent is silent, or has
+warned of the pod; 2: the command line is wrong, the file cannot be read, or there is no such
+container.
 """
 
 
@@ -73,6 +87,9 @@ def add_parser(commands: Commands, summary: str) -> None:
         "--policy", metavar="NAME", help="which policy of a simulation (default: its first)"
     )
     add_topology(parser, "the machine to draw, instead of this one for an agent's file", None)
+    add_kubeconfig(parser)
+    add_setting(parser, "configmap")
+    add_resource_domain(parser)
     add_shape(parser)
     parser.set_defaults(run=run)
 
@@ -83,6 +100,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     Raises:
         UsageError: the file cannot be used, or has no such container.
     """
+    if arguments.kubeconfig or arguments.context:
+        return _away(arguments, out)
     document, age_s = status_file.read(arguments.file)
     schema = document.get("schema") if isinstance(document, dict) else None
     kind, _, _ = SIMULATION_SCHEMA.partition("/")
@@ -92,17 +111,35 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         raise UsageError("--svg draws a machine; name the simulated one with --topology")
     explained = (_simulation if simulated else _node)(arguments, document)
     silent = not simulated and age_s > SILENT_S
-    if arguments.json:
-        containers = [one.to_json() for one in explained]
-        out.write(json.dumps({"schema": SCHEMA, "containers": containers}, indent=2) + "\n")
-    else:
-        for one in explained:
-            _tell(one, out)
+    _write(explained, out, as_json=arguments.json)
+    if not arguments.json:
         if machine:
             _draw(machine, explained, arguments.svg, out)
         if silent:
             out.write(status_file.silence(age_s))
     return 0 if all(one.right for one in explained) and not silent else 1
+
+
+def _away(arguments: argparse.Namespace, out: TextIO) -> int:
+    if arguments.policy or arguments.topology or arguments.svg:
+        raise UsageError("--policy, --topology and --svg need a file; leave --kubeconfig out")
+    server = api_server("", arguments.kubeconfig, arguments.context)
+    followed = config_map(arguments.configmap)
+    if followed is None:
+        followed = ConfigMapName(_NAMESPACE, arguments.configmap)
+    away = Away(APIConnection(server), Names(arguments.resource_domain), followed)
+    explained = away.explain(arguments.container)
+    _write(explained, out, as_json=arguments.json)
+    return 0 if all(one.right for one in explained) else 1
+
+
+def _write(explained: Sequence[Explanation], out: TextIO, *, as_json: bool) -> None:
+    if as_json:
+        containers = [one.to_json() for one in explained]
+        out.write(json.dumps({"schema": SCHEMA, "containers": containers}, indent=2) + "\n")
+        return
+    for one in explained:
+        _tell(one, out)
 
 
 def _node(arguments: argparse.Namespace, document: Mapping[str, Any]) -> Sequence[Explanation]:
@@ -170,7 +207,8 @@ def _find(names: Sequence[str], asked: str, otherwise: str) -> set[str]:
 
 
 def _tell(explanation: Explanation, out: TextIO) -> None:
-    out.write(f"{explanation.name}: {explanation.cpus or 'no CPUs'}\n")
+    cpus = "known on its node" if explanation.cpus is None else explanation.cpus or "no CPUs"
+    out.write(f"{explanation.name}: {cpus}\n")
     out.writelines(
         f"{number:>3}. {step.rule}: {step.why} => {step.left or 'none'}\n"
         for number, step in enumerate(explanation.steps, 1)
@@ -181,8 +219,8 @@ def _draw(machine: str, explained: Iterable[Explanation], svg: Path | None, out:
     # The drawing library is imported by what draws only, so that --json stays light.
     from cpupool.commands import drawing, painting  # noqa: PLC0415
 
-    groups = [(one.name, one.cpus) for one in explained]
-    theirs = CPUSet.union(one.cpus for one in explained)
+    groups = [(one.name, one.cpus or CPUSet()) for one in explained]
+    theirs = CPUSet.union(cpus for _, cpus in groups)
     groups.append(
         ("others of the same pools", CPUSet.union(one.pools for one in explained) - theirs)
     )

@@ -34,14 +34,15 @@ class Explanation:
     Attributes:
         name: the container.
         steps: the reasons, in their order.
-        cpus: what it has.
-        right: whether it has what it should have; one that was refused has not.
+        cpus: what it has; None where only its node knows.
+        right: whether it has what it should have; one that was refused has not. Where only its node
+            knows its CPUs: whether there is no sign that it has not.
         pools: the CPUs of its pools.
     """
 
     name: str
     steps: tuple[Step, ...]
-    cpus: CPUSet
+    cpus: CPUSet | None
     right: bool
     pools: CPUSet
 
@@ -49,7 +50,7 @@ class Explanation:
         """Write it as JSON values."""
         return {
             "name": self.name,
-            "cpus": str(self.cpus),
+            "cpus": None if self.cpus is None else str(self.cpus),
             "right": self.right,
             "steps": report.steps_to_json(self.steps),
         }
@@ -80,7 +81,7 @@ def in_simulation(container: Mapping[str, Any]) -> Explanation:
     """
     cpus, refused = CPUSet.parse(container["cpus"]), container["refused"]
     chosen = report.steps_from_json(container["steps"])
-    request = f"it requests {_amount(report.resource(container['pool']), container['requested'])}"
+    request = f"it requests {amount(report.resource(container['pool']), container['requested'])}"
     first = chosen[0].left if chosen else cpus
     last = Step("refused", refused, CPUSet()) if refused else Step("given", "these CPUs", cpus)
     steps = (Step("request", request, first), *chosen, last)
@@ -116,13 +117,14 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
         return Step("request", unsaid if pod_only else "it requests no pool", container.wanted)
     wishes, cpus = [], CPUSet()
     for share in container.shares:
-        wishes.append(_amount(share.pool, share.requested))
+        wishes.append(amount(share.pool, share.requested))
         pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given
     return Step("request", f"it requests {' and '.join(wishes)}", cpus)
 
 
-def _amount(resource: Resource, requested: int) -> str:
+def amount(resource: Resource, requested: int) -> str:
+    """Say how much of a resource a container requests."""
     if resource.kind is ResourceKind.KUBELET:
         return f"{requested} of the kubelet's own CPUs"
     milli = " milli-CPUs" if resource.kind is ResourceKind.SHARED else ""
@@ -132,14 +134,19 @@ def _amount(resource: Resource, requested: int) -> str:
 def _pool(status: NodeStatus, share: PoolShare, pool: Pool | None) -> Step:
     if pool is None:
         return Step("pool", f"this node has no pool {share.pool} now", share.given)
-    said = [f"{share.pool} has CPUs {pool.cpus}"]
-    if pool.kind is PoolKind.EXCLUSIVE:
-        said += ["one owner each", pool.hyper_threading.value]
-    said += [f"{key} {value}" for key, value in pool.policy.written().items()]
+    said = pool_facts(share.pool, pool)
     for what, cpus in (("offline", status.offline), ("on cores of two pools", status.blocked)):
         if lost := pool.cpus & cpus:
             said.append(f"CPUs {lost} {what}")
     return Step("pool", ", ".join(said), status.offered(pool))
+
+
+def pool_facts(resource: Resource, pool: Pool) -> list[str]:
+    """Say what a pool is."""
+    said = [f"{resource} has CPUs {pool.cpus}"]
+    if pool.kind is PoolKind.EXCLUSIVE:
+        said += ["one owner each", pool.hyper_threading.value]
+    return said + [f"{key} {value}" for key, value in pool.policy.written().items()]
 
 
 def _chosen(share: PoolShare) -> Iterator[Step]:

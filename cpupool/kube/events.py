@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.kube.client import APIError
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.resources import EVENTS
+from cpupool.kube.views import COMPONENT
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ MOST_WAITING: Final = 256
 LONGEST_MESSAGE_BYTES: Final = 1024
 TRIES: Final = 5
 
-_COMPONENT: Final = "cpupool"
 _LONGEST_NAME: Final = 253
 _FLUSH_S: Final = 1.0
 _IDLE_S: Final = 60.0
@@ -158,8 +158,8 @@ class EventRecorder:
             "type": "Warning" if warning else "Normal",
             "reason": reason,
             "message": said,
-            "source": {"component": _COMPONENT, "host": self._node},
-            "reportingComponent": _COMPONENT,
+            "source": {"component": COMPONENT, "host": self._node},
+            "reportingComponent": COMPONENT,
             "reportingInstance": self._node,
             "firstTimestamp": now,
             "lastTimestamp": now,

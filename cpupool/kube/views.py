@@ -10,7 +10,7 @@ import base64
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import yaml
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Body = Mapping[str, Any]
 """An object, most often a pod, as the API server writes it in JSON."""
 
+COMPONENT: Final = "cpupool"
+"""Who our Events say they are from."""
 _LISTS: Final = ("PodList", "List")
 _STATUS_LISTS: Final = (
     "initContainerStatuses",
@@ -96,6 +98,49 @@ def node_labels(body: Body) -> dict[str, str]:
     """
     labels = Field("node", "", body)["metadata"]["labels"]
     return {key: value.text("") for key, value in labels.entries()}
+
+
+def node_name(body: Body) -> str:
+    """Read the name of the node that a pod is bound to; empty before.
+
+    Raises:
+        ManifestError: it is no text.
+    """
+    return Field.of(body)["spec"]["nodeName"].text("")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An Event of cpupool's.
+
+    Attributes:
+        at: when it was told, as the API server writes times.
+        reason: one word for it.
+        message: what has happened and what to do.
+        warning: whether a person should look.
+    """
+
+    at: str
+    reason: str
+    message: str
+    warning: bool
+
+
+def told(body: Body) -> Told | None:
+    """Read an Event; None for one of another component.
+
+    Raises:
+        ManifestError: a field holds something else than text.
+    """
+    read = Field("Event", "", body)
+    if read["source"]["component"].text("") != COMPONENT:
+        return None
+    return Told(
+        read["lastTimestamp"].text(""),
+        read["reason"].text(""),
+        read["message"].text(""),
+        read["type"].text("") == "Warning",
+    )
 
 
 def config_map(body: Body) -> dict[str, bytes]:

@@ -1,0 +1,180 @@
+"""What the API server knows of a pod, for `cpupool explain` away from the node.
+
+Which CPUs of its pools a container has is known on its node only. The API server has what it
+requests, the labels of its node, the pool files, and what the agent has told of the pod.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.commands import UsageError
+from cpupool.commands.reasons import Explanation, amount, pool_facts
+from cpupool.config import poolconfig
+from cpupool.config.poolconfig import Source
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, ManifestError, refuse_errors
+from cpupool.core.pools import NodePools
+from cpupool.kube import views
+from cpupool.kube.client import APIError
+from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
+from cpupool.policies.base import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cpupool.config.poolconfig import PoolFile
+    from cpupool.core.errors import Problem
+    from cpupool.core.names import Names
+    from cpupool.core.workloads import Container
+    from cpupool.kube.config_map import ConfigMapName
+    from cpupool.kube.connection import APIConnection
+    from cpupool.kube.resources import APIPath
+    from cpupool.kube.views import Body, Told
+
+_PAGE: Final = 500
+_ON_NODE: Final = (
+    "which of these CPUs it has is known on its node: run `cpupool explain` in the agent's pod"
+    " there"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The facts about pods that an API server has.
+
+    Attributes:
+        connection: asks it.
+        names: the public strings, with the resource domain.
+        config_map: the ConfigMap with the pool files.
+    """
+
+    connection: APIConnection
+    names: Names
+    config_map: ConfigMapName
+
+    def explain(self, asked: str) -> tuple[Explanation, ...]:
+        """Explain a container, or each container of a pod, as far as the API server knows.
+
+        Args:
+            asked: `POD`, `NAMESPACE/POD` or `NAMESPACE/POD/CONTAINER`.
+
+        Raises:
+            UsageError: there is no such pod or container, several pods have the name, or the pool
+                files cannot be used.
+            APIError: the API server does not answer, or refuses.
+            ManifestError: it shows something that cannot be read.
+        """
+        body = self._pod(asked)
+        pod = views.pod(body, self.names)
+        wanted = asked.split("/")[2:]
+        containers = [found for found in pod.containers if not wanted or [found.name] == wanted]
+        if not containers:
+            has = ", ".join(one.name for one in pod.containers)
+            raise UsageError(
+                f"{pod.namespace}/{pod.name} has no container {wanted[0]!r}; use {has}"
+            )
+        node = views.node_name(body)
+        file = self._pool_file(node) if node else None
+        where = self._where(node, file)
+        told = self._told(pod.namespace, pod.uid)
+        return tuple(
+            _explanation(f"{pod.namespace}/{pod.name}/{found.name}", found, file, where, told)
+            for found in containers
+        )
+
+    def _pod(self, asked: str) -> Body:
+        parts = asked.split("/")
+        if not all(parts) or len(parts) > 3:
+            raise UsageError(f"{asked!r} names no pod; write NAMESPACE/POD[/CONTAINER]")
+        namespace, name = parts[:2] if len(parts) > 1 else ("", asked)
+        if namespace:
+            try:
+                return self.connection.get(PODS.object(name, namespace))
+            except APIError as error:
+                if error.status != 404:
+                    raise
+                found: Sequence[Body] = ()
+        else:
+            found = self._list(PODS.collection(), f"metadata.name={name}")
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise UsageError(
+                f"there is no pod {asked!r} in this cluster; look at `kubectl get pods -A`"
+            )
+        pods = ", ".join(f"{each['metadata']['namespace']}/{name}" for each in found)
+        raise UsageError(f"{asked!r} is the name of several pods; say which: {pods}")
+
+    def _pool_file(self, node: str) -> PoolFile | None:
+        labels = views.node_labels(self.connection.get(NODES.object(node)))
+        held = self.config_map
+        try:
+            shown = self.connection.get(CONFIG_MAPS.object(held.name, held.namespace))
+        except APIError as error:
+            if error.status != 404:
+                raise
+            raise UsageError(f"there is no ConfigMap {held}; name it with --configmap") from error
+        found = [
+            Source.of(name, text)
+            for name, text in sorted(views.config_map(shown).items())
+            if poolconfig.is_pool_file(name)
+        ]
+        problems: list[Problem] = []
+        try:
+            files = poolconfig.parse_all(found, self.names, problems)
+            refuse_errors(problems)
+            return poolconfig.select(files, labels)
+        except ConfigError as error:
+            raise UsageError(str(error)) from error
+
+    def _where(self, node: str, file: PoolFile | None) -> str:
+        if not node:
+            return "it is on no node yet; see `kubectl describe pod`"
+        if file is None:
+            return f"it is on {node}, for whose labels {self.config_map} has no pool file"
+        return f"it is on {node}, whose labels choose {file.name} of {self.config_map}"
+
+    def _told(self, namespace: str, uid: str) -> Sequence[Told]:
+        bodies = self._list(EVENTS.collection(namespace), f"involvedObject.uid={uid}")
+        told = filter(None, map(views.told, bodies))
+        return sorted(told, key=lambda event: event.at)
+
+    def _list(self, collection: APIPath, fields: str) -> Sequence[Body]:
+        asked = {"fieldSelector": fields, "limit": str(_PAGE)}
+        items = self.connection.page(collection, asked).get("items") or []
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ManifestError(collection.resource, "items", "is no list of objects")
+        return items
+
+
+def _explanation(
+    name: str, container: Container, file: PoolFile | None, where: str, told: Sequence[Told]
+) -> Explanation:
+    pools = file.pools if file else NodePools.of()
+    missing = [resource for resource in container.requests if pools.behind(resource) is None]
+    behind = map(pools.behind, container.requests)
+    cpus = CPUSet.union(pool.cpus for pool in behind if pool)
+    steps = [*_requested(container, pools, where, cpus)]
+    steps += [Step("event", f"{event.at}: {event.reason}: {event.message}", cpus) for event in told]
+    if container.requests and not missing:
+        steps.append(Step("devices", _ON_NODE, cpus))
+    right = not missing and not any(event.warning for event in told)
+    return Explanation(name, tuple(steps), None, right, cpus)
+
+
+def _requested(container: Container, pools: NodePools, where: str, cpus: CPUSet) -> Iterator[Step]:
+    if not container.requests:
+        yield Step("request", "it requests no pool, so it runs on the default pool", cpus)
+        yield Step("node", where, cpus)
+        return
+    wishes = " and ".join(amount(resource, many) for resource, many in container.requests.items())
+    yield Step("request", f"it requests {wishes}", cpus)
+    yield Step("node", where, cpus)
+    for resource in container.requests:
+        pool = pools.behind(resource)
+        if pool is None:
+            yield Step("pool", f"this node has no pool {resource}", CPUSet())
+        else:
+            yield Step("pool", ", ".join(pool_facts(resource, pool)), pool.cpus)
