@@ -29,6 +29,8 @@ BAD_INPUT: Final = 2
 """Exit code where there is no answer: the command line, or a file it names, cannot be used."""
 POOL_FOLDER: Final = Path(AgentSettings().config)
 """Where the agent's ConfigMap is mounted; the manifests have it, too."""
+NODE_NAME: Final = "NODE_NAME"
+"""The variable with the node's name, in the agent's pod."""
 METRICS_PORT: Final = AgentSettings().metrics_port
 SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
 """What `cpupool simulate --json` writes and `cpupool explain` reads."""

@@ -6,10 +6,10 @@ import gc
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from cpupool.app import Agent, Settings
-from cpupool.commands import UsageError, add_command, add_setting, flags_given, read_file
+from cpupool.commands import NODE_NAME, UsageError, add_command, add_setting, flags_given, read_file
 from cpupool.commands.services import api_server, asked_to_end, config_map
 from cpupool.config import settings as settings_file
 from cpupool.config.settings import OPTIONS, AgentSettings
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from cpupool.policies.base import CPUManagerPolicies
     from cpupool.telemetry.metrics import Metrics
 
-_NODE_NAME: Final = "NODE_NAME"
 _EXAMPLES = """\
 examples:
   cpupool agent                          in a pod of the DaemonSet
@@ -62,7 +61,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     )
     for name in OPTIONS:
         add_setting(parser, name)
-    parser.set_defaults(node_name=os.environ.get(_NODE_NAME, ""))
+    parser.set_defaults(node_name=os.environ.get(NODE_NAME, ""))
     parser.set_defaults(run=run)
 
 
@@ -82,7 +81,7 @@ def run(
     """
     given = _settings(arguments)
     if not given.node_name:
-        raise UsageError(f"the node has no name; give --node-name, or set {_NODE_NAME}")
+        raise UsageError(f"the node has no name; give --node-name, or set {NODE_NAME}")
     server = api_server(given.api_server, given.kubeconfig, given.context)
     way = None if given.enforcement == "auto" else Way(given.enforcement)
     launch = inherited(os.environ)
@@ -141,5 +140,5 @@ def _settings(arguments: argparse.Namespace) -> AgentSettings:
         written = settings_file.parse(str(path), read_file(path)) if path else {}
     except ConfigError as error:
         raise UsageError(str(error)) from error
-    variables = {"node_name": os.environ.get(_NODE_NAME, "")}
+    variables = {"node_name": os.environ.get(NODE_NAME, "")}
     return AgentSettings.layered(variables, written, flags_given(arguments))

@@ -1,35 +1,39 @@
-"""What the API server knows of a pod, for `cpupool explain` away from the node.
+"""What the API server knows of a node and its pods, for commands away from the node.
 
 Which CPUs of its pools a container has is known on its node only. The API server has what it
-requests, the labels of its node, the pool files, and what the agent has told of the pod.
+requests, the labels of its node, the pool files, and what the agent has told of the pod. To who may
+use a node's proxy it shows the kubelet's configuration, too.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cpupool.commands import UsageError
+from cpupool.commands import UsageError, add_setting
 from cpupool.commands.reasons import Explanation, amount, pool_facts
+from cpupool.commands.services import add_kubeconfig, api_server, config_map
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, ManifestError, refuse_errors
+from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
 from cpupool.kube import views
 from cpupool.kube.client import APIError
+from cpupool.kube.config_map import ConfigMapName
+from cpupool.kube.connection import APIConnection
 from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
 from cpupool.policies.base import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
 
     from cpupool.config.poolconfig import PoolFile
     from cpupool.core.errors import Problem
-    from cpupool.core.names import Names
     from cpupool.core.workloads import Container
-    from cpupool.kube.config_map import ConfigMapName
-    from cpupool.kube.connection import APIConnection
     from cpupool.kube.resources import APIPath
     from cpupool.kube.views import Body, Told
 
@@ -38,6 +42,30 @@ _ON_NODE: Final = (
     "which of these CPUs it has is known on its node: run `cpupool explain` in the agent's pod"
     " there"
 )
+_NAMESPACE: Final = "cpupool"
+"""Where the manifests install cpupool."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which API server is asked, and for which ConfigMap."""
+    add_kubeconfig(parser)
+    add_setting(parser, "configmap")
+
+
+def is_asked(arguments: argparse.Namespace) -> bool:
+    """Return whether the command line names an API server."""
+    return bool(arguments.kubeconfig or arguments.context)
+
+
+def away(arguments: argparse.Namespace) -> Away:
+    """Return the API server that the command line names.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    server = api_server("", arguments.kubeconfig, arguments.context)
+    held = config_map(arguments.configmap) or ConfigMapName(_NAMESPACE, arguments.configmap)
+    return Away(APIConnection(server), Names(arguments.resource_domain), held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +112,43 @@ class Away:
             for found in containers
         )
 
+    def labels(self, node: str) -> Mapping[str, str]:
+        """Return a node's labels.
+
+        Raises:
+            UsageError: there is no such node.
+            APIError: the API server does not answer, or refuses.
+        """
+        return views.node_labels(self._existing(NODES.object(node), f"node {node}", "--node-name"))
+
+    def pool_files(self) -> dict[str, bytes]:
+        """Return the texts of the pool files by name.
+
+        Raises:
+            UsageError: there is no such ConfigMap.
+            APIError: the API server does not answer, or refuses.
+        """
+        held = self.config_map
+        path = CONFIG_MAPS.object(held.name, held.namespace)
+        shown = views.config_map(self._existing(path, f"ConfigMap {held}", "--configmap"))
+        return {name: text for name, text in shown.items() if poolconfig.is_pool_file(name)}
+
+    def kubelet_configuration(self, node: str) -> Body:
+        """Return what the kubelet of a node says of its configuration.
+
+        Raises:
+            APIError: the API server or the kubelet does not answer, or refuses.
+        """
+        return self.connection.get(NODES.object(node, subresource="proxy/configz"))
+
+    def _existing(self, path: APIPath, title: str, flag: str) -> Body:
+        try:
+            return self.connection.get(path)
+        except APIError as error:
+            if error.status != 404:
+                raise
+            raise UsageError(f"there is no {title}; name it with {flag}") from error
+
     def _pod(self, asked: str) -> Body:
         parts = asked.split("/")
         if not all(parts) or len(parts) > 3:
@@ -108,19 +173,8 @@ class Away:
         raise UsageError(f"{asked!r} is the name of several pods; say which: {pods}")
 
     def _pool_file(self, node: str) -> PoolFile | None:
-        labels = views.node_labels(self.connection.get(NODES.object(node)))
-        held = self.config_map
-        try:
-            shown = self.connection.get(CONFIG_MAPS.object(held.name, held.namespace))
-        except APIError as error:
-            if error.status != 404:
-                raise
-            raise UsageError(f"there is no ConfigMap {held}; name it with --configmap") from error
-        found = [
-            Source.of(name, text)
-            for name, text in sorted(views.config_map(shown).items())
-            if poolconfig.is_pool_file(name)
-        ]
+        labels = self.labels(node)
+        found = itertools.starmap(Source.of, sorted(self.pool_files().items()))
         problems: list[Problem] = []
         try:
             files = poolconfig.parse_all(found, self.names, problems)

@@ -16,7 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, checks, input_file, node
+from cpupool.commands import (
+    NODE_NAME,
+    UsageError,
+    add_command,
+    add_setting,
+    away,
+    checks,
+    input_file,
+    node,
+)
 from cpupool.commands.checks import Row, Verdict
 from cpupool.config import kubelet_config, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
@@ -60,6 +69,10 @@ examples:
   cpupool doctor
   cpupool doctor --node-labels nodeType=dpdk --kubelet-config /etc/kubernetes/kubelet.yaml
   cpupool doctor --bundle cpupool-support-node1.tar.gz --json
+  cpupool doctor --bundle node1.tar.gz --kubeconfig ~/.kube/config --node-name node1
+
+With --kubeconfig or --context the API server gives what is not on the command line: the node's
+labels, the pool files, and the kubelet's configuration. It needs --node-name.
 
 Run it on the node as root, so that it sees the host's daemons and sockets; elsewhere it says what
 it could not see. A bundle is what `cpupool support-bundle` has written.
@@ -91,6 +104,9 @@ def add_parser(commands: Commands, summary: str) -> None:
         "--bundle", metavar="FILE", type=input_file, help="examine this support bundle instead"
     )
     node.add_arguments(parser)
+    add_setting(parser, "node-name")
+    parser.set_defaults(node_name=os.environ.get(NODE_NAME, ""))
+    away.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
 
@@ -110,6 +126,9 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             examined = node.recorded_node(arguments, arguments.bundle, Path(folder))
         else:
             examined = node.this_node(arguments)
+        if away.is_asked(arguments):
+            shown = opened.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-"))
+            examined = node.of_cluster(examined, arguments, Path(shown))
         rows = _examine(examined)
     if arguments.json:
         listed = [{**asdict(row), "verdict": row.verdict.value} for row in rows]

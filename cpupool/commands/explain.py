@@ -11,22 +11,17 @@ from cpupool.commands import (
     UsageError,
     add_command,
     add_resource_domain,
-    add_setting,
     add_shape,
     add_topology,
+    away,
     input_file,
     open_machine,
 )
 from cpupool.commands import status as status_file
-from cpupool.commands.away import Away
 from cpupool.commands.checks import SILENT_S
 from cpupool.commands.reasons import in_simulation, on_node
-from cpupool.commands.services import add_kubeconfig, api_server, config_map
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import Names
 from cpupool.host.root import HostRoot
-from cpupool.kube.config_map import ConfigMapName
-from cpupool.kube.connection import APIConnection
 
 if TYPE_CHECKING:
     import argparse
@@ -41,8 +36,6 @@ _REFUSED: Final = (
     "look at `cpupool status` for what runs here, and at `kubectl describe pod` for why a pod was"
     " refused: its events have cpupool's sentence"
 )
-_NAMESPACE: Final = "cpupool"
-"""Where the manifests install cpupool."""
 _NOT_SIMULATED: Final = "simulate it, too"
 _EXAMPLES = """\
 examples:
@@ -87,8 +80,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         "--policy", metavar="NAME", help="which policy of a simulation (default: its first)"
     )
     add_topology(parser, "the machine to draw, instead of this one for an agent's file", None)
-    add_kubeconfig(parser)
-    add_setting(parser, "configmap")
+    away.add_arguments(parser)
     add_resource_domain(parser)
     add_shape(parser)
     parser.set_defaults(run=run)
@@ -100,7 +92,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     Raises:
         UsageError: the file cannot be used, or has no such container.
     """
-    if arguments.kubeconfig or arguments.context:
+    if away.is_asked(arguments):
         return _away(arguments, out)
     document, age_s = status_file.read(arguments.file)
     schema = document.get("schema") if isinstance(document, dict) else None
@@ -123,12 +115,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 def _away(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.policy or arguments.topology or arguments.svg:
         raise UsageError("--policy, --topology and --svg need a file; leave --kubeconfig out")
-    server = api_server("", arguments.kubeconfig, arguments.context)
-    followed = config_map(arguments.configmap)
-    if followed is None:
-        followed = ConfigMapName(_NAMESPACE, arguments.configmap)
-    away = Away(APIConnection(server), Names(arguments.resource_domain), followed)
-    explained = away.explain(arguments.container)
+    explained = away.away(arguments).explain(arguments.container)
     _write(explained, out, as_json=arguments.json)
     return 0 if all(one.right for one in explained) else 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 
 from cpupool.commands import (
     METRICS_PORT,
+    NODE_NAME,
     POOL_FOLDER,
     UsageError,
     add_node_labels,
     add_resource_domain,
     add_trees,
+    away,
     input_file,
 )
 from cpupool.core.errors import HostFileError
@@ -52,6 +54,7 @@ class Node:
         cgroup_root: the kubelet's `--cgroup-root`; empty to look in the usual places.
         now_s: the time that ages are counted from, in seconds since 1970.
         bundle: where a support bundle was unpacked; None for a node that can be asked.
+        titles: what users call files that are not where they know them.
     """
 
     root: HostRoot
@@ -63,9 +66,12 @@ class Node:
     cgroup_root: str
     now_s: float
     bundle: Path | None = None
+    titles: Mapping[Path, str] = field(default_factory=dict)
 
     def shown(self, path: Path) -> str:
         """Name a file as the user knows it."""
+        if path in self.titles:
+            return self.titles[path]
         if self.bundle is not None and path.is_relative_to(self.bundle):
             return str(path.relative_to(self.bundle))
         return str(path)
@@ -173,6 +179,38 @@ def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) ->
         now_s=recorded.timestamp(),
         bundle=folder,
     )
+
+
+def of_cluster(node: Node, arguments: argparse.Namespace, folder: Path) -> Node:
+    """Return a node with what the API server shows of it, where the command line does not say it.
+
+    Args:
+        node: where the other facts are.
+        arguments: names the API server and the node.
+        folder: an empty folder, for the pool files and the kubelet's configuration.
+
+    Raises:
+        UsageError: no node is named, or the API server has no such node or ConfigMap.
+        CPUPoolError: the API server does not answer, or refuses.
+    """
+    name = arguments.node_name
+    if not name:
+        raise UsageError(f"the node has no name; give --node-name, or set {NODE_NAME}")
+    server = away.away(arguments)
+    config, kubelet_config = node.config, node.kubelet_config
+    titles = dict(node.titles)
+    if arguments.config is None:
+        config = folder / "pools"
+        config.mkdir()
+        titles[config] = f"ConfigMap {server.config_map}"
+        for file, text in server.pool_files().items():
+            (config / file).write_bytes(text)
+    if arguments.kubelet_config is None:
+        kubelet_config = folder / "configz"
+        kubelet_config.write_text(json.dumps(server.kubelet_configuration(name)))
+        titles[kubelet_config] = f"configz of {name}"
+    labels = server.labels(name) if node.labels is None else node.labels
+    return replace(node, config=config, kubelet_config=kubelet_config, labels=labels, titles=titles)
 
 
 def _named(path: Path | None) -> Path | None:

@@ -55,12 +55,14 @@ class Resource:
         Args:
             name: its name.
             namespace: where it is; empty for an object that has no namespace.
-            subresource: a part of it, as `status`; empty for the object itself.
+            subresource: a part of it, as `status`, or what is behind it, as `proxy/configz`; empty
+                for the object itself.
         """
         parts = [self.collection(namespace).text, quote(name, safe="")]
         if not subresource:
             return APIPath(self.plural, "/".join(parts))
-        return APIPath(f"{self.plural}/{subresource}", "/".join([*parts, subresource]))
+        part = subresource.partition("/")[0]
+        return APIPath(f"{self.plural}/{part}", "/".join([*parts, subresource]))
 
 
 PODS: Final = Resource("", "v1", "pods")

@@ -61,6 +61,7 @@ class FakeAPIServer:
         updates: the path and the new body of every update and patch that was taken, in their order.
         tokens: the bearer tokens that it takes; None for all and none.
         forbidden: every (verb, resource) that is refused for want of a right.
+        proxied: what is behind the proxy of a node or a pod, by path.
         page: the most objects that a list gives at once, whatever was asked for.
     """
 
@@ -78,6 +79,7 @@ class FakeAPIServer:
         self.updates: list[tuple[str, Body]] = []
         self.tokens: set[str] | None = None
         self.forbidden: set[tuple[str, str]] = set()
+        self.proxied: dict[str, Body] = {}
         self.page = 500
         self._admin = admin
         self._lock = threading.Condition()
@@ -299,7 +301,8 @@ class FakeAPIServer:
                 limit = min(int(request.parameters.get("limit", "500")), self.page)
                 return self._objects.list(path, request.parameters, limit)
             if request.verb == "get":
-                return self._objects.get(path)
+                proxied = self.proxied.get(request.path)
+                return (200, {}, proxied) if proxied else self._objects.get(path)
             if request.verb == "update":
                 answer = self._objects.update(path, request.body)
             else:

@@ -26,9 +26,9 @@ SLICES = Resource("resource.k8s.io", "v1beta2", "resourceslices")
             "/api/v1/namespaces/web/pods/upf/status",
         ),
         (
-            NODES.object("node-a", subresource="proxy"),
+            NODES.object("node-a", subresource="proxy/configz"),
             "nodes/proxy",
-            "/api/v1/nodes/node-a/proxy",
+            "/api/v1/nodes/node-a/proxy/configz",
         ),
         (LEASES.collection(), "leases", "/apis/coordination.k8s.io/v1/leases"),
         (
