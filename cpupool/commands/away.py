@@ -7,19 +7,21 @@ use a node's proxy it shows the kubelet's configuration, too.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cpupool.commands import UsageError, add_setting
+from cpupool.commands import UsageError, typed
 from cpupool.commands.reasons import Explanation, amount, pool_facts
-from cpupool.commands.services import add_kubeconfig, api_server, config_map
-from cpupool.config import poolconfig
+from cpupool.commands.services import add_kubeconfig, api_server
+from cpupool.config import poolconfig, settings
 from cpupool.config.poolconfig import Source
+from cpupool.config.settings import AgentSettings
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, ManifestError, refuse_errors
 from cpupool.core.names import Names
-from cpupool.core.pools import NodePools
+from cpupool.core.pools import NodePools, PoolKind
 from cpupool.kube import views
 from cpupool.kube.client import APIError
 from cpupool.kube.config_map import ConfigMapName
@@ -28,7 +30,6 @@ from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
 from cpupool.policies.base import Step
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Mapping, Sequence
 
     from cpupool.config.poolconfig import PoolFile
@@ -49,7 +50,13 @@ _NAMESPACE: Final = "cpupool"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which API server is asked, and for which ConfigMap."""
     add_kubeconfig(parser)
-    add_setting(parser, "configmap")
+    parser.add_argument(
+        "--configmap",
+        metavar="[NAMESPACE/]NAME",
+        type=_config_map,
+        default=_config_map(AgentSettings().configmap),
+        help="the ConfigMap with the pool files, for --kubeconfig (default: %(default)s)",
+    )
 
 
 def is_asked(arguments: argparse.Namespace) -> bool:
@@ -64,8 +71,14 @@ def away(arguments: argparse.Namespace) -> Away:
         UsageError: it cannot be used.
     """
     server = api_server("", arguments.kubeconfig, arguments.context)
-    held = config_map(arguments.configmap) or ConfigMapName(_NAMESPACE, arguments.configmap)
-    return Away(APIConnection(server), Names(arguments.resource_domain), held)
+    return Away(APIConnection(server), Names(arguments.resource_domain), arguments.configmap)
+
+
+def _config_map(text: str) -> ConfigMapName:
+    namespace, _, name = typed(settings.config_map)(text).rpartition("/")
+    if not name:
+        raise argparse.ArgumentTypeError("no ConfigMap is named; write NAMESPACE/NAME")
+    return ConfigMapName(namespace or _NAMESPACE, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,7 @@ class Away:
         wanted = asked.split("/")[2:]
         containers = [found for found in pod.containers if not wanted or [found.name] == wanted]
         if not containers:
-            has = ", ".join(one.name for one in pod.containers)
+            has = ", ".join(found.name for found in pod.containers)
             raise UsageError(
                 f"{pod.namespace}/{pod.name} has no container {wanted[0]!r}; use {has}"
             )
@@ -119,7 +132,9 @@ class Away:
             UsageError: there is no such node.
             APIError: the API server does not answer, or refuses.
         """
-        return views.node_labels(self._existing(NODES.object(node), f"node {node}", "--node-name"))
+        return views.node_labels(
+            self._existing(NODES.object(node), f"node {node}", "kubectl get nodes")
+        )
 
     def pool_files(self) -> dict[str, bytes]:
         """Return the texts of the pool files by name.
@@ -130,7 +145,9 @@ class Away:
         """
         held = self.config_map
         path = CONFIG_MAPS.object(held.name, held.namespace)
-        shown = views.config_map(self._existing(path, f"ConfigMap {held}", "--configmap"))
+        shown = views.config_map(
+            self._existing(path, f"ConfigMap {held}", "kubectl get configmaps -A")
+        )
         return {name: text for name, text in shown.items() if poolconfig.is_pool_file(name)}
 
     def kubelet_configuration(self, node: str) -> Body:
@@ -141,13 +158,13 @@ class Away:
         """
         return self.connection.get(NODES.object(node, subresource="proxy/configz"))
 
-    def _existing(self, path: APIPath, title: str, flag: str) -> Body:
+    def _existing(self, path: APIPath, title: str, command: str) -> Body:
         try:
             return self.connection.get(path)
         except APIError as error:
             if error.status != 404:
                 raise
-            raise UsageError(f"there is no {title}; name it with {flag}") from error
+            raise UsageError(f"there is no {title}; look at `{command}`") from error
 
     def _pod(self, asked: str) -> Body:
         parts = asked.split("/")
@@ -208,7 +225,10 @@ def _explanation(
 ) -> Explanation:
     pools = file.pools if file else NodePools.of()
     missing = [resource for resource in container.requests if pools.behind(resource) is None]
-    behind = map(pools.behind, container.requests)
+    behind = [
+        *map(pools.behind, container.requests),
+        *(() if container.requests else pools.of_kind(PoolKind.DEFAULT)),
+    ]
     cpus = CPUSet.union(pool.cpus for pool in behind if pool)
     steps = [*_requested(container, pools, where, cpus)]
     steps += [Step("event", f"{event.at}: {event.reason}: {event.message}", cpus) for event in told]

@@ -73,6 +73,26 @@ class Objects:
             if watch.wants(collection, body):
                 watch.put(change.line())
 
+    def replace_all(self, resource: Path, given: Mapping[str, Body]) -> None:
+        """Make these, by UID, the objects of a resource in all namespaces."""
+        known = self.everywhere(resource)
+        for uid in known.keys() - given:
+            collection, body = known[uid]
+            self.change("DELETED", collection, uid, body)
+        for uid, body in given.items():
+            collection = replace(resource, namespace=body["metadata"].get("namespace", "default"))
+            if uid not in known:
+                self.change("ADDED", collection, uid, body)
+            elif _unversioned(known[uid][1]) != _unversioned(body):
+                self.change("MODIFIED", collection, uid, body)
+
+    def tell(self, *lines: object, resource: str = "") -> None:
+        """Write these into every open watch of a resource, or of all."""
+        for watch in self.watches:
+            if resource in {"", watch.collection.plural}:
+                for text in lines:
+                    watch.put(text)
+
     def keep(self, path: Path, body: Body) -> None:
         """Hold this object at its path, as a new version of the one that is there, if there is."""
         found = self._find(path)
@@ -172,6 +192,11 @@ def _stored(known: Body, body: Body, subresource: str) -> Body:
     source = body if subresource == "status" else known
     taken.pop("status", None)
     return {**taken, **({"status": source["status"]} if "status" in source else {})}
+
+
+def _unversioned(body: Body) -> Body:
+    metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
+    return {**body, "metadata": metadata}
 
 
 def _not_found(path: Path) -> Answer:

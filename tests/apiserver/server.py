@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -105,16 +105,7 @@ class FakeAPIServer:
         """Make these the pods, and tell the watches of every difference."""
         given = {body["metadata"]["uid"]: self._bound_to_node(body) for body in bodies}
         with self._lock:
-            known = self._objects.everywhere(PODS)
-            for uid in known.keys() - given:
-                collection, body = known[uid]
-                self._objects.change("DELETED", collection, uid, body)
-            for uid, body in given.items():
-                collection = replace(PODS, namespace=body["metadata"].get("namespace", "default"))
-                if uid not in known:
-                    self._objects.change("ADDED", collection, uid, body)
-                elif _unversioned(known[uid][1]) != _unversioned(body):
-                    self._objects.change("MODIFIED", collection, uid, body)
+            self._objects.replace_all(PODS, given)
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Give the node these labels."""
@@ -205,30 +196,22 @@ class FakeAPIServer:
         with self._lock:
             self._objects.compact()
             self._gone_as_status = as_status
-            for watch in self._objects.watches:
-                watch.put(line("ERROR", refusal(410, "Expired", "too old version")))
-                watch.put(END)
+            self._objects.tell(line("ERROR", refusal(410, "Expired", "too old version")), END)
 
     def drop_watches(self, mid_line: bytes = b"") -> None:
         """Cut the connection of every watch, perhaps in the middle of an event."""
         with self._lock:
-            for watch in self._objects.watches:
-                if mid_line:
-                    watch.put(mid_line)
-                watch.put(DROP)
+            self._objects.tell(*([mid_line] if mid_line else []), DROP)
 
     def end_watches(self) -> None:
         """End every watch in order, as at its timeout."""
         with self._lock:
-            for watch in self._objects.watches:
-                watch.put(END)
+            self._objects.tell(END)
 
     def send(self, resource: str, text: bytes) -> None:
         """Write this into every open watch of a resource."""
         with self._lock:
-            for watch in self._objects.watches:
-                if watch.collection.plural == resource:
-                    watch.put(text + b"\n")
+            self._objects.tell(text + b"\n", resource=resource)
 
     def bookmark(self, resource: str) -> None:
         """Tell every open watch of a resource the newest version, which is a new one."""
@@ -244,8 +227,7 @@ class FakeAPIServer:
         self._listener.stop()
         with self._lock:
             self._closing = True
-            for watch in self._objects.watches:
-                watch.put(DROP)
+            self._objects.tell(DROP)
             self._lock.notify_all()
         self._listener.hang_up()
         self._closing = False
@@ -366,8 +348,3 @@ class FakeAPIServer:
 
 def _none(_resource: str) -> bool:
     return False
-
-
-def _unversioned(body: Body) -> Body:
-    metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
-    return {**body, "metadata": metadata}

@@ -183,7 +183,7 @@ def test_a_container_without_a_pool_runs_on_the_default_pool(
 ) -> None:
     cluster.server.set_pods([pod("plain", container())])
     assert explain(cluster, "plain") == 0
-    assert "1. request: it requests no pool, so it runs on the default pool" in (
+    assert "1. request: it requests no pool, so it runs on the default pool => 0" in (
         capsys.readouterr().out
     )
 
@@ -207,7 +207,13 @@ def test_the_configmap_and_the_domain_may_have_other_names(
         ("web/upf/gone", [], "web/upf has no container 'gone'; use main, log"),
         ("web//main", [], "'web//main' names no pod; write NAMESPACE/POD[/CONTAINER]"),
         ("a/b/c/d", [], "'a/b/c/d' names no pod"),
-        ("upf", ["--configmap", "a/gone"], "there is no ConfigMap a/gone; name it with"),
+        (
+            "upf",
+            ["--configmap", "a/gone"],
+            "there is no ConfigMap a/gone; look at `kubectl get configmaps -A`",
+        ),
+        ("upf", ["--configmap", ""], "--configmap: no ConfigMap is named; write NAMESPACE/NAME"),
+        ("upf", ["--configmap", "A"], "'A' is no name of a ConfigMap; write NAMESPACE/NAME"),
         ("upf", ["--policy", "x"], "need a file; leave --kubeconfig out"),
         ("upf", ["--topology", "this"], "need a file; leave --kubeconfig out"),
     ],

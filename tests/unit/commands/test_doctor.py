@@ -720,8 +720,8 @@ def test_a_kubelet_that_does_not_suit_is_named_as_its_source(
     ("options", "said"),
     [
         ([], "the node has no name; give --node-name, or set NODE_NAME"),
-        (["--node-name", "gone"], "there is no node gone; name it with --node-name"),
-        (["--node-name", "node-a", "--configmap", "a/b"], "there is no ConfigMap a/b; name it"),
+        (["--node-name", "gone"], "there is no node gone; look at `kubectl get nodes`"),
+        (["--node-name", "node-a", "--configmap", "a/b"], "there is no ConfigMap a/b; look"),
     ],
 )
 def test_an_api_server_that_does_not_know_the_node_is_one_line(
