@@ -24,9 +24,9 @@ from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
 from tests.apiserver import FakeAPIServer
-from tests.scenarios.test_certs import WATCHED, fill
+from tests.scenarios.certs.objects import WATCHED, fill
 from tests.scenarios.test_threads import MAIN, Victim
-from tests.scenarios.test_webhook import POOLS, Files, WebhookProcess, asking
+from tests.scenarios.webhook.processes import POOLS, Files, WebhookProcess, asking
 from tests.victim import CONTROLLER
 from tests.waiting import DEADLINE_S, eventually
 from tests.webhooks import LOCALHOST, PATIENT, Client

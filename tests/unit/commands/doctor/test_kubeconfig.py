@@ -1,0 +1,99 @@
+"""What doctor takes from the API server of a kubeconfig."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool import cli
+from tests.kubeconfigs import Login, login
+from tests.nodes import POOL_FILE
+from tests.unit.commands.doctor.rows import NOBODY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.nodes import WrittenNode
+
+CONFIG_MAP = "/api/v1/namespaces/cpupool/configmaps/cpu-pooler-configmap"
+CONFIGZ = "/api/v1/nodes/node-a/proxy/configz"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, node: WrittenNode) -> Iterator[Login]:
+    """Take the node's labels, pool files and kubelet configuration to its API server."""
+    (node.root.kubelet / "config.yaml").unlink()
+    with login(tmp_path, admin=True) as found:
+        found.server.set_labels({"kind": "b"})
+        files = {kind: f"{POOL_FILE}nodeSelector: {{kind: {kind}}}\n" for kind in "ab"}
+        found.server.keep_config_map(CONFIG_MAP, **files)
+        found.server.proxied[CONFIGZ] = {"kubeletconfig": {"systemReserved": {"cpu": "28"}}}
+        yield found
+
+
+def doctor(cluster: Login, node: WrittenNode, *options: str) -> int:
+    kubeconfig = str(cluster.kubeconfig({"jane": cluster.certificate("jane")}))
+    place = ("--host-root", str(node.folder), "--agent", NOBODY, "--kubeconfig", kubeconfig)
+    return cli.main(["doctor", "--json", *place, *options])
+
+
+def test_the_api_server_gives_labels_pool_files_and_kubelet_configuration(
+    cluster: Login, node: WrittenNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor(cluster, node, "--node-name", "node-a")
+    printed = capsys.readouterr()
+    rows = {row["check"]: row for row in json.loads(printed.out)["checks"]}
+
+    assert rows["pool file"]["fact"] == "poolconfig-b.yaml is in force"
+    assert rows["kubelet"]["verdict"] == "ok"
+    assert cluster.server.verbs() == {
+        ("get", "nodes"),
+        ("get", "configmaps"),
+        ("get", "nodes/proxy"),
+    }
+
+
+def test_what_the_command_line_says_is_not_asked(
+    cluster: Login, node: WrittenNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kind: KubeletConfiguration\nsystemReserved: {cpu: '28'}\n")
+    options = ["--kubelet-config", str(mine), "--config", str(node.pool_files)]
+
+    doctor(cluster, node, "--node-name", "node-a", *options, "--node-labels", "kind=c")
+
+    assert cluster.server.requests == []
+
+
+def test_a_kubelet_that_does_not_suit_is_named_as_its_source(
+    cluster: Login, node: WrittenNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.server.proxied[CONFIGZ] = {"kubeletconfig": {"cpuManagerPolicy": "static"}}
+
+    assert doctor(cluster, node, "--node-name", "node-a") == 1
+
+    assert "configz of node-a" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "the node has no name; give --node-name, or set NODE_NAME"),
+        (["--node-name", "gone"], "there is no node gone; look at `kubectl get nodes`"),
+        (["--node-name", "node-a", "--configmap", "a/b"], "there is no ConfigMap a/b; look"),
+    ],
+)
+def test_an_api_server_that_does_not_know_the_node_is_one_line(
+    cluster: Login,
+    node: WrittenNode,
+    options: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.server.proxied["/api/v1/nodes/gone/proxy/configz"] = {"kubeletconfig": {}}
+
+    assert doctor(cluster, node, *options) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
+from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
+from cpupool.core.pools import CPUManager, MixedCPUs, NodePools, Pool, PoolKind
+from cpupool.manager.manager import Manager
+from cpupool.manager.ports import FoundContainer, Way
+from cpupool.manager.report import describe
+from tests.builders import container, given, pod
+from tests.machines import MACHINES
+from tests.round_robin import POLICIES
+from tests.unit.commands.explain.node import (
+    BY_NRI,
+    DEFAULT,
+    LAPTOP,
+    SHARED,
+    Node,
+    explain,
+    steps,
+    without,
+)
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_exclusive_cpus_are_followed_from_the_request_to_the_cgroup(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    node.advise("exclusive_a", 1, "2", "4")
+    node.run("web", container(exclusive_a=1), exclusive_a="2")
+
+    assert explain(file, node.status(web="2"), "default/web/main") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("default/web/main: 2\n  1. request: ")
+    lines = steps(printed)
+    assert lines[:3] == [
+        "request: it requests 1 of exclusive_a => 2,4",
+        "pool: exclusive_a has CPUs 2,4, one owner each, singleThreaded => 2,4",
+        "free: 2 of the pool's 2 CPUs can be chosen => 2,4",
+    ]
+    assert lines[-3:] == [
+        "devices: the kubelet gave these, as GetPreferredAllocation had advised => 2",
+        f"enforcement: {BY_NRI} => 2",
+        "found: its cgroup has these CPUs: it is where it belongs => 2",
+    ]
+
+
+def test_the_guide_shows_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telco = MACHINES["telco_2s_2n_16c32t"]
+    telco.write(tmp_path)
+    manager = Manager(Names())
+    pool = Pool.named("exclusive_a", "6-7,10-13", multi_threaded=True)
+    manager.reconfigure(NodePools.of(pool, DEFAULT), telco.topology())
+    manager.preferred("exclusive_a", [str(cpu) for cpu in pool.cpus], (), 3)
+    upf = pod("upf", container(exclusive_a=3))
+    manager.observe(pods=[upf])
+    manager.accept(given(upf, exclusive_a="10,11,12"))
+    found = FoundContainer("upf-uid", "main-id", "path", "10-12,26-28")
+    status = describe(*manager.snapshot(), [found], "", Way.NRI, choices=manager.choices())
+
+    assert explain(tmp_path / "status.json", status, "default/upf") == 0
+    guide = (Path(__file__).parents[3] / "docs/user/troubleshooting.md").read_text()
+    shown = guide.partition("$ cpupool explain default/upf\n")[2].partition("```")[0]
+    assert shown.startswith("default/upf/main")
+    assert shown in capsys.readouterr().out
+
+
+def test_advice_that_the_kubelet_did_not_follow(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node(Pool.named("exclusive_a", "2,4,6"), DEFAULT)
+    node.advise("exclusive_a", 2, "2", "4", "6")
+    node.run("web", container(exclusive_a=2), exclusive_a="4,6")
+
+    assert explain(file, node.status(web="4,6"), "default/web") == 0
+    (line,) = (one for one in steps(capsys.readouterr().out) if one.startswith("devices"))
+    assert line.startswith(
+        "devices: the kubelet did not follow GetPreferredAllocation, which advised 2,4: its"
+    )
+    assert line.endswith(" => 4,6")
+
+
+def test_what_is_chosen_without_certainty_says_so(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    node.advise("exclusive_a", 1, "2", "4")
+    node.run("web", container(exclusive_a=1), exclusive_a="2")
+    status = node.status(web="2")
+    (web,) = status.containers
+    (share,) = web.shares
+    assert share.choice is not None
+    guessed = replace(share, choice=replace(share.choice, proven=False))
+
+    explain(file, replace(status, containers=(replace(web, shares=(guessed,)),)), "web")
+    assert "search: the best of the sets that were looked at" in capsys.readouterr().out
+
+
+def test_siblings_come_along_and_what_is_offline_is_left_out(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    node.run("web", container(exclusive_m=1), exclusive_m="6")
+    node.manager.update_topology(without(7))
+
+    assert explain(file, node.status(web="6"), "default/web/main") == 0
+    lines = steps(capsys.readouterr().out)
+    assert "multiThreaded: the siblings on its cores come along, CPUs 7 => 6-7" in lines
+    assert "offline: CPUs 7 are offline: it runs there again when they are back => 6" in lines
+
+
+def test_a_pools_policy_and_what_it_does_not_offer(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = PoolPolicy(numa=NUMAPolicy.LEAST_ALLOCATED, reserved=CPUSet.of(2))
+    pool = Pool("exclusive_a", PoolKind.EXCLUSIVE, CPUSet.parse("2,4,6"), policy=policy)
+    node = Node(pool, DEFAULT)
+    node.run("web", container(exclusive_a=1), exclusive_a="4")
+    node.manager.update_topology(without(6))
+
+    assert explain(file, node.status(web="4"), "web") == 0
+    assert (
+        "pool: exclusive_a has CPUs 2,4,6, one owner each, singleThreaded, numaPolicy"
+        " leastAllocated, reserved 2, CPUs 6 offline => 4"
+    ) in steps(capsys.readouterr().out)
+
+
+def test_shared_cpus(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Node(Pool.named("shared_b", "1,4"), Pool.named("exclusive_a", "2"), DEFAULT)
+    node.run("web", container(shared_b=2), shared_b="0,1")
+    node.manager.update_topology(without(4))
+
+    assert explain(file, node.status(web="1"), "web") == 0
+    assert steps(capsys.readouterr().out)[:4] == [
+        "request: it requests 2 milli-CPUs of shared_b => 1,4",
+        "pool: shared_b has CPUs 1,4, CPUs 4 offline => 1",
+        "devices: the kubelet gave 2, one per milli-CPU => 1,4",
+        "shared: CPUs 4 are offline, or on a core that a pod owns => 1",
+    ]
+
+
+def test_shared_cpus_by_openshifts_resource(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Node()
+    mixed = replace(node.manager.pools(), mixed=MixedCPUs("shared_b"))
+    node.manager.reconfigure(mixed, LAPTOP.topology())
+    asking = container(shared_cpus=True, exclusive_a=1)
+    node.run("web", asking, **{"exclusive_a": "2", ENABLE_SHARED_CPUS: "7"})
+
+    assert explain(file, node.status(web="1-2"), "web") == 0
+    lines = steps(capsys.readouterr().out)
+    assert lines[0] == "request: it requests 1 of exclusive_a and 1 of enable-shared-cpus => 1-2,4"
+    assert "pool: enable-shared-cpus has CPUs 1 => 1" in lines
+    assert "devices: the kubelet gave 1, for the container => 1" in lines
+
+
+def test_cpus_that_the_cpu_manager_policy_has_chosen(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    node.manager = Manager(cpu_managers=POLICIES)
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=CPUManager("round-robin"))
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    node.run("web", container(cpu=2000))
+
+    assert explain(file, node.status(web="1-2"), "web") == 0
+    assert steps(capsys.readouterr().out)[:2] == [
+        "request: it requests no pool => 1-2",
+        "cpuManager: the CPU manager policy has chosen these CPUs for it alone => 1-2",
+    ]
+
+
+def test_shared_cpus_beside_those_of_the_kubelets_static_cpu_manager(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node(SHARED)
+    node.manager.reconfigure(NodePools.of(SHARED, mixed=MixedCPUs("shared_b")), LAPTOP.topology())
+    node.manager.observe(static_cpus=CPUSet.parse("2-7"))
+    asking = replace(container(), requests={ENABLE_SHARED_CPUS: 1}, whole_cpus=2)
+    node.run("web", asking, **{KUBELET_CPUS: "2,6", ENABLE_SHARED_CPUS: "0"})
+    node.run("plain", container())
+
+    assert explain(file, node.status(web="1-2,6", plain="0,3-5,7"), "web") == 0
+    lines = steps(capsys.readouterr().out)
+    assert lines[0] == (
+        "request: it requests 1 of enable-shared-cpus and 2 of the kubelet's own CPUs => 1-2,6"
+    )
+    assert "kubelet: the kubelet's static CPU manager gave these => 2,6" in lines
+    assert "together: the CPUs of all its pools => 1-2,6" in lines
+
+    assert explain(file, node.status(plain="0,3-5,7"), "plain") == 0
+    places = "kubelet: the kubelet's static CPU manager places it, and cpupool leaves it there"
+    assert steps(capsys.readouterr().out) == [
+        "request: it requests no pool => none",
+        f"{places} => 0,3-5,7",
+        "found: its cgroup has these CPUs: it is where it belongs => 0,3-5,7",
+    ]

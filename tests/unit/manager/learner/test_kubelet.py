@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.devices import AllocatedDevices
+from cpupool.core.names import Names
+from cpupool.core.pools import NodePools
+from cpupool.core.workloads import ContainerID, RuntimeContainer
+from cpupool.manager import offers
+from tests import builders
+from tests.machines import MACHINES
+from tests.runtimes import ModelRuntime, told
+from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, here, learning
+
+if TYPE_CHECKING:
+    from cpupool.core.devices import PodDevices
+    from cpupool.manager.learner import Learner
+    from cpupool.manager.manager import Manager
+
+
+def test_without_pools_the_devices_that_pods_hold_are_asked_for_first() -> None:
+    outside = Outside((OWNER,), saved=None, live=None)
+    manager, learner = learning(outside)
+    manager.reconfigure(NodePools(), MACHINES["laptop_4c8t"].topology())
+    learner.learn((), 100.0)
+    assert learner.waiting_for(100.0) == "the kubelet's word on its devices"
+
+    outside.saved = {OWNER.uid: granted("4")}
+    learner.learn((), 101.0)
+    assert [pool.name for pool in manager.advertised()] == ["exclusive_a"]
+
+
+def test_a_pod_is_known_until_its_cgroup_is_gone_whether_or_not_it_is_listed() -> None:
+    sharer = builders.pod("sharer", builders.container(shared_a=1))
+    outside = Outside((OWNER, sharer), saved={OWNER.uid: granted("4")})
+    manager, learner = learning(outside)
+    everybody = alive(OWNER.uid, sharer.uid)
+    learner.learn(everybody, 100.0)
+
+    outside.listed = ()
+    learner.learn(everybody, 101.0)
+    assert manager.snapshot().facts.pods == (OWNER, sharer)
+    learner.learn(alive(sharer.uid), 102.0)
+    assert manager.snapshot().facts.pods == (sharer,)
+    learner.learn((), 103.0)
+    assert manager.snapshot().facts.pods == ()
+
+
+class TestOfTwoPodsWithOneCPU:
+    """The kubelet gives a pod's devices away when its containers have ended."""
+
+    LATER = builders.pod("later", builders.container(exclusive_a=1))
+    BOTH = alive(OWNER.uid, LATER.uid)
+
+    def contested(self) -> tuple[Manager, Learner]:
+        """Return an agent that knows both, the owner since before."""
+        outside = Outside((OWNER,), saved={OWNER.uid: granted("4")})
+        manager, learner = learning(outside)
+        learner.learn(alive(OWNER.uid), 100.0)
+        outside.listed = (OWNER, self.LATER)
+        outside.saved = {OWNER.uid: granted("4"), self.LATER.uid: granted("4")}
+        learner.learn(self.BOTH, 101.0)
+        assert self.owners(manager) == [OWNER.uid]
+        return manager, learner
+
+    def owners(self, manager: Manager) -> list[str]:
+        return list(builders.owned(manager))
+
+    def test_the_one_without_a_cgroup_yields(self) -> None:
+        manager, learner = self.contested()
+        learner.learn(alive(self.LATER.uid), 102.0)
+        assert builders.owned(manager) == {self.LATER.uid: {"exclusive_a": CPUSet.of(4)}}
+
+    def test_it_does_not_take_the_cpu_back(self) -> None:
+        manager, learner = self.contested()
+        learner.learn(alive(self.LATER.uid), 102.0)
+        learner.learn(self.BOTH, 103.0)
+        assert self.owners(manager) == [self.LATER.uid]
+
+    def test_without_either_ones_cgroup_the_earlier_owner_stays(self) -> None:
+        manager, learner = self.contested()
+        learner.learn((), 102.0)
+        assert self.owners(manager) == [OWNER.uid]
+
+    def test_one_that_the_runtime_creates_is_there(self) -> None:
+        manager, learner = self.contested()
+        learner.learn((), 102.0)
+        names = (self.LATER.uid, self.LATER.namespace, self.LATER.name, "main")
+        manager.sight([RuntimeContainer(ContainerID("new"), *names)])
+        assert self.owners(manager) == [self.LATER.uid]
+
+
+def test_with_nothing_to_ask_nothing_is_due() -> None:
+    outside = Outside()
+    _, learner = learning(outside)
+    learner.learn((), 100.0)
+    outside.asked.clear()
+    learner.learn((), 101.0)
+    assert learner.due_s == math.inf
+    assert outside.asked == []
+
+
+def test_the_checkpoint_is_asked_first_and_podresources_for_what_it_lacks() -> None:
+    outside = Outside((OWNER,), live={("default", "owner"): granted("4")})
+    manager, learner = learning(outside)
+    learner.learn((), 100.0)
+    assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(4)}}
+
+    outside.saved = {OWNER.uid: granted("2")}
+    manager, learner = learning(outside)
+    outside.asked.clear()
+    learner.learn((), 100.0)
+    assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert "podresources" not in outside.asked
+
+
+def test_missing_devices_are_asked_for_again_when_due_and_at_once_of_another_kubelet() -> None:
+    outside = Outside((OWNER,))
+    _, learner = learning(outside)
+    for now_s, due_s in ((100.0, 100.1), (100.05, 100.1), (100.2, 100.4)):
+        learner.learn((), now_s)
+        assert learner.due_s == due_s
+    assert outside.asked.count("podresources") == 2
+
+    learner.kubelet_changed()
+    learner.learn((), 100.3)
+    assert outside.asked.count("podresources") == 3
+
+
+def test_only_devices_of_pods_that_run_and_that_nobody_lists_are_recalled() -> None:
+    ended = builders.pod("ended", builders.container(exclusive_a=1), finished=True)
+    outside = Outside(
+        (ended,),
+        saved={
+            ended.uid: granted("2"),
+            "late-uid": granted("4"),
+            "gone-uid": granted("6"),
+            "other-uid": {"main": {"example.com/gpu": AllocatedDevices(frozenset({"0"}))}},
+        },
+    )
+    manager, learner = learning(outside)
+    learner.learn(alive("late-uid", "other-uid", ended.uid), 100.0)
+    assert offers.held_ids(manager.snapshot().facts) == {"exclusive_a": {"4"}}
+
+
+def test_what_a_broken_checkpoint_knows_is_recalled_when_it_is_mended() -> None:
+    outside = Outside(saved=None)
+    manager, learner = learning(outside)
+    learner.learn(alive("late-uid"), 100.0)
+    outside.saved = {"late-uid": granted("4")}
+    learner.learn(alive("late-uid"), 101.0)
+    assert builders.promised(manager) == {"exclusive_a": CPUSet.of(4)}
+
+
+def test_a_finished_pod_holds_nothing_though_the_checkpoint_still_names_it() -> None:
+    ended = builders.pod("ended", builders.container(exclusive_a=1), finished=True)
+    fresh = builders.pod("fresh", builders.container(exclusive_a=1))
+    outside = Outside((ended, fresh), saved={ended.uid: granted("2"), fresh.uid: granted("4")})
+    manager, learner = learning(outside)
+    learner.learn(alive(ended.uid, fresh.uid), 100.0)
+    assert offers.held_ids(manager.snapshot().facts) == {"exclusive_a": {"4"}}
+
+
+def with_sibling(pod: str) -> dict[str, PodDevices]:
+    """Give a checkpoint that tells of CPU 4 and its sibling."""
+    grant = AllocatedDevices(frozenset({"4"}), CPUSet.of(4, 5))
+    return {pod: {"main": {Names().resource("exclusive_a"): grant}}}
+
+
+def test_what_containers_were_told_is_recalled_once() -> None:
+    outside = Outside((OWNER,), saved=with_sibling(OWNER.uid))
+    manager, learner = learning(outside)
+    manager.observe(pods=(OWNER,))
+    manager.sight([told(OWNER.uid, exclusive_a="4")])
+    learner.learn(here(OWNER.uid, "main-id"), 100.0)
+    assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(4, 5)}}
+
+    learner.learn(here(OWNER.uid, "main-id"), 101.0)
+    assert outside.asked.count("checkpoint") == 1
+
+
+@pytest.mark.parametrize("sighted_first", [False, True])
+def test_what_a_pod_that_nobody_lists_yet_was_told_is_recalled(*, sighted_first: bool) -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="4"),))
+    manager, learner = learning(Outside(saved=with_sibling("late-uid")), runtime)
+    if sighted_first:
+        manager.sight(runtime.containers)
+    learner.learn(here("late-uid", "main-id"), 100.0)
+    assert builders.owned(manager) == {"late-uid": {"exclusive_a": CPUSet.of(4, 5)}}
+    assert manager.snapshot().facts.promises == ()

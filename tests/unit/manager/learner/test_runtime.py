@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import ContainerID, RuntimeContainer
+from cpupool.manager.ports import POD_ITSELF
+from tests import builders
+from tests.runtimes import ModelRuntime, told
+from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, here, learning
+
+
+def test_a_container_that_nobody_has_told_of_is_recognised_at_once() -> None:
+    outside = Outside((OWNER,), saved={OWNER.uid: granted("4")})
+    runtime = ModelRuntime(
+        here=True, containers=(told(OWNER.uid, identifier="new"), told(OWNER.uid, ""))
+    )
+    manager, learner = learning(outside, runtime)
+    learner.learn(here(OWNER.uid, "main-id", "new", "sandbox-id"), 100.0)
+
+    assert runtime.asked == [{"new", "sandbox-id"}], "the pod itself tells of main-id"
+    assert (
+        str(manager.snapshot().resolution.assignment((OWNER.uid, ContainerID("new"))).cpus) == "4"
+    )
+    assert learner.due_s == math.inf
+
+
+def test_of_a_pods_own_directory_the_runtime_is_not_asked() -> None:
+    runtime = ModelRuntime(here=True)
+    _, learner = learning(Outside(), runtime)
+    learner.learn(here("late-uid", POD_ITSELF), 100.0)
+    assert (runtime.asked, learner.due_s) == ([], math.inf)
+
+
+def test_what_the_runtime_does_not_know_is_asked_for_ever_more_seldom() -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid"),))
+    _, learner = learning(Outside(), runtime)
+    found = here("late-uid", "main-id", "other")
+    for now_s, due_s in ((100.0, 100.1), (100.05, 100.1), (100.2, 100.4)):
+        learner.learn(found, now_s)
+        assert learner.due_s == due_s
+    assert runtime.asked == [{"main-id", "other"}, {"other"}]
+
+    learner.learn((*found, *here("late-uid", "third")), 100.3)
+    assert runtime.asked[2:] == [{"other", "third"}], "of something new it is asked at once"
+    learner.learn(found, 100.31)
+    assert runtime.asked[3:] == [{"other"}]
+    learner.learn(here("late-uid", "main-id"), 100.32)
+    assert (len(runtime.asked), learner.due_s) == (4, math.inf)
+
+
+def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
+    runtime = ModelRuntime(here=True, silent=True, containers=(told(OWNER.uid),))
+    manager, learner = learning(Outside(), runtime)
+    learner.learn(here(OWNER.uid, "main-id"), 100.0)
+    assert learner.due_s == 100.1
+    runtime.silent = False
+    learner.learn(here(OWNER.uid, "main-id"), 100.1)
+    assert set(manager.snapshot().facts.sighted) == {"main-id"}
+
+
+def test_a_runtime_that_is_not_there_is_not_asked() -> None:
+    runtime = ModelRuntime(containers=(told("late-uid"),))
+    manager, learner = learning(Outside(), runtime)
+    learner.learn(here("late-uid", "main-id"), 100.0)
+    assert (runtime.asked, learner.due_s) == ([], math.inf)
+    runtime.here = True
+    learner.learn(here("late-uid", "main-id"), 100.01)
+    assert set(manager.snapshot().facts.sighted) == {"main-id"}
+
+
+def test_what_has_gone_is_forgotten_and_what_has_no_cgroup_yet_is_not() -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid"), told("late-uid", "")))
+    manager, learner = learning(Outside(), runtime)
+    learner.learn(here("late-uid", "main-id", "sandbox-id"), 100.0)
+    manager.sight([told("late-uid", identifier="created")])
+
+    learner.learn(here("late-uid", "sandbox-id"), 101.0)
+    assert set(manager.snapshot().facts.sighted) == {"created", "sandbox-id"}
+    learner.learn((), 102.0)
+    assert set(manager.snapshot().facts.sighted) == {"created"}
+
+
+def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
+    bare = builders.pod("bare", builders.container(running=False, exclusive_a=1))
+    outside = Outside((bare,), live={("default", "bare"): granted("4")})
+    runtime = ModelRuntime(here=True, containers=(told(bare.uid),))
+    manager, learner = learning(outside, runtime)
+    learner.learn(here(bare.uid, "main-id"), 100.0)
+    assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(4)}}
+
+
+def test_what_an_annotation_says_counts_until_the_kubelet_has_confirmed_it() -> None:
+    bare = builders.pod("bare", builders.container(running=False, exclusive_a=1))
+    outside = Outside((bare,), saved=None, live=None)
+    runtime = ModelRuntime(here=True, containers=(told(bare.uid, exclusive_a="2"),))
+    manager, learner = learning(outside, runtime)
+    manager.allocate("exclusive_a", ["2"])
+    learner.learn(here(bare.uid, "main-id"), 100.0)
+    assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert manager.snapshot().resolution.missing == ()
+    assert learner.due_s == 100.1, "the kubelet is asked again"
+
+    outside.saved = {bare.uid: granted("2")}
+    learner.learn(here(bare.uid, "main-id"), 100.1)
+    assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
+    assert manager.snapshot().facts.promises == ()
+    assert learner.due_s > 100.1 + 1.0, "nothing is left to ask but the CPU manager"
+
+
+def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_says_the_same() -> (
+    None
+):
+    outside = Outside((), saved={"late-uid": granted("2")})
+    runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="2"),))
+    manager, learner = learning(outside, runtime)
+    manager.sight(runtime.containers)
+    assert builders.owned(manager) == {}
+
+    learner.learn(here("late-uid", "main-id"), 100.0)
+    assert builders.owned(manager) == {"late-uid": {"exclusive_a": CPUSet.of(2)}}
+    assert manager.snapshot().resolution.unconfirmed == ()
+
+
+def test_a_sandbox_that_is_left_of_an_earlier_pod_does_not_make_its_name_ambiguous() -> None:
+    successor = builders.pod("web", builders.container(exclusive_a=1))
+    outside = Outside((successor,), live={("default", "web"): granted("4")})
+    manager, learner = learning(outside)
+    manager.sight([RuntimeContainer(ContainerID("old"), "web-0-uid", "default", "web")])
+
+    learner.learn(alive("web-0-uid"), 100.0)
+    assert manager.snapshot().resolution.missing, "both are there"
+    learner.learn((), 101.0)
+    assert manager.snapshot().resolution.missing == ()
+
+
+def test_without_a_runtime_the_kubelets_two_records_name_a_static_pod() -> None:
+    mirror = builders.pod("static", builders.container(exclusive_a=1), cgroup_uid="hash")
+    forged = builders.pod("forged", builders.container(), cgroup_uid="hash")
+    outside = Outside((forged, mirror), saved={"hash": granted("4")}, live=None)
+    manager, learner = learning(outside)
+    learner.learn(here("hash", "main-id"), 100.0)
+    assert builders.owned(manager) == {}
+    assert learner.due_s == 100.1, "the kubelet is asked again"
+
+    outside.live = {("default", "static"): granted("4")}
+    learner.learn(here("hash", "main-id"), 100.1)
+    assert builders.owned(manager) == {"hash": {"exclusive_a": CPUSet.of(4)}}
+
+    asked = outside.asked.count("podresources")
+    learner.learn(here("hash", "main-id"), 200.0)
+    assert outside.asked.count("podresources") == asked, "once"
+
+
+def test_a_forged_mirror_that_is_deleted_is_not_ending() -> None:
+    mirror = builders.pod("static", builders.container(exclusive_a=1), cgroup_uid="hash")
+    forged = builders.pod("forged", builders.container(), cgroup_uid="hash")
+    outside = Outside((mirror, forged), saved={"hash": granted("4")})
+    outside.live = {("default", "static"): granted("4")}
+    manager, learner = learning(outside)
+    learner.learn(alive("hash"), 100.0)
+    outside.listed = ()
+    learner.learn(alive("hash"), 101.0)
+    assert manager.snapshot().facts.pods == (mirror,)

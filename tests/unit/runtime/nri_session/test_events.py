@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.api import nri_pb2, ttrpc_pb2
+from cpupool.core.workloads import ContainerID
+from cpupool.runtime.nri_messages import Ended, SandboxRemoved, SandboxStarted, Shutdown, Started
+from tests.nri_runtime import Pod
+from tests.unit.runtime.nri_session.conversation import CONTAINER, POD, SANDBOX, SEEN, request, said
+
+if TYPE_CHECKING:
+    from cpupool.runtime.nri_messages import Message
+    from cpupool.runtime.nri_session import Session
+
+EVENTS = [
+    ("RunPodSandbox", nri_pb2.RUN_POD_SANDBOX, SandboxStarted(SANDBOX)),
+    ("RemovePodSandbox", nri_pb2.REMOVE_POD_SANDBOX, SandboxRemoved(ContainerID(POD.sandbox))),
+    ("PostStartContainer", nri_pb2.POST_START_CONTAINER, Started(SEEN)),
+    ("StopContainer", nri_pb2.STOP_CONTAINER, Ended(SEEN)),
+    ("RemoveContainer", nri_pb2.REMOVE_CONTAINER, Ended(SEEN)),
+]
+
+
+class TestEvents:
+    @pytest.mark.parametrize(("method", "event", "message"), EVENTS)
+    def test_new_and_old_runtimes_tell_the_same(
+        self, session: Session, method: str, event: nri_pb2.Event, message: Message
+    ) -> None:
+        new = nri_pb2.LifecycleEvent(pod=POD.message(), container=CONTAINER.message())
+        old = nri_pb2.StateChangeEvent(
+            event=event, pod=POD.message(), container=CONTAINER.message()
+        )
+
+        assert session.receive(request(method, new)) == [message]
+        assert session.receive(request("StateChange", old, call=3)) == [message]
+        assert said(session) == {1: ttrpc_pb2.Response(), 3: ttrpc_pb2.Response()}
+
+    def test_an_event_that_changes_nothing_is_only_answered(self, session: Session) -> None:
+        other = nri_pb2.StateChangeEvent(event=nri_pb2.START_CONTAINER, pod=POD.message())
+        foreign = nri_pb2.StateChangeEvent(
+            event=nri_pb2.RUN_POD_SANDBOX, pod=Pod(labelled=False).message()
+        )
+
+        assert session.receive(request("StateChange", other)) == []
+        assert session.receive(request("StateChange", foreign, call=3)) == []
+        assert set(said(session)) == {1, 3}
+
+    def test_a_creation_that_is_taken_back_ends_with_nothing_but_the_id(
+        self, session: Session
+    ) -> None:
+        undone = nri_pb2.LifecycleEvent(
+            pod=POD.message(), container=nri_pb2.Container(id="c1", pod_sandbox_id=POD.sandbox)
+        )
+
+        [ended] = session.receive(request("RemoveContainer", undone))
+
+        assert isinstance(ended, Ended)
+        assert (ended.container.id, ended.container.known) == ("c1", None)
+
+    def test_the_runtimes_end_is_announced(self, session: Session) -> None:
+        assert session.receive(request("Shutdown", nri_pb2.Empty())) == [Shutdown()]
+        assert set(said(session)) == {1}
