@@ -20,7 +20,8 @@ from cpupool.runtime.nri import NRIRuntime
 from tests import builders
 from tests.machines import MACHINES
 from tests.nri_agents import plugin_on
-from tests.nri_runtime import Container, FakeRuntime, Pod
+from tests.nri_pods import Container, Pod
+from tests.nri_runtime import FakeRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

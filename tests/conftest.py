@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with what takes long where tests are spread, and measure coverage by unit tests."""
     if WORKER in os.environ:
         long_first(items)
-    if config.pluginmanager.hasplugin("_cov"):
+    if config.pluginmanager.hasplugin("pytest_cov"):
         # Tracing makes everything else two to three times slower, and proves no more.
         for item in items:
             if not item.nodeid.startswith("tests/unit/"):

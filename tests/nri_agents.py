@@ -18,8 +18,8 @@ from tests import builders
 from tests.events import Heard
 from tests.loops import running
 from tests.machines import MACHINES
-from tests.nri_runtime import Container
-from tests.nri_runtime import Pod as NRIPod
+from tests.nri_pods import Container
+from tests.nri_pods import Pod as NRIPod
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections import defaultdict
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from cpupool.api import nri_pb2, ttrpc_pb2
-from cpupool.core.names import Names
+from tests.nri_frames import Stream, frames
+from tests.nri_pods import Container, Pod, set_cpu
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from google.protobuf.message import Message
@@ -32,8 +31,6 @@ EVENTS: Final = (1 << 14) - 1
 """What the newest runtimes know."""
 FIRST_EVENTS: Final = (1 << 11) - 1
 """What every runtime knows since NRI 0.2."""
-_BUFFER_BYTES: Final = 4096
-"""Go's bufio."""
 
 
 class Refused(Exception):
@@ -42,77 +39,6 @@ class Refused(Exception):
     def __init__(self, code: int, message: str) -> None:
         self.code = code
         super().__init__(message)
-
-
-@dataclass(frozen=True)
-class Pod:
-    """A pod of the kubelet's, and its sandbox.
-
-    Attributes:
-        annotations: what the pod's author wrote. Its containers have a copy, as CRI-O makes it.
-    """
-
-    uid: str = "11111111-2222-3333-4444-555555555555"
-    name: str = "pod"
-    namespace: str = "default"
-    labelled: bool = True
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def sandbox(self) -> str:
-        """The sandbox's id."""
-        return f"sandbox-of-{self.uid}"
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Those that the kubelet gives, if it is its."""
-        if not self.labelled:
-            return {}
-        return {
-            "io.kubernetes.pod.uid": self.uid,
-            "io.kubernetes.pod.name": self.name,
-            "io.kubernetes.pod.namespace": self.namespace,
-        }
-
-    def message(self) -> nri_pb2.PodSandbox:
-        """Write it as the runtime does."""
-        return nri_pb2.PodSandbox(id=self.sandbox, labels=self.labels, annotations=self.annotations)
-
-
-@dataclass(frozen=True)
-class Container:
-    """A container of a pod.
-
-    Attributes:
-        devices: pool → description of the device ids, as Allocate writes it.
-        own_labels: whether it carries its pod's labels, too.
-    """
-
-    pod: Pod
-    id: str
-    name: str = "main"
-    cpus: str = ""
-    devices: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    state: int = nri_pb2.CONTAINER_CREATED
-    own_labels: bool = True
-    quota_us: int | None = None
-
-    def message(self) -> nri_pb2.Container:
-        """Write it as the runtime does."""
-        labels = {"io.kubernetes.container.name": self.name} if self.pod.labelled else {}
-        allocated = {Names().allocated(pool): ids for pool, ids in self.devices.items()}
-        message = nri_pb2.Container(
-            id=self.id,
-            pod_sandbox_id=self.pod.sandbox,
-            name=self.name,
-            state=self.state,  # type: ignore[arg-type]  # any number can come
-            labels=labels | (self.pod.labels if self.own_labels else {}),
-            annotations={**self.pod.annotations, **allocated},
-            env=[f"{name}={value}" for name, value in self.environment.items()],
-        )
-        _set(message.linux.resources.cpu, self.cpus, self.quota_us)
-        return message
 
 
 class FakeRuntime:
@@ -205,7 +131,7 @@ class Plugin:
         self._writing = threading.RLock()
         self._calls: dict[int, Future[bytes]] = {}
         self._last_call = -1
-        self._streams = {1: _Stream(), 2: _Stream()}
+        self._streams = {1: Stream(), 2: Stream()}
         self._reader = threading.Thread(target=self._read, name="nri-runtime")
         self._reader.start()
 
@@ -290,7 +216,7 @@ class Plugin:
         request = nri_pb2.UpdateContainerRequest(
             pod=container.pod.message(), container=container.message()
         )
-        _set(request.linux_resources.cpu, cpus, quota_us, period_us)
+        set_cpu(request.linux_resources.cpu, cpus, quota_us, period_us)
         return self.ask("UpdateContainer", request, nri_pb2.UpdateContainerResponse).result(
             DEADLINE_S
         )
@@ -476,60 +402,6 @@ class Plugin:
             self._unanswered.append(written)
         else:
             self.write(written)
-
-
-class _Stream:
-    """Reads ttrpc frames as Go does: through a buffer, and long bodies past it."""
-
-    def __init__(self) -> None:
-        self._data = b""
-
-    def take(self, payload: bytes) -> list[tuple[int, int, bytes]]:
-        """Take one payload; give what is complete: stream, type, body."""
-        missing = 0
-        if self._data:
-            assert len(self._data) >= 10, "a frame ends in the middle of a header"
-            missing = 10 + struct.unpack(">I", self._data[:4])[0] - len(self._data)
-        assert len(payload) <= max(_BUFFER_BYTES, missing), (
-            f"a payload of {len(payload)} bytes where Go's reader has room for"
-            f" {max(_BUFFER_BYTES, missing)}"
-        )
-        self._data += payload
-        found = []
-        while len(self._data) >= 10:
-            length, stream, kind, _ = struct.unpack(">IIBB", self._data[:10])
-            assert length <= 4 << 20
-            if len(self._data) < 10 + length:
-                break
-            found.append((stream, kind, self._data[10 : 10 + length]))
-            self._data = self._data[10 + length :]
-        return found
-
-
-def frames(connection: int, stream: int, kind: int, body: bytes, flags: int = 0) -> bytes:
-    """Write a ttrpc frame as Go does: what fits into its buffer first, then the rest."""
-    inner = struct.pack(">IIBB", len(body), stream, kind, flags) + body
-    payloads = [inner[:_BUFFER_BYTES], inner[_BUFFER_BYTES:]]
-    return b"".join(struct.pack(">II", connection, len(one)) + one for one in payloads if one)
-
-
-def spoken(data: bytes) -> list[tuple[int, int, int, bytes]]:
-    """Read whole frames: connection, stream, type, body."""
-    streams: defaultdict[int, _Stream] = defaultdict(_Stream)
-    found = []
-    while data:
-        connection, length = struct.unpack(">II", data[:8])
-        assert length <= len(data) - 8, "a frame is cut short"
-        found += [(connection, *one) for one in streams[connection].take(data[8 : 8 + length])]
-        data = data[8 + length :]
-    return found
-
-
-def _set(cpu: nri_pb2.LinuxCPU, cpus: str, quota_us: int | None, period_us: int = 100_000) -> None:
-    cpu.cpus = cpus
-    if quota_us is not None:
-        cpu.quota.value = quota_us
-        cpu.period.value = period_us
 
 
 def _forward(

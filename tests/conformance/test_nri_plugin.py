@@ -24,15 +24,9 @@ from cpupool.runtime.nri_messages import (
     UpdateContainer,
 )
 from cpupool.runtime.nri_session import Session
-from tests.nri_runtime import (
-    FIRST_EVENTS,
-    PLUGIN,
-    Container,
-    FakeRuntime,
-    Pod,
-    Refused,
-    frames,
-)
+from tests.nri_frames import frames
+from tests.nri_pods import Container, Pod
+from tests.nri_runtime import FIRST_EVENTS, PLUGIN, FakeRuntime, Refused
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

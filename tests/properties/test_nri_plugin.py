@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from cpupool.api import ttrpc_pb2
 from tests.nri_agents import PLAIN, Agent, cpu_of, of
-from tests.nri_runtime import PLUGIN, FakeRuntime, frames
+from tests.nri_frames import frames
+from tests.nri_runtime import PLUGIN, FakeRuntime
 from tests.searching import examples
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from cpupool.runtime.nri_messages import (
 )
 from cpupool.runtime.nri_session import Session
 from cpupool.wire import nri_mux, ttrpc
-from tests.nri_runtime import PLUGIN, frames, spoken
+from tests.nri_frames import frames, spoken
+from tests.nri_runtime import PLUGIN
 
 METHODS = (
     "Configure",

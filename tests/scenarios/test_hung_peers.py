@@ -17,8 +17,9 @@ import pytest
 
 from cpupool.api import nri_pb2
 from tests.cri_server import FakeCRI
-from tests.nri_runtime import Container, FakeRuntime, Plugin
-from tests.nri_runtime import Pod as NRIPod
+from tests.nri_pods import Container
+from tests.nri_pods import Pod as NRIPod
+from tests.nri_runtime import FakeRuntime, Plugin
 from tests.scenarios import test_agent_process
 from tests.waiting import DEADLINE_S, eventually
 

@@ -16,8 +16,9 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from tests.machines import MACHINES
-from tests.nri_runtime import Container, FakeRuntime, Plugin
-from tests.nri_runtime import Pod as NRIPod
+from tests.nri_pods import Container
+from tests.nri_pods import Pod as NRIPod
+from tests.nri_runtime import FakeRuntime, Plugin
 from tests.scenarios.test_agent_process import living
 from tests.waiting import DEADLINE_S, eventually
 

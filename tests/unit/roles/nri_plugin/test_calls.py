@@ -14,7 +14,7 @@ from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.ports import Way
 from tests.cgroups import KernelModel
 from tests.nri_agents import EARLIER, OWNER, Agent, of
-from tests.nri_runtime import Container, FakeRuntime, Plugin
+from tests.nri_runtime import FakeRuntime, Plugin
 from tests.quotas import QuotaModel
 from tests.runtimes import ModelRuntime
 from tests.waiting import DEADLINE_S, eventually
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.api import nri_pb2
+    from tests.nri_pods import Container
 
 
 @pytest.mark.parametrize(("nri", "may"), [("", True), ("v0.12.0", True), ("v0.12.1", False)])

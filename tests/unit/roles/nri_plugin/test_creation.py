@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
@@ -9,9 +10,12 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from tests import builders
 from tests.nri_agents import MACHINE, OWNER, PLAIN, Agent, cpu_of, of
-from tests.nri_runtime import Container, Plugin
-from tests.nri_runtime import Pod as NRIPod
+from tests.nri_pods import Container
+from tests.nri_pods import Pod as NRIPod
 from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from tests.nri_runtime import Plugin
 
 
 def test_a_container_is_created_on_the_cpus_that_its_annotations_name(

@@ -15,8 +15,9 @@ from cpupool.roles.nri_plugin import MissingFacts
 from cpupool.runtime.nri_connection import Launch
 from tests import builders
 from tests.nri_agents import EARLIER, MACHINE, OWNER, OWNER_SANDBOX, PLAIN, POOLS, Agent, cpu_of, of
-from tests.nri_runtime import Container, FakeRuntime, Plugin, Refused
-from tests.nri_runtime import Pod as NRIPod
+from tests.nri_pods import Container
+from tests.nri_pods import Pod as NRIPod
+from tests.nri_runtime import FakeRuntime, Plugin, Refused
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:

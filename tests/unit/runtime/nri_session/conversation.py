@@ -8,7 +8,9 @@ from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.nri_messages import ContainerState, CPUResources, NRIContainer
 from tests import builders
-from tests.nri_runtime import PLUGIN, Container, Pod, frames, spoken
+from tests.nri_frames import frames, spoken
+from tests.nri_pods import Container, Pod
+from tests.nri_runtime import PLUGIN
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage

@@ -20,7 +20,7 @@ from cpupool.runtime.nri_messages import (
     UpdateContainer,
 )
 from tests import builders
-from tests.nri_runtime import Container, Pod
+from tests.nri_pods import Container, Pod
 from tests.unit.runtime.nri_session.conversation import (
     CONTAINER,
     CREATE,

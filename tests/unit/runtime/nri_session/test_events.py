@@ -7,7 +7,7 @@ import pytest
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.workloads import ContainerID
 from cpupool.runtime.nri_messages import Ended, SandboxRemoved, SandboxStarted, Shutdown, Started
-from tests.nri_runtime import Pod
+from tests.nri_pods import Pod
 from tests.unit.runtime.nri_session.conversation import CONTAINER, POD, SANDBOX, SEEN, request, said
 
 if TYPE_CHECKING:

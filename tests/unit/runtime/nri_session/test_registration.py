@@ -10,7 +10,8 @@ from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from cpupool.runtime.nri_messages import Configured, Registered, Synchronize, Update
-from tests.nri_runtime import FIRST_EVENTS, Container
+from tests.nri_pods import Container
+from tests.nri_runtime import FIRST_EVENTS
 from tests.unit.runtime.nri_session.conversation import (
     CONTAINER,
     POD,

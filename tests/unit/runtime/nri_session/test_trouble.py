@@ -9,7 +9,7 @@ from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerID
 from cpupool.runtime.nri_messages import CreateContainer, Update, Updated
 from cpupool.runtime.nri_session import Session
-from tests.nri_runtime import frames
+from tests.nri_frames import frames
 from tests.unit.runtime.nri_session.conversation import (
     CREATE,
     INVALID_ARGUMENT,
