@@ -4,6 +4,9 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 # Many tests wait for something: more processes than CPUs.
 WORKERS ?= 4
+# Of `make soak`.
+SEEDS ?= 50
+ROUNDS ?= 3
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
@@ -20,9 +23,18 @@ test: $(VENV)/.dev
 	@echo "== tests"
 	@$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-report= && $(PYTHON) tools/coverage_floor.py
 
-# Properties with many times more examples, others in each run.
+# For hours: properties with 30 times the examples, others in each run; SEEDS orders of trouble; all
+# virtual machines and the container runtime ROUNDS times, with those that `make test` leaves out.
 soak: $(VENV)/.dev
-	@$(PYTHON) -m pytest -n $(WORKERS) --hypothesis-profile=soak tests/properties tests/unit tests/starter
+	@echo "== properties"
+	@$(PYTHON) -m pytest -n $(WORKERS) --hypothesis-profile=soak \
+		tests/properties tests/unit tests/starter tests/architecture
+	@echo "== chaos: $(SEEDS) seeds"
+	@CPUPOOL_CHAOS_SEEDS=$(SEEDS) $(PYTHON) -m pytest -n $(WORKERS) -v tests/scenarios/test_chaos.py
+	@for round in $$(seq $(ROUNDS)); do \
+		echo "== virtual machines and containerd: round $$round of $(ROUNDS)"; \
+		$(PYTHON) -m pytest -n 2 -v -m "" tests/vm tests/containerd tests/kernel || exit 1; \
+	done
 
 # In virtual machines: all tests, or TEST=tests/vm/test_....py.
 vm: $(VENV)/.dev

@@ -36,7 +36,7 @@ from cpupool.telemetry import log as logs
 from cpupool.wire.kubelet_checkpoint import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from cpupool.core.names import Names
@@ -109,7 +109,7 @@ class EmbeddedKubelet:
     def _serve(self) -> None:
         for socket in (self._registration_socket, self._podresources_socket):
             socket.parent.mkdir(parents=True, exist_ok=True)
-        self._remove_sockets()
+        _remove_sockets((*self._plugins_folder.iterdir(), self._podresources_socket))
         with ExitStack() as opened:
             # Plugins wait for the registration socket, so it comes last.
             with services.serving(self._podresources_socket, opened) as server:
@@ -228,11 +228,6 @@ class EmbeddedKubelet:
             environment |= reply.envs
             annotations |= reply.annotations
         return RunOptions(environment, annotations)
-
-    def _remove_sockets(self) -> None:
-        for path in (*self._plugins_folder.iterdir(), self._podresources_socket):
-            if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-                path.unlink()
 
     def _save(self) -> None:
         self._ledger.save(
@@ -361,3 +356,9 @@ class EmbeddedKubelet:
 
 def _refused(pod: Pod, reason: str, what: str) -> PodRefused:
     return PodRefused(f"{pod.namespace}/{pod.name}", reason, what)
+
+
+def _remove_sockets(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            path.unlink()

@@ -18,7 +18,7 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
 @pytest.mark.parametrize(
     ("kernel", "cgroup", "modules"),
     [
-        (
+        pytest.param(
             Kernel.TRIXIE,
             CgroupVersion.V2,
             (
@@ -27,8 +27,10 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
                 "tests/vm/guest_cgroup_v2.py",
                 "tests/vm/guest_load_balancing.py",
             ),
+            id="6.12-v2",
         ),
-        (
+        # The modules of 6.12 again: an older kernel, for `make soak`.
+        pytest.param(
             Kernel.BOOKWORM,
             CgroupVersion.V2,
             (
@@ -36,8 +38,10 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
                 "tests/vm/guest_cgroup_v2.py",
                 "tests/vm/guest_load_balancing.py",
             ),
+            id="6.1-v2",
+            marks=pytest.mark.soak,
         ),
-        (
+        pytest.param(
             Kernel.BOOKWORM,
             CgroupVersion.V1,
             (
@@ -45,9 +49,9 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
                 "tests/vm/guest_offline.py",
                 "tests/kernel/test_cgroup_v1.py",
             ),
+            id="6.1-v1",
         ),
     ],
-    ids=["6.12-v2", "6.1-v2", "6.1-v1"],
 )
 def test_cpupool_on_the_real_kernel(
     kernel: Kernel, cgroup: CgroupVersion, modules: tuple[str, ...]

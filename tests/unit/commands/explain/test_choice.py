@@ -68,7 +68,7 @@ def test_the_guide_shows_what_is_printed(
     status = describe(*manager.snapshot(), [found], "", Way.NRI, choices=manager.choices())
 
     assert explain(tmp_path / "status.json", status, "default/upf") == 0
-    guide = (Path(__file__).parents[3] / "docs/user/troubleshooting.md").read_text()
+    guide = (Path(__file__).parents[4] / "docs/user/troubleshooting.md").read_text()
     shown = guide.partition("$ cpupool explain default/upf\n")[2].partition("```")[0]
     assert shown.startswith("default/upf/main")
     assert shown in capsys.readouterr().out

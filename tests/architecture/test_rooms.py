@@ -1,0 +1,90 @@
+"""The unit tests mirror the package: who knows a module knows where its tests are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "tests/unit"
+PACKAGE = ROOT / "cpupool"
+ELSEWHERE = {
+    "tests/unit/admission/review": {
+        *("admission/checks", "admission/decision", "admission/pod_requests", "admission/rules"),
+    },
+    "tests/unit/commands/doctor": {
+        *("commands/checks", "commands/node", "commands/pool_files"),
+    },
+    "tests/unit/commands/test_admit.py": {"commands/rules"},
+    "tests/unit/commands/explain": {"commands/reasons"},
+    "tests/unit/commands/test_simulate.py": {"commands/outcomes", "commands/plotting"},
+    "tests/unit/commands/test_live.py": {"commands/samples"},
+    "tests/unit/config/poolconfig": {"config/reader"},
+    "tests/unit/host": {"host/cgroup_files", "host/root"},
+    "tests/unit/https/server": {"https/desk"},
+    "tests/unit/kube": {"kube/fields", "kube/templates"},
+    "tests/unit/local": {
+        *("local/alignment", "local/ledger", "local/plugins", "local/pods", "local/process"),
+        *("local/runtime", "local/services", "local/simulated_node", "local/simulated_pool"),
+        "local/workload",
+    },
+    "tests/unit/manager": {
+        *("core/assignments", "core/grants", "core/requests"),
+        *("manager/facts", "manager/requested"),
+    },
+    "tests/unit/policies": {
+        *("policies/balance", "policies/base", "policies/none", "policies/pools"),
+    },
+    "tests/unit/roles/cpusetter": {"enforce/mover"},
+    "tests/unit/runtime/nri_session": {"runtime/nri_messages"},
+    "tests/unit/kubelet/device_plugin": {"channel", "kubelet/status"},
+    "tests/properties/test_wait_budget.py": {"roles/wait_budget"},
+    "tests/scenarios/certs": {"commands/certs", "roles/certificates"},
+    "tests/scenarios/webhook": {"roles/webhook"},
+    "mypy: protocols only": {"enforce/keeper", "manager/ports"},
+    "nothing: a number": {"version"},
+}
+"""Modules without a test module of their own, by what tests them."""
+WHOLE = {
+    "commands/inputs": "what every command makes of its files",
+    "manager/mixed_cpus": "shared CPUs beside exclusive ones, in several modules",
+}
+"""Test modules about a part of a room, and which."""
+
+
+def modules() -> set[str]:
+    """Name the package's modules, as `manager/resolve`; generated ones and packages are none."""
+    paths = (path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+    return {
+        path.with_suffix("").as_posix()
+        for path in paths
+        if path.parts[0] != "api" and not path.stem.startswith("__")
+    }
+
+
+def named() -> set[str]:
+    """Name what the test modules are about: `<room>/test_<module>` or `<room>/<module>/test_...`.
+
+    What a folder's name says is what its test modules are about, unless it is a room.
+    """
+    found = set()
+    for path in UNIT.rglob("test_*.py"):
+        relative = path.relative_to(UNIT)
+        room = relative.parent.as_posix()
+        is_room = (PACKAGE / room).is_dir()
+        found.add((Path(room) / path.stem.removeprefix("test_")).as_posix() if is_room else room)
+    return found
+
+
+def test_every_test_module_names_a_module() -> None:
+    assert named() - modules() == WHOLE.keys()
+
+
+def test_every_module_has_a_test_module_or_a_reason() -> None:
+    assert modules() - named() == set().union(*ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("place", [place for place in ELSEWHERE if place.startswith("tests/")])
+def test_the_reason_is_there(place: str) -> None:
+    assert (ROOT / place).exists()
