@@ -105,6 +105,7 @@ class NRIRuntime:
     Attributes:
         containers: what the runtime has, and the CPUs that it has for each; to be read within a
             turn.
+        launched: the runtime has started this process.
         may_lock_up: a change that the runtime is asked for can lock it up for good.
     """
 
@@ -130,13 +131,9 @@ class NRIRuntime:
         self._connection: Connection | None = None
         self._synchronized = False
         self.may_lock_up = True
+        self.launched = launch is not None
         self._requests: dict[int, _Request] = {}
         self._expected: dict[ContainerID, CPUSet] = {}
-
-    @property
-    def launched(self) -> bool:
-        """Whether the runtime has started this process."""
-        return self._launch is not None
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -222,7 +219,7 @@ class NRIRuntime:
     def answer_synchronize(self, message: Synchronize, updates: Iterable[Update]) -> None:
         """Let the runtime correct containers that run already; it is connected from here on."""
         self._attachment()[0].answer_synchronize(message.call, updates)
-        # CRI-O and older versions of containerd may have named a start before this.
+        # CRI-O and old versions of containerd may name a start before this.
         self._start_all()
         self._synchronized = True
         self._look()
@@ -364,11 +361,12 @@ class NRIRuntime:
             self._flush()
         except RemoteProtocolError as error:
             raise RuntimeRefused(container, what, str(error)) from error
-        # A container that waits for facts waits for the caller, too.
-        self._changed.wait_for(
-            lambda: request.answer or self._waits() or self._session is not session,
-            self._update_s,
-        )
+
+        def over() -> bool:
+            # A container that waits for facts waits for the caller, too.
+            return bool(request.answer or self._waits() or self._session is not session)
+
+        self._changed.wait_for(over, self._update_s)
         if request.answer is not None:
             if request.answer.error:
                 raise RuntimeRefused(container, what, request.answer.error)

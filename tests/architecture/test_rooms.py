@@ -36,13 +36,16 @@ ELSEWHERE = {
     "tests/unit/policies": {
         *("policies/balance", "policies/base", "policies/none", "policies/pools"),
     },
-    "tests/unit/roles/cpusetter": {"enforce/mover"},
+    "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
+    "tests/unit/roles/nri_plugin": {"runtime/nri"},
+    "tests/unit/test_app.py": {"roles/reporter"},
+    "tests/scenarios/device_manager": {"roles/device_manager", "roles/mount_keeper"},
     "tests/unit/runtime/nri_session": {"runtime/nri_messages"},
-    "tests/unit/kubelet/device_plugin": {"channel", "kubelet/status"},
+    "tests/unit/kubelet/device_plugin": {"channel", "kubelet/interceptor"},
     "tests/properties/test_wait_budget.py": {"roles/wait_budget"},
     "tests/scenarios/certs": {"commands/certs", "roles/certificates"},
     "tests/scenarios/webhook": {"roles/webhook"},
-    "mypy: protocols only": {"enforce/keeper", "manager/ports"},
+    "mypy: protocols only": {"manager/ports"},
     "nothing: a number": {"version"},
 }
 """Modules without a test module of their own, by what tests them."""

@@ -14,11 +14,6 @@ MODULE_LINES = 500
 CLASS_LINES = 300
 LONGER = {
     "cpupool/manager/manager.py::Manager": "one lock, one state",
-    "cpupool/roles/nri_plugin.py": "its adapter is on its way to runtime/",
-    "cpupool/roles/nri_plugin.py::NRIPlugin": "its adapter is on its way to runtime/",
-    "tests/apiserver.py": "it gets more API groups",
-    "tests/apiserver.py::FakeAPIServer": "it gets more API groups",
-    "tests/unit/enforce/test_bandwidth.py": "it goes with the bandwidth that it tests",
 }
 """What may be longer, and why."""
 
