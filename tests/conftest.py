@@ -7,7 +7,9 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from tests.spreading import Spreading, long_first
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from collections.abc import Set as AbstractSet
 
     from xdist.remote import Producer
@@ -48,15 +50,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Spreadi
     return Spreading(config, log)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes long where tests are spread, and measure coverage by unit tests."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long where tests are spread over processes."""
     if WORKER in os.environ:
         long_first(items)
-    if config.pluginmanager.hasplugin("pytest_cov"):
-        # Tracing makes everything else two to three times slower, and proves no more.
-        for item in items:
-            if not item.nodeid.startswith("tests/unit/"):
-                item.add_marker("no_cover")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Measure coverage by unit tests: it makes others two to three times slower, for nothing."""
+    tracer, of_threads = sys.gettrace(), threading.gettrace()
+    if item.nodeid.startswith("tests/unit/") or not tracer:
+        return (yield)
+    # pytest-cov's own `no_cover` does nothing in a process of several.
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        threading.settrace(of_threads)
+        sys.settrace(tracer)
 
 
 def pytest_collection_finish() -> None:
