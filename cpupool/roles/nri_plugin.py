@@ -309,6 +309,8 @@ class NRIPlugin:
             else:
                 outcome = self._answer_create(request.message, lacking, now)
                 self._metrics.nri_answered("create", outcome, self._now_s() - request.came_s)
+                # The others may take a while: nothing waits for their decisions.
+                self._runtime.flush()
         # Replaced at once: the thread that brings facts looks here.
         self._waiting = waiting
         self._budget.count(now_s, waits=bool(waiting))

@@ -152,7 +152,7 @@ class NRIRuntime:
                 with self._changed:
                     self._session, self._connection = session, connection
                     session.register()
-                    self._flush()
+                    self.flush()
                 yield
             finally:
                 with self._changed:
@@ -182,7 +182,7 @@ class NRIRuntime:
             raise RemoteProtocolError("the container runtime has ended the NRI connection")
         with self._changed:
             yield session.receive(data) if data else []
-            self._flush()
+            self.flush()
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -216,6 +216,13 @@ class NRIRuntime:
             case Updated():
                 self._take_answer(message)
 
+    def flush(self) -> None:
+        """Send the answers so far; within a turn, which sends them at its end."""
+        if self._session is not None and self._connection is not None:
+            data = self._session.outgoing()
+            if data:
+                self._connection.send(data)
+
     def answer_synchronize(self, message: Synchronize, updates: Iterable[Update]) -> None:
         """Let the runtime correct containers that run already; it is connected from here on."""
         self._attachment()[0].answer_synchronize(message.call, updates)
@@ -239,12 +246,10 @@ class NRIRuntime:
                 adjustment.cpus if adjustment else container.cpu.cpu_set,
                 started=adjustment is None,
             )
-        self._flush()
 
     def refuse_create(self, message: CreateContainer, why: str) -> None:
         """Let the runtime fail to create a container; the kubelet shows why, and tries again."""
         self._attachment()[0].refuse(message.call, why)
-        self._flush()
 
     def answer_update(self, message: UpdateContainer, update: Update | None) -> None:
         """Let the runtime go on with an update of a container, changed if `update` says so."""
@@ -320,12 +325,6 @@ class NRIRuntime:
         """Return whether a request of the runtime waits for its answer."""
         return self._session is not None and self._session.owes
 
-    def _flush(self) -> None:
-        if self._session is not None and self._connection is not None:
-            data = self._session.outgoing()
-            if data:
-                self._connection.send(data)
-
     def _start_all(self) -> None:
         """Judge each container as it is found: the runtime may not name its start any more."""
         for known in self.containers.values():
@@ -358,7 +357,7 @@ class NRIRuntime:
         # At most one request is not answered: the caller of an earlier one does not wait any more.
         self._requests = {session.update(updates): request}
         try:
-            self._flush()
+            self.flush()
         except RemoteProtocolError as error:
             raise RuntimeRefused(container, what, str(error)) from error
 
