@@ -15,7 +15,7 @@ from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.sweep import Sweep
-from cpupool.enforce.ways import Ways
+from cpupool.enforce.writers import Writers
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.files import FileLock
@@ -27,7 +27,7 @@ from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import NodeLabels, PodSource, Way
+from cpupool.manager.ports import NodeLabels, PodSource, Writer
 from cpupool.policies.none import BUILT_IN
 from cpupool.roles import (
     configurator,
@@ -97,7 +97,7 @@ class Settings:
     moves_pinned: bool = True
     telemetry: tuple[str, int] | None = None
     starter: Path | None = None
-    enforcement: Way | None = None
+    enforcement: Writer | None = None
     missing_facts: MissingFacts = MissingFacts.HOLD
     cri_socket: Path | None = None
     launch: Launch | None = None
@@ -218,16 +218,16 @@ class Agent:
         nri = NRIRuntime(
             root.nri_socket, settings.names, look=signals.runtime, launch=settings.launch
         )
-        self._plugged = settings.enforcement in {None, Way.NRI}
-        ways = Ways(settings.enforcement, nri if self._plugged else None, cri)
+        self._plugged = settings.enforcement in {None, Writer.NRI}
+        writers = Writers(settings.enforcement, nri if self._plugged else None, cri)
         self._machine_watcher = MachineWatcher(
             self.manager, topology, health=self.health, changed=signals.machine
         )
-        self._cpusetter = self._make_cpusetter(settings, root, ways, cri)
+        self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
         self._nri = NRIPlugin(
             self.manager,
             nri,
-            required=settings.enforcement is Way.NRI,
+            required=settings.enforcement is Writer.NRI,
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
             look=signals.runtime,
@@ -270,7 +270,11 @@ class Agent:
             ready=self._is_ready,
         )
         self._reporter = Reporter(
-            self.manager, ways, StatusFile(root.status), metrics=self._metrics, health=self.health
+            self.manager,
+            writers,
+            StatusFile(root.status),
+            metrics=self._metrics,
+            health=self.health,
         )
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
@@ -321,7 +325,7 @@ class Agent:
             self._lock.release()
 
     def _make_cpusetter(
-        self, settings: Settings, root: HostRoot, ways: Ways, cri: CRI
+        self, settings: Settings, root: HostRoot, writers: Writers, cri: CRI
     ) -> CPUSetter:
         tree = CgroupFS(root.cgroup, settings.cgroup_root)
         quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
@@ -332,12 +336,12 @@ class Agent:
             devices=PodResources(root.podresources_socket),
             checkpoint=CheckpointFile(root.checkpoint),
             containers=cri,
-            nri=ways.asks,
+            nri=writers.asks,
         )
         mover = Mover(
             self.manager,
             tree,
-            ways,
+            writers,
             self._metrics,
             beat=lambda: self.health.beat(cpusetter.NAME),
             refused=self._signals.refused,
@@ -346,10 +350,10 @@ class Agent:
         sweep = Sweep(
             manager=self.manager,
             tree=tree,
-            ways=ways,
+            writers=writers,
             learner=learner,
             mover=mover,
-            goals=[QuotaGoal(quotas, ways, self._metrics), LoadBalancingGoal(partitions)],
+            goals=[QuotaGoal(quotas, writers, self._metrics), LoadBalancingGoal(partitions)],
             events=self._cluster.events,
             metrics=self._metrics,
             now_s=time.monotonic,

@@ -10,7 +10,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
-from cpupool.enforce.apply import repair
+from cpupool.enforce.apply import bring
 from cpupool.enforce.plan import Write
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupVersion
@@ -251,7 +251,7 @@ class CgroupTreeContract:
         self, ground: Ground
     ) -> None:
         path = ground.container("0", nested="0")
-        assert repair(ground.tree, path, CPUSet.of(1))
+        assert bring(ground.tree, path, CPUSet.of(1))
         assert ground.tree.effective(path) == CPUSet.of(1)
         assert ground.tree.effective(f"{path}/nested") == CPUSet.of(1)
 
@@ -259,13 +259,13 @@ class CgroupTreeContract:
         path = ground.container("0")
         pod = f"{ground.kubepods}/pod{POD_UID}"
         ground.tree.write(pod, CPUSet.of(0))
-        repair(ground.tree, path, CPUSet.of(0, 1))
+        bring(ground.tree, path, CPUSet.of(0, 1))
         assert ground.tree.effective(path) == CPUSet.of(0, 1)
         assert ground.tree.effective(pod) == CPUSet.of(0, 1)
 
     def test_a_container_that_is_right_is_not_written(self, ground: Ground) -> None:
         path = ground.container("1", nested="1")
-        assert repair(ground.tree, path, CPUSet.of(1)) == ()
+        assert bring(ground.tree, path, CPUSet.of(1)) == ()
 
 
 class V1RulesContract:
@@ -290,7 +290,7 @@ class V1RulesContract:
     ) -> None:
         path = ground.container("0")
         with pytest.raises(CgroupWriteRejected):
-            repair(ground.tree, path, CPUSet.of(0, 8191))
+            bring(ground.tree, path, CPUSet.of(0, 8191))
         assert ground.tree.effective(path) == CPUSet.of(0)
 
 
@@ -300,7 +300,7 @@ class V2RulesContract:
     def test_a_cgroup_without_a_set_runs_on_its_parents(self, ground: Ground) -> None:
         path = ground.container("", nested="")
         assert [found.cpus for found in ground.tree.containers()] == ["0-1"]
-        repair(ground.tree, path, CPUSet.of(1))
+        bring(ground.tree, path, CPUSet.of(1))
         assert ground.tree.effective(f"{path}/nested") == CPUSet.of(1)
 
     def test_a_set_beyond_the_parents_is_cut(self, ground: Ground) -> None:

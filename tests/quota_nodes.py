@@ -14,7 +14,7 @@ from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.repair import Keeper
-from cpupool.enforce.ways import Ways
+from cpupool.enforce.writers import Writers
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
@@ -62,7 +62,9 @@ class Node:
         self.kernel = QuotaModel({POD: of_pod, f"{POD}/sandbox": (-1, 100_000)})
         for container in self.containers:
             self.kernel.given[self.path(container.name)] = Bandwidth(100_000)
-        self.keeper = Keeper(QuotaGoal(self.kernel, Ways(None, self.nri, self.cri), self.metrics))
+        self.keeper = Keeper(
+            QuotaGoal(self.kernel, Writers(None, self.nri, self.cri), self.metrics)
+        )
         self.manager.reconfigure(self.pools, MACHINE.topology())
         self.manager.observe(static_cpus=CPUSet.parse(self.static_cpus))
         self.learn(
@@ -121,8 +123,8 @@ class Node:
             case "overwrite" if path in self.kernel.given:
                 self.kernel.given[path] = Bandwidth(quota_us)
             case "another agent":
-                ways = Ways(None, self.nri, self.cri)
-                self.keeper = Keeper(QuotaGoal(self.kernel, ways, self.metrics))
+                writers = Writers(None, self.nri, self.cri)
+                self.keeper = Keeper(QuotaGoal(self.kernel, writers, self.metrics))
             case "cpu gone" | "cpu back":
                 lost = CPUSet.of(2) if event == "cpu gone" else CPUSet()
                 self.manager.reconfigure(self.pools, MACHINE.having_lost(lost))

@@ -14,7 +14,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.workloads import ContainerID, RuntimeContainer
-from cpupool.enforce.ways import Ways
+from cpupool.enforce.writers import Writers
 from tests import builders
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class ModelRuntime:
             raise RemoteProtocolError("the container runtime does not answer")
 
 
-def without_runtime() -> Ways:
+def without_runtime() -> Writers:
     """Give the ways of a node whose runtime cannot be reached: each container's cgroup."""
-    return Ways(None, None, ModelRuntime())
+    return Writers(None, None, ModelRuntime())
 
 
 def told(pod: str, name: str = "main", /, *, identifier: str = "", **ids: str) -> RuntimeContainer:

@@ -15,7 +15,7 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.sweep import Sweep
-from cpupool.enforce.ways import Ways
+from cpupool.enforce.writers import Writers
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Container, Pod
     from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
-    from cpupool.manager.ports import CgroupTree, ContainerSource, EventSink, Way
+    from cpupool.manager.ports import CgroupTree, ContainerSource, EventSink, Writer
 
 MACHINE = MACHINES["laptop_4c8t"]
 POOLS = NodePools.of(
@@ -56,7 +56,7 @@ def setter_on(
     facts: Facts,
     *,
     containers: ContainerSource | None = None,
-    ways: Ways | None = None,
+    writers: Writers | None = None,
     events: EventSink | None = None,
     metrics: Metrics | None = None,
     health: Health | None = None,
@@ -68,7 +68,7 @@ def setter_on(
     cpu_s: Callable[[], float] = time.thread_time,
 ) -> CPUSetter:
     """Make a cpusetter: on a node whose runtime cannot be reached, unless it is told otherwise."""
-    ways = ways or without_runtime()
+    writers = writers or without_runtime()
     events, metrics, health = events or Heard(), metrics or Metrics(), health or Health()
     learner = Learner(
         manager,
@@ -76,15 +76,21 @@ def setter_on(
         devices=facts,
         checkpoint=facts,
         containers=containers or ModelRuntime(),
-        nri=ways.asks,
+        nri=writers.asks,
     )
     mover = Mover(
-        manager, tree, ways, metrics, beat=lambda: health.beat(NAME), refused=refused, now_s=now_s
+        manager,
+        tree,
+        writers,
+        metrics,
+        beat=lambda: health.beat(NAME),
+        refused=refused,
+        now_s=now_s,
     )
     sweep = Sweep(
         manager=manager,
         tree=tree,
-        ways=ways,
+        writers=writers,
         learner=learner,
         mover=mover,
         goals=goals,
@@ -161,7 +167,7 @@ class Node:
     events: Heard = field(default_factory=Heard)
     metrics: Metrics = field(default_factory=Metrics)
     health: Health = field(default_factory=Health)
-    asked: Way | None = None
+    asked: Writer | None = None
     nri: ModelRuntime | None = None
     cri: ModelRuntime = field(default_factory=ModelRuntime)
     pools: NodePools | None = POOLS
@@ -181,7 +187,7 @@ class Node:
             self.manager,
             self.source,
             containers=self.cri,
-            ways=Ways(self.asked, self.nri, self.cri),
+            writers=Writers(self.asked, self.nri, self.cri),
             events=self.events,
             metrics=self.metrics,
             health=self.health,

@@ -19,7 +19,7 @@ from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube.cluster_view import ClusterView
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 from cpupool.policies.none import BUILT_IN
 from cpupool.roles.nri_plugin import MissingFacts
 from cpupool.runtime.nri_connection import inherited
@@ -83,9 +83,9 @@ def run(
     if not given.node_name:
         raise UsageError(f"the node has no name; give --node-name, or set {NODE_NAME}")
     server = api_server(given.api_server, given.kubeconfig, given.context)
-    way = None if given.enforcement == "auto" else Way(given.enforcement)
+    writer = None if given.enforcement == "auto" else Writer(given.enforcement)
     launch = inherited(os.environ)
-    if launch and way in {Way.CRI, Way.CGROUP}:
+    if launch and writer in {Writer.CRI, Writer.CGROUP}:
         raise UsageError(
             "the container runtime has started this agent as its NRI plugin; leave out"
             f" --enforcement={given.enforcement}"
@@ -101,7 +101,7 @@ def run(
         moves_pinned=given.move_pinned == "always" or kernel.remembers_affinity(os.uname().release),
         telemetry=("", given.metrics_port) if given.metrics_port else None,
         starter=Path(given.starter),
-        enforcement=way,
+        enforcement=writer,
         missing_facts=MissingFacts(given.nri_missing_facts),
         cri_socket=Path(given.cri_socket) if given.cri_socket else None,
         launch=launch,

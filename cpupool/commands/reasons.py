@@ -10,7 +10,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.manager import report
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 from cpupool.policies.base import Step
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from cpupool.manager.report import ContainerStatus, NodeStatus, PoolShare
 
 _WAYS: Final = {
-    Way.NRI: "NRI: the container runtime does, before their first instruction",
-    Way.CRI: "CRI: the container runtime does, when cpupool has seen them",
-    Way.CGROUP: "the cgroup: cpupool writes it when it has seen them",
+    Writer.NRI: "NRI: the container runtime does, before their first instruction",
+    Writer.CRI: "CRI: the container runtime does, when cpupool has seen them",
+    Writer.CGROUP: "the cgroup: cpupool writes it when it has seen them",
 }
 _NONE_NAMED: Final = "the kubelet has named none for it"
 
@@ -105,8 +105,8 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
             yield from _shared(container, share, pool)
     yield from _placed(status, container)
     if container.placement is not Placement.KUBELET:
-        way = f"containers that start now are set by {_WAYS[status.enforcement]}"
-        yield Step("enforcement", way, container.wanted)
+        text = f"containers that start now are set by {_WAYS[status.enforcement]}"
+        yield Step("enforcement", text, container.wanted)
     yield _found(container)
 
 

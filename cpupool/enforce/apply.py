@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 
-def repair(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
+def bring(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
     """Make a container run on exactly `want`, and return the writes of the attempt that did it.
 
     Another program may change the tree at the same time, so each attempt reads the tree again. An

@@ -27,14 +27,14 @@ from cpupool.enforce.drift import Reason
 from cpupool.enforce.moves import Move
 from cpupool.enforce.patience import Haste
 from cpupool.enforce.repair import PAUSE_S, Target
-from cpupool.manager.ports import POD_ITSELF, Way
+from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from cpupool.enforce.notices import Notice, NoticeKey
-    from cpupool.enforce.ways import Ways
+    from cpupool.enforce.writers import Writers
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import CgroupTree, FoundContainer
@@ -86,7 +86,7 @@ class _Seen:
         new: it has appeared since the first sweep.
         measured: whether the time until it ran on its final CPUs has been counted.
         target: how far the repair of its CPUs is.
-        way: by which way it was written last; None while it has not been written.
+        writer: its last writer; None while it has not been written.
         occupied: the CPUs of its own that it waits for, since other pods run there.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
     """
@@ -97,7 +97,7 @@ class _Seen:
     new: bool
     measured: bool
     target: Target[str] = field(default_factory=Target)
-    way: Way | None = None
+    writer: Writer | None = None
     occupied: CPUSet = field(default_factory=CPUSet)
     silent_s: float = -math.inf
 
@@ -132,7 +132,7 @@ class Mover:
     Args:
         manager: decides where each container belongs.
         tree: the cgroups.
-        ways: by which way a container is written.
+        writers: who writes each container.
         metrics: where repairs are counted.
         beat: called before each container that is moved.
         refused: called when a container does not get its CPUs; one of them may be offline.
@@ -147,7 +147,7 @@ class Mover:
         self,
         manager: Manager,
         tree: CgroupTree,
-        ways: Ways,
+        writers: Writers,
         metrics: Metrics,
         *,
         beat: Callable[[], None],
@@ -158,7 +158,7 @@ class Mover:
         self.kubelet_places = False
         self._manager = manager
         self._tree = tree
-        self._ways = ways
+        self._writers = writers
         self._metrics = metrics
         self._beat = beat
         self._refused = refused
@@ -203,7 +203,7 @@ class Mover:
         due = [found.move for found in wrong.values() if self._is_due(found, resolution)]
         repairs: list[Repair] = []
         for batch in moves.batches(due):
-            if batch[0].way is not Way.CGROUP and self._now_s() >= self._runtime_until_s:
+            if batch[0].writer is not Writer.CGROUP and self._now_s() >= self._runtime_until_s:
                 self._look_at(self._now_s())
                 continue
             self._beat()
@@ -286,7 +286,7 @@ class Mover:
             has=_parsed(container.cpus),
             wants=assignment.cpus,
             own=assignment.exclusive,
-            way=self._unasked(seen),
+            writer=self._unasked(seen),
             silent_s=seen.silent_s,
         )
         return _Wrong(move, container, seen)
@@ -331,15 +331,15 @@ class Mover:
                 for step in steps
                 if apply.takes_one_write(self._tree, step.wrong.move.path, step.goal)
             }
-            self._ways.ask_ahead(wanted)
+            self._writers.ask_ahead(wanted)
 
     def _carry_out(self, step: _Step, staying: dict[str, Move]) -> Repair:
         started_s = self._now_s()
         move, seen, reason = step.wrong.move, step.wrong.seen, step.reason
-        way = self._unasked(seen) or self._ways.of(move.container, seen.way, new=seen.new)
-        tree = self._ways.through(way, self._tree, move.path, move.container)
-        apply.repair(tree, move.path, step.goal)
-        seen.way = way
+        writer = self._unasked(seen) or self._writers.of(move.container, seen.writer, new=seen.new)
+        tree = self._writers.through(writer, self._tree, move.path, move.container)
+        apply.bring(tree, move.path, step.goal)
+        seen.writer = writer
         del staying[move.path]
         if reason.foreign:
             seen.target.repaired(reason, started_s)
@@ -350,7 +350,7 @@ class Mover:
             found=step.wrong.found.cpus or "none",
             cpus=step.goal,
             by=reason.value,
-            way=way.value,
+            way=writer.value,
             ms=f"{(self._now_s() - started_s) * 1000:.1f}",
         )
         if step.goal == move.wants:
@@ -382,16 +382,16 @@ class Mover:
                 self._tell_stuck(wrong.found, seen, str(error))
         yield Repair(wrong.move.path, wrong.found.cpus, wrong.move.wants, str(error))
 
-    def _unasked(self, seen: _Seen) -> Way | None:
-        """Return the way of a container; None where only the runtime knows it."""
+    def _unasked(self, seen: _Seen) -> Writer | None:
+        """Return the writer of a container; None where only the runtime knows it."""
         identifier = seen.key[1]
         if identifier == POD_ITSELF:
-            return Way.CGROUP
+            return Writer.CGROUP
         sighted = self._manager.snapshot().facts.sighted.get(identifier)
         if sighted is not None and not sighted.name:
             # No runtime changes a sandbox.
-            return Way.CGROUP
-        return self._ways.unasked(identifier, seen.way, new=seen.new)
+            return Writer.CGROUP
+        return self._writers.unasked(identifier, seen.writer, new=seen.new)
 
     def _reason(self, path: str, seen: _Seen) -> Reason:
         if seen.target.right is None:

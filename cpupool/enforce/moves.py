@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.ports import POD_ITSELF, Way
+from cpupool.manager.ports import POD_ITSELF, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,7 +47,7 @@ class Move:
     has: CPUSet
     wants: CPUSet
     own: CPUSet
-    way: Way | None
+    writer: Writer | None
     silent_s: float = -math.inf
 
     @property
@@ -61,7 +61,7 @@ def batches(moves: Iterable[Move]) -> Iterator[tuple[Move, ...]]:
     ordered = sorted(moves, key=_rank)
     for _, group in groupby(ordered, key=_rank):
         same = tuple(group)
-        together = same[0].way is Way.NRI and same[0].silent_s == -math.inf
+        together = same[0].writer is Writer.NRI and same[0].silent_s == -math.inf
         size = MOST_AT_ONCE if together else 1
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
@@ -82,11 +82,11 @@ def goal(move: Move, others: Iterable[Move], refuge: CPUSet) -> CPUSet:
 
 def _rank(move: Move) -> tuple[float, bool, bool, bool, bool]:
     # In a pod's own cgroup are processes that the kernel has moved onto the CPUs of others.
-    by_runtime = move.way is not Way.CGROUP
+    by_runtime = move.writer is not Writer.CGROUP
     return (
         move.silent_s,
         bool(move.gains),
         move.container != POD_ITSELF,
         by_runtime,
-        move.way is Way.NRI,
+        move.writer is Writer.NRI,
     )

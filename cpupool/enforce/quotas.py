@@ -1,7 +1,7 @@
 """The goal of CFS quotas: those of containers and pods throttle nothing that runs on its CPUs.
 
-A pod's own cgroup is written directly, neither NRI nor CRI can; a container's by the way by which
-its CPUs are set. On cgroup v1 no cgroup may have more than its parent at any moment (kernel:
+The cgroup of a pod is written directly, neither NRI nor CRI can; that of a container by the writer
+of its CPUs. On cgroup v1 no cgroup may have more than its parent at any moment (kernel:
 kernel/sched/core.c, `tg_cfs_schedulable_down`), on v2 the lesser of the two counts; one order of
 writes is right for both.
 """
@@ -18,7 +18,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.enforce import repair
 from cpupool.enforce.drift import Reason
 from cpupool.enforce.notices import Notice
-from cpupool.manager.ports import POD_ITSELF, Way
+from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
     from cpupool.enforce.notices import NoticeKey
     from cpupool.enforce.repair import Target
-    from cpupool.enforce.ways import Ways
+    from cpupool.enforce.writers import Writers
     from cpupool.manager.ports import BandwidthTree, FoundContainer
     from cpupool.manager.resolve import Resolution
     from cpupool.telemetry.metrics import Metrics
@@ -117,16 +117,16 @@ class QuotaGoal:
 
     Args:
         tree: reads them, and writes those of cgroups that no runtime writes.
-        ways: by which way a container is written.
+        writers: who writes each container.
         metrics: where repairs are counted.
     """
 
     problem = "quota stays wrong"
     pause_s = repair.PAUSE_S
 
-    def __init__(self, tree: BandwidthTree, ways: Ways, metrics: Metrics) -> None:
+    def __init__(self, tree: BandwidthTree, writers: Writers, metrics: Metrics) -> None:
         self._tree = tree
-        self._ways = ways
+        self._writers = writers
         self._metrics = metrics
         self._resolution: Resolution | None = None
         self._concerns: Mapping[str, _Concern] = {}
@@ -212,7 +212,7 @@ class QuotaGoal:
             (limit, Bandwidth())
             for container, limit in concern.limits.items()
             if container not in ids.values()
-            and (container in there or self._ways.starting(container))
+            and (container in there or self._writers.starting(container))
         ]
         memory.lifted |= any(limit.milli is None for limit, _ in limited)
         pod = has[pod_path]
@@ -250,11 +250,11 @@ class QuotaGoal:
         return max(reasons.values(), key=lambda reason: reason.foreign, default=None)
 
     def _write(self, step: CgroupQuota, reason: Reason) -> None:
-        way = Way.CGROUP
+        writer = Writer.CGROUP
         if step.container == POD_ITSELF:
             self._tree.limit(step.path, step.wants)
         else:
-            way = self._ways.limit(self._tree, step.path, step.container, step.wants)
+            writer = self._writers.limit(self._tree, step.path, step.container, step.wants)
         self._metrics.quota_repaired(reason.value)
         log.info(
             "quota repaired",
@@ -262,7 +262,7 @@ class QuotaGoal:
             found=step.has,
             quota=step.wants,
             by=reason.value,
-            way=way.value,
+            way=writer.value,
         )
 
 

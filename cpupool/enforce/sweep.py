@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cpupool.enforce.mover import Mover, Repair
     from cpupool.enforce.notices import Notice, NoticeKey
     from cpupool.enforce.repair import Goal
-    from cpupool.enforce.ways import Ways
+    from cpupool.enforce.writers import Writers
     from cpupool.manager.learner import Learner
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import CgroupTree, EventSink, FoundContainer
@@ -65,7 +65,7 @@ class Sweep:
     Args:
         manager: decides where each container belongs.
         tree: the cgroups.
-        ways: by which way a container is written.
+        writers: who writes each container.
         learner: brings the facts.
         mover: moves containers onto their CPUs.
         goals: what is kept after the CPUs, in this order.
@@ -83,7 +83,7 @@ class Sweep:
         *,
         manager: Manager,
         tree: CgroupTree,
-        ways: Ways,
+        writers: Writers,
         learner: Learner,
         mover: Mover,
         goals: Iterable[Goal[Any, Any]],
@@ -95,7 +95,7 @@ class Sweep:
         self.due_s = math.inf
         self._manager = manager
         self._tree = tree
-        self._ways = ways
+        self._writers = writers
         self._learner = learner
         self._mover = mover
         self._keepers = [Keeper(goal) for goal in goals]
@@ -150,7 +150,7 @@ class Sweep:
         return tuple(
             container
             for container in self._tree.containers()
-            if not self._ways.starting(ContainerID(container.id))
+            if not self._writers.starting(ContainerID(container.id))
         )
 
     def _make_room(self, resolution: Resolution) -> None:

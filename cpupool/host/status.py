@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.manager.facts import NodeFacts
-    from cpupool.manager.ports import FoundContainer, Way
+    from cpupool.manager.ports import FoundContainer, Writer
     from cpupool.manager.resolve import Resolution
     from cpupool.policies.base import Choice
 
@@ -41,7 +41,7 @@ class StatusFile:
         resolution: Resolution,
         found: tuple[FoundContainer, ...],
         waiting_for: str,
-        enforcement: Way,
+        enforcement: Writer,
         *,
         choices: Mapping[tuple[str, int], Choice] | None = None,
     ) -> None:

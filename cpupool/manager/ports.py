@@ -22,7 +22,7 @@ POD_ITSELF: Final = ContainerID("")
 """The id of a pod's own directory, which no container has."""
 
 
-class Way(Enum):
+class Writer(Enum):
     """Who writes a container's cgroup."""
 
     NRI = "nri"

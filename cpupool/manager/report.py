@@ -16,7 +16,7 @@ from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool,
 from cpupool.core.requests import CPURequest
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import ownership, requested
-from cpupool.manager.ports import POD_ITSELF, Way
+from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.manager.usage import usage
 from cpupool.policies.base import Choice, Step
 
@@ -98,7 +98,7 @@ class NodeStatus:
         containers: by name.
         draining: pool → how many devices pods hold that it has lost; those of pools that are
             configured no longer included.
-        enforcement: by which way a container that starts now gets its CPUs.
+        enforcement: the writer of a container that starts now.
         waiting_for: what must be known before any container is touched; empty once it is.
         offline: the machine's CPUs that are offline.
         blocked: CPUs that nobody may have because two pools turned out to share a core.
@@ -108,7 +108,7 @@ class NodeStatus:
     containers: tuple[ContainerStatus, ...]
     waiting_for: str = ""
     draining: Mapping[str, int] = field(default_factory=dict)
-    enforcement: Way = Way.CGROUP
+    enforcement: Writer = Writer.CGROUP
     offline: CPUSet = field(default_factory=CPUSet)
     blocked: CPUSet = field(default_factory=CPUSet)
 
@@ -128,7 +128,7 @@ def describe(
     resolution: Resolution,
     found: Iterable[FoundContainer],
     waiting_for: str = "",
-    enforcement: Way = Way.CGROUP,
+    enforcement: Writer = Writer.CGROUP,
     *,
     choices: Mapping[tuple[str, int], Choice] | None = None,
 ) -> NodeStatus:
@@ -364,7 +364,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         tuple(containers),
         document["waiting_for"],
         document["draining"],
-        Way(document["enforcement"]),
+        Writer(document["enforcement"]),
         CPUSet.parse(document["offline"]),
         CPUSet.parse(document["blocked"]),
     )

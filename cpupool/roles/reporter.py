@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 from cpupool.manager.usage import fragmentation, usage
 
 if TYPE_CHECKING:
     from cpupool.enforce.sweep import SweepReport
-    from cpupool.enforce.ways import Ways
+    from cpupool.enforce.writers import Writers
     from cpupool.host.status import StatusFile
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.manager import Manager
@@ -30,7 +30,7 @@ class Reporter:
 
     Args:
         manager: the node's state.
-        ways: by which way new containers are written.
+        writers: who writes new containers.
         status: the file that `cpupool status` reads.
         metrics: where the use of the pools is shown.
         health: hears that the loop turns.
@@ -39,14 +39,14 @@ class Reporter:
     def __init__(
         self,
         manager: Manager,
-        ways: Ways,
+        writers: Writers,
         status: StatusFile,
         *,
         metrics: Metrics,
         health: Health,
     ) -> None:
         self._manager = manager
-        self._ways = ways
+        self._writers = writers
         self._status = status
         self._metrics = metrics
         self._health = health
@@ -75,15 +75,15 @@ class Reporter:
 
     def _publish(self, report: SweepReport) -> None:
         facts, resolution = self._manager.snapshot()
-        way = self._ways.node
-        self._metrics.enforced_by(way.value, [way.value for way in Way])
+        writer = self._writers.node
+        self._metrics.enforced_by(writer.value, [writer.value for writer in Writer])
         self._measure(facts)
         self._status.publish(
             facts,
             resolution,
             report.found,
             report.waiting_for,
-            way,
+            writer,
             choices=self._manager.choices(),
         )
 

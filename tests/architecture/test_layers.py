@@ -20,7 +20,7 @@ VIOLATIONS = [
     ("layers", "wire/annotation", "cpupool.admission.rules"),
     ("admission", "admission/pod_requests", "cpupool.admission.rules"),
     ("enforce", "enforce/plan", "cpupool.enforce.mover"),
-    ("layers", "manager/report", "cpupool.enforce.ways"),
+    ("layers", "manager/report", "cpupool.enforce.writers"),
     ("manager", "manager/facts", "cpupool.manager.resolve"),
     ("roles", "roles/cpusetter", "cpupool.roles.device_manager"),
     ("api", "roles/device_manager", "cpupool.api.deviceplugin_pb2"),

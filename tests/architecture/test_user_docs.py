@@ -84,3 +84,18 @@ def anchors(page: Path) -> set[str]:
     """Give the anchors that a page's headings get."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {"#" + re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}
+
+
+GUIDES = [
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs/architecture.md",
+    *sorted((ROOT / "docs/dev/decisions").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda page: page.name)
+def test_a_guide_names_files_that_are_there(guide: Path) -> None:
+    rooms = "|".join(path.name for path in sorted((ROOT / "cpupool").iterdir()) if path.is_dir())
+    named = set(re.findall(rf"`(?:cpupool/)?((?:{rooms})/\w+\.py)", guide.read_text()))
+
+    assert {file for file in named if not (ROOT / "cpupool" / file).is_file()} == set()

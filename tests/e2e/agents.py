@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound
-from cpupool.enforce.apply import repair
+from cpupool.enforce.apply import bring
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.root import HostRoot
 from tests.e2e.cluster import PATIENCE_S, kubectl, read
@@ -85,7 +85,7 @@ class HostAgent:
         self._opened.close()
         for path, cpus in self._before.items():
             with suppress(CgroupNotFound):
-                repair(self._tree, path, CPUSet.parse(cpus))
+                bring(self._tree, path, CPUSet.parse(cpus))
 
     def _end(self, number: int) -> None:
         if self._process:

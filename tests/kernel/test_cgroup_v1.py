@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.enforce.apply import repair
+from cpupool.enforce.apply import bring
 from cpupool.host.cgroupfs import CgroupFS
 from tests.cgroups import CgroupTreeContract, Ground, V1RulesContract
 from tests.kernel.v1 import CPUSETS as BASE
@@ -91,20 +91,20 @@ def test_processes_of_a_container_and_below_it_run_where_they_are_put(
 ) -> None:
     path = ground.container("0-1", nested="0-1")
     main, below = real.start(path), real.start(f"{path}/nested")
-    repair(ground.tree, path, CPUSet.of(1))
+    bring(ground.tree, path, CPUSet.of(1))
     assert (affinity(main), affinity(below)) == ("1", "1")
-    repair(ground.tree, path, CPUSet.of(0))
+    bring(ground.tree, path, CPUSet.of(0))
     assert (affinity(main), affinity(below)) == ("0", "0")
 
 
 def test_a_disturbed_container_is_seen_and_repaired(real: RealCgroups, ground: Ground) -> None:
     path = ground.container("0-1")
     process = real.start(path)
-    repair(ground.tree, path, CPUSet.of(0))
+    bring(ground.tree, path, CPUSet.of(0))
     (BASE / path / "cpuset.cpus").write_text("1")
     assert affinity(process) == "1"
     assert [found.cpus for found in ground.tree.containers()] == ["1"]
-    repair(ground.tree, path, CPUSet.of(0))
+    bring(ground.tree, path, CPUSet.of(0))
     assert affinity(process) == "0"
     assert [found.cpus for found in ground.tree.containers()] == ["0"]
 
@@ -115,7 +115,7 @@ def test_a_cgroup_root_that_has_lost_a_cpu_is_given_it_back_for_its_container(
     path = ground.container("0")
     for above in (path.rpartition("/")[0], ground.kubepods, real.root):
         ground.tree.write(above, CPUSet.of(0))
-    repair(ground.tree, path, CPUSet.of(1))
+    bring(ground.tree, path, CPUSet.of(1))
     assert affinity(real.start(path)) == "1"
 
 
@@ -125,5 +125,5 @@ def test_a_cgroup_that_nobody_filled_yet_can_be_entered_after_a_repair(
     path = ground.container("")
     with pytest.raises(OSError, match="No space left"):
         real.start(path)
-    repair(ground.tree, path, CPUSet.of(1))
+    bring(ground.tree, path, CPUSet.of(1))
     assert affinity(real.start(path)) == "1"

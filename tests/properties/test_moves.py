@@ -7,7 +7,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import moves
 from cpupool.enforce.moves import Move
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 
 _CPUS = st.sets(st.integers(0, 5), min_size=1).map(CPUSet)
 
@@ -20,8 +20,8 @@ def _mess(draw: st.DrawFn) -> list[Move]:
     for name in "abcde":
         own = CPUSet(cpu for cpu, owner in enumerate(owners) if owner == name)
         wants = own or CPUSet.of(6)
-        way = draw(st.sampled_from([*Way, None]))
-        made.append(Move(name, name, ContainerID(name), draw(_CPUS), wants, own, way))
+        writer = draw(st.sampled_from([*Writer, None]))
+        made.append(Move(name, name, ContainerID(name), draw(_CPUS), wants, own, writer))
     return made
 
 
@@ -34,7 +34,7 @@ def test_nobody_comes_onto_cpus_of_its_own_where_others_run(
     refuge = CPUSet.of(6)
     for _ in range(6):
         wrong = [
-            Move(one.path, one.pod, one.container, at[one.path], one.wants, one.own, one.way)
+            Move(one.path, one.pod, one.container, at[one.path], one.wants, one.own, one.writer)
             for one in mess
             if at[one.path] != one.wants
         ]

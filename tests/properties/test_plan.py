@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupWriteRejected
-from cpupool.enforce.apply import repair
+from cpupool.enforce.apply import bring
 from cpupool.enforce.plan import plan
 from cpupool.host.cgroupfs import CgroupVersion
 from tests.cgroups import KernelModel, rejected
@@ -82,7 +82,7 @@ def test_a_repair_withstands_a_nested_cgroup_that_vanishes_at_any_write(
     tree: KernelModel, want: CPUSet, number: int, vanishing: str
 ) -> None:
     tree.before_write[number] = lambda: tree.remove(vanishing)
-    repair(tree, CONTAINER, want)
+    bring(tree, CONTAINER, want)
     assert tree.effective(CONTAINER) == want
 
 
@@ -92,7 +92,7 @@ def test_a_repair_gets_there_though_two_writes_are_refused(
 ) -> None:
     for number in numbers:
         tree.before_write[number] = refuse
-    repair(tree, CONTAINER, want)
+    bring(tree, CONTAINER, want)
     assert tree.effective(CONTAINER) == want
 
 
@@ -105,11 +105,11 @@ def test_a_repair_that_is_refused_for_good_leaves_the_tree_as_it_was(
     tree.refusing.add(stubborn)
     if touches:
         with pytest.raises(CgroupWriteRejected) as caught:
-            repair(tree, CONTAINER, want)
+            bring(tree, CONTAINER, want)
         assert (caught.value.path, caught.value.errno) == (stubborn, errno.EIO)
         assert tree.sets == before
     else:
-        repair(tree, CONTAINER, want)
+        bring(tree, CONTAINER, want)
         assert tree.effective(CONTAINER) == want
 
 

@@ -20,7 +20,7 @@ from cpupool.core.errors import CgroupWriteRejected
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.apply import repair
+from cpupool.enforce.apply import bring
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.host import kernel
@@ -111,7 +111,7 @@ class Node:
         for found in self.tree.containers():
             cpus = resolution.assignment((found.pod, ContainerID(found.id))).cpus
             if found.cpus != str(cpus):
-                repair(self.tree, found.path, cpus)
+                bring(self.tree, found.path, cpus)
         told = self.keeper.keep(tuple(self.tree.containers()), resolution, self._now_s)
         return [notice.why for notice in told.values()]
 
@@ -167,7 +167,7 @@ def undisturbed(node: Node, path: str) -> None:
     """The container is isolated with CPUs 2 and 4, nobody else has them, and a sweep is content."""
     assert node.sweep() == []
     assert node.partitions.partition(path) == Partition("isolated", CPUSet.of(2, 4))
-    assert repair(node.tree, path, CPUSet.of(2, 4)) == ()
+    assert bring(node.tree, path, CPUSet.of(2, 4)) == ()
     assert isolated() == "2,4"
     assert set(balanced()) == set(range(16)) - {2, 4}
     assert node.allowed(WEB, "main") == "2,4"
@@ -283,7 +283,7 @@ def test_what_others_write_is_put_right(node: Node) -> None:
     write(path, "cpuset.cpus", "0-15")
     assert node.tree.effective(path) == CPUSet.of(2, 4)
     with pytest.raises(CgroupWriteRejected, match="it runs on 2,4"):
-        repair(node.tree, path, CPUSet.of(8))
+        bring(node.tree, path, CPUSet.of(8))
     write(path, "cpuset.cpus", "2,4")
 
     for above in (path, str(Path(path).parent)):

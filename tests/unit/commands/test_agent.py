@@ -14,7 +14,7 @@ from cpupool.app import SWEEP_INTERVAL_S
 from cpupool.commands import agent
 from cpupool.config.settings import OPTIONS, AgentSettings
 from cpupool.core.names import STARTER
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 from cpupool.roles.nri_plugin import MissingFacts
 from cpupool.runtime.nri_connection import Launch
 from cpupool.telemetry.metrics import Metrics
@@ -109,18 +109,18 @@ def test_a_number_that_is_none_is_told_in_the_users_words(
 
 
 @pytest.mark.parametrize(
-    ("options", "way"),
+    ("options", "writer"),
     [
         ([], None),
         (["--enforcement", "auto"], None),
-        (["--enforcement", "nri"], Way.NRI),
-        (["--enforcement", "cgroup"], Way.CGROUP),
+        (["--enforcement", "nri"], Writer.NRI),
+        (["--enforcement", "cgroup"], Writer.CGROUP),
     ],
 )
 def test_the_way_of_enforcement_may_be_left_to_the_agent(
-    options: list[str], way: Way | None
+    options: list[str], writer: Writer | None
 ) -> None:
-    assert settings(*options).enforcement is way
+    assert settings(*options).enforcement is writer
 
 
 def test_a_plugin_that_the_runtime_has_started_is_one(
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_used_starts_nothing(
 
 
 def test_the_words_of_the_settings_are_those_of_what_they_set() -> None:
-    assert OPTIONS["enforcement"].choices == ("auto", *(way.value for way in Way))
+    assert OPTIONS["enforcement"].choices == ("auto", *(writer.value for writer in Writer))
     assert OPTIONS["nri-missing-facts"].choices == tuple(one.value for one in MissingFacts)
     defaults = AgentSettings()
     assert defaults.sweep_interval_s == SWEEP_INTERVAL_S

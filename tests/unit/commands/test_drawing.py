@@ -13,7 +13,7 @@ from cpupool.commands.painting import Mark, Painting, paint_pools
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 from cpupool.manager.report import ContainerStatus, NodeStatus
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
@@ -187,13 +187,15 @@ class TestNodeStatus:
 
         assert out.getvalue().rstrip().endswith("1 of 1 containers are where they belong.")
 
-    @pytest.mark.parametrize("way", Way)
-    def test_the_first_line_says_who_writes_the_containers_that_start_now(self, way: Way) -> None:
-        status = NodeStatus(NodePools(), (), enforcement=way)
+    @pytest.mark.parametrize("writer", Writer)
+    def test_the_first_line_says_who_writes_the_containers_that_start_now(
+        self, writer: Writer
+    ) -> None:
+        status = NodeStatus(NodePools(), (), enforcement=writer)
         out = io.StringIO()
         drawing.show(drawing.node_status(TELCO.topology(), status), out)
 
-        assert out.getvalue().startswith(f"Enforcement: {way.value}\n")
+        assert out.getvalue().startswith(f"Enforcement: {writer.value}\n")
 
     def test_what_drains_stands_beside_its_pool_or_for_itself(self) -> None:
         pools = NodePools.of(Pool.named("exclusive_a", "2-3"), Pool.named("default", "0-1"))

@@ -7,7 +7,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
-from cpupool.enforce.apply import repair
+from cpupool.enforce.apply import bring
 from cpupool.enforce.plan import Write
 from cpupool.host.cgroupfs import CgroupVersion
 from tests.cgroups import (
@@ -52,7 +52,7 @@ def refuse() -> None:
 
 
 def test_a_repair_gives_the_writes_that_it_made() -> None:
-    assert repair(v1(), CONTAINER, CPUSet.of(4)) == (
+    assert bring(v1(), CONTAINER, CPUSet.of(4)) == (
         Write(CONTAINER, CPUSet.of(0, 1, 4)),
         Write(NESTED, CPUSet.of(4)),
         Write(CONTAINER, CPUSet.of(4)),
@@ -62,7 +62,7 @@ def test_a_repair_gives_the_writes_that_it_made() -> None:
 def test_a_write_that_is_refused_once_is_tried_again() -> None:
     tree = v1()
     tree.before_write[2] = refuse
-    repair(tree, CONTAINER, CPUSet.of(4))
+    bring(tree, CONTAINER, CPUSet.of(4))
     assert tree.sets[CONTAINER] == tree.sets[NESTED] == CPUSet.of(4)
 
 
@@ -71,7 +71,7 @@ def test_after_the_last_refusal_every_cgroup_gets_its_earlier_set_back() -> None
     before = dict(tree.sets)
     tree.refusing.add(NESTED)
     with pytest.raises(CgroupWriteRejected) as caught:
-        repair(tree, CONTAINER, CPUSet.of(4), attempts=2)
+        bring(tree, CONTAINER, CPUSet.of(4), attempts=2)
     assert caught.value.errno == errno.EIO
     assert tree.sets == before
     assert {write.path for write in tree.writes} == {POD, CONTAINER}
@@ -85,7 +85,7 @@ def test_a_cgroup_that_cannot_be_put_back_is_logged_and_the_others_are_put_back(
     # Writes: the pod, the container, the refused nested one; then the container is put back.
     tree.before_write[4] = refuse
     with caplog.at_level(logging.WARNING), pytest.raises(CgroupWriteRejected):
-        repair(tree, CONTAINER, CPUSet.of(4), attempts=1)
+        bring(tree, CONTAINER, CPUSet.of(4), attempts=1)
     assert [record.getMessage().split(" error=")[0] for record in caplog.records] == [
         f"cgroup not put back cgroup={CONTAINER}",
         f"cgroup not put back cgroup={POD}",
@@ -96,14 +96,14 @@ def test_a_cgroup_that_cannot_be_put_back_is_logged_and_the_others_are_put_back(
 def test_a_nested_cgroup_that_vanishes_is_passed_over() -> None:
     tree = v1()
     tree.before_write[2] = lambda: tree.remove(NESTED)
-    repair(tree, CONTAINER, CPUSet.of(4), attempts=1)
+    bring(tree, CONTAINER, CPUSet.of(4), attempts=1)
     assert tree.sets[CONTAINER] == CPUSet.of(4)
 
 
 def test_a_nested_cgroup_that_appears_meanwhile_is_taken_along() -> None:
     tree = v1()
     tree.before_write[3] = lambda: tree.make(f"{CONTAINER}/new", "0-1")
-    repair(tree, CONTAINER, CPUSet.of(4))
+    bring(tree, CONTAINER, CPUSet.of(4))
     assert tree.sets[f"{CONTAINER}/new"] == tree.sets[CONTAINER] == CPUSet.of(4)
 
 
@@ -111,7 +111,7 @@ def test_a_container_that_ends_meanwhile_leaves_its_pod_as_it_was() -> None:
     tree = v1(pod="0-1")
     tree.before_write[2] = lambda: tree.remove(CONTAINER)
     with pytest.raises(CgroupNotFound) as caught:
-        repair(tree, CONTAINER, CPUSet.of(4))
+        bring(tree, CONTAINER, CPUSet.of(4))
     assert caught.value.path == CONTAINER
     assert tree.sets == {"kubepods": CPUSet(range(8)), POD: CPUSet.of(0, 1)}
 
@@ -120,7 +120,7 @@ def test_a_pod_that_ends_meanwhile_is_nothing_to_put_back() -> None:
     tree = v1(pod="0-1")
     tree.before_write[2] = lambda: tree.remove(POD)
     with pytest.raises(CgroupNotFound) as caught:
-        repair(tree, CONTAINER, CPUSet.of(4))
+        bring(tree, CONTAINER, CPUSet.of(4))
     assert caught.value.path == CONTAINER
     assert tree.sets == {"kubepods": CPUSet(range(8))}
 
@@ -128,7 +128,7 @@ def test_a_pod_that_ends_meanwhile_is_nothing_to_put_back() -> None:
 def test_another_writer_is_overcome_when_it_stops() -> None:
     tree = v1(nested="0")
     tree.before_write[1] = lambda: tree.make(NESTED, "1")
-    repair(tree, CONTAINER, CPUSet.of(0))
+    bring(tree, CONTAINER, CPUSet.of(0))
     assert tree.sets[CONTAINER] == CPUSet.of(0)
 
 
@@ -136,7 +136,7 @@ def test_the_ancestor_in_the_way_is_named_and_the_right_sets_stay() -> None:
     tree = v2(kubepods="0-3", container="0-3")
     tree.online = CPUSet(range(4))
     with pytest.raises(CgroupWriteRejected) as caught:
-        repair(tree, CONTAINER, CPUSet.of(2, 4))
+        bring(tree, CONTAINER, CPUSet.of(2, 4))
     assert caught.value.errno == 0
     assert "it runs on 2, and kubepods has no CPU 4; bring that online" in str(caught.value)
     assert tree.sets[CONTAINER] == CPUSet.of(2, 4)
@@ -147,7 +147,7 @@ def test_a_set_that_would_fall_back_to_all_of_the_parents_cpus_is_not_left_behin
     tree = v2(kubepods="0-3", container="0-1")
     tree.online = CPUSet(range(4))
     with pytest.raises(CgroupWriteRejected) as caught:
-        repair(tree, CONTAINER, CPUSet.of(4))
+        bring(tree, CONTAINER, CPUSet.of(4))
     assert "it runs on 0-3, and kubepods has no CPU 4" in str(caught.value)
     assert tree.effective(CONTAINER) == CPUSet.of(0, 1)
     assert tree.sets["kubepods"] == CPUSet(range(4))
@@ -164,7 +164,7 @@ class Overwritten(KernelModel):
 def test_a_set_that_does_not_last_is_laid_to_another_writer() -> None:
     tree = Overwritten(CgroupVersion.V2, {"kubepods": "0-7", POD: "", CONTAINER: "0-3"})
     with pytest.raises(CgroupWriteRejected) as caught:
-        repair(tree, CONTAINER, CPUSet.of(2), attempts=3)
+        bring(tree, CONTAINER, CPUSet.of(2), attempts=3)
     assert caught.value.errno == 0
     assert "it runs on 6; find the program that writes this cgroup too" in str(caught.value)
 
@@ -173,7 +173,7 @@ def test_what_inherited_before_is_not_set_to_nothing_when_a_repair_fails() -> No
     tree = v2(kubepods="0-3", container="")
     tree.online = CPUSet(range(4))
     with pytest.raises(CgroupWriteRejected) as caught:
-        repair(tree, CONTAINER, CPUSet.of(4))
+        bring(tree, CONTAINER, CPUSet.of(4))
     assert caught.value.errno == 0
     assert tree.sets[CONTAINER] == CPUSet.of(4)
 
@@ -186,7 +186,7 @@ def test_a_cgroup_that_was_written_twice_is_put_back_in_two_steps() -> None:
     # Writes: the container and the nested one widened, the deepest moved, the nested one narrowed.
     tree.before_write[5] = refuse
     with pytest.raises(CgroupWriteRejected):
-        repair(tree, CONTAINER, CPUSet.of(4), attempts=1)
+        bring(tree, CONTAINER, CPUSet.of(4), attempts=1)
     assert [write.path for write in tree.writes[:4]] == [CONTAINER, NESTED, deepest, NESTED]
     assert tree.sets == before
 
@@ -202,10 +202,10 @@ class Delegated(KernelModel):
 
 def test_the_agents_own_container_is_confined_through_its_pod() -> None:
     tree = Delegated(CgroupVersion.V2, {"kubepods": "0-7", POD: "", CONTAINER: ""})
-    repair(tree, CONTAINER, CPUSet.of(0, 1))
+    bring(tree, CONTAINER, CPUSet.of(0, 1))
     assert tree.effective(CONTAINER) == CPUSet.of(0, 1)
 
-    repair(tree, CONTAINER, CPUSet.of(2))
+    bring(tree, CONTAINER, CPUSet.of(2))
 
     assert tree.effective(CONTAINER) == CPUSet.of(2)
     assert tree.writes[-1] == Write(POD, CPUSet.of(2))

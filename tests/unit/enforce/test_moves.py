@@ -4,14 +4,14 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import moves
 from cpupool.enforce.moves import Move
-from cpupool.manager.ports import POD_ITSELF, Way
+from cpupool.manager.ports import POD_ITSELF, Writer
 
 NOBODY = CPUSet()
 DEFAULT = CPUSet.parse("0-1")
 
 
 def move(
-    name: str, has: str, wants: str, *, own: bool = False, way: Way | None = Way.CGROUP
+    name: str, has: str, wants: str, *, own: bool = False, writer: Writer | None = Writer.CGROUP
 ) -> Move:
     wanted = CPUSet.parse(wants)
     return Move(
@@ -21,7 +21,7 @@ def move(
         CPUSet.parse(has),
         wanted,
         wanted if own else NOBODY,
-        way,
+        writer,
     )
 
 
@@ -31,10 +31,10 @@ def names(batches: list[tuple[Move, ...]]) -> list[list[str]]:
 
 def test_who_leaves_goes_before_who_comes_and_cpupool_before_the_runtime() -> None:
     given_moves = [
-        move("comes by NRI", "0-1", "4", own=True, way=Way.NRI),
+        move("comes by NRI", "0-1", "4", own=True, writer=Writer.NRI),
         move("comes", "0-1", "2", own=True),
-        move("leaves by NRI", "0-7", "0-1", way=Way.NRI),
-        move("leaves, nobody knows how", "0-7", "0-1", way=None),
+        move("leaves by NRI", "0-7", "0-1", writer=Writer.NRI),
+        move("leaves, nobody knows how", "0-7", "0-1", writer=None),
         move("leaves", "0-7", "0-1"),
         move("narrows onto its own", "0-7", "5", own=True),
     ]
@@ -50,14 +50,14 @@ def test_who_leaves_goes_before_who_comes_and_cpupool_before_the_runtime() -> No
 
 def test_a_pods_own_cgroup_is_narrowed_before_its_containers() -> None:
     """The kernel has moved processes into it, onto the CPUs of others."""
-    pod = Move("pod", "uid", POD_ITSELF, DEFAULT, CPUSet.of(1), NOBODY, Way.CGROUP)
-    inside = Move("pod/c", "uid", ContainerID("c"), DEFAULT, CPUSet.of(1), NOBODY, Way.NRI)
+    pod = Move("pod", "uid", POD_ITSELF, DEFAULT, CPUSet.of(1), NOBODY, Writer.CGROUP)
+    inside = Move("pod/c", "uid", ContainerID("c"), DEFAULT, CPUSet.of(1), NOBODY, Writer.NRI)
     assert names(list(moves.batches([inside, pod]))) == [["pod"], ["pod/c"]]
 
 
 def test_the_runtime_is_asked_for_eight_at_once() -> None:
-    by_nri = [move(str(number), "0-7", "0-1", way=Way.NRI) for number in range(20)]
-    by_question = [move(str(number), "0-7", "0-1", way=None) for number in range(3)]
+    by_nri = [move(str(number), "0-7", "0-1", writer=Writer.NRI) for number in range(20)]
+    by_question = [move(str(number), "0-7", "0-1", writer=None) for number in range(3)]
     sizes = [len(batch) for batch in moves.batches([*by_nri, *by_question])]
     assert sizes == [1, 1, 1, 8, 8, 4]
 
@@ -79,5 +79,5 @@ def test_it_does_not_wait_for_its_own_pod_or_for_a_cpu_that_it_runs_on() -> None
     owner = move("owner", "0-7", "2-3", own=True)
     assert moves.goal(owner, [move("there", "0-7", "0-1")], DEFAULT) == CPUSet.parse("2-3")
     coming = move("owner", "0-1", "2-3", own=True)
-    sandbox = Move("s", coming.pod, ContainerID("s"), CPUSet.of(2), DEFAULT, NOBODY, Way.CGROUP)
+    sandbox = Move("s", coming.pod, ContainerID("s"), CPUSet.of(2), DEFAULT, NOBODY, Writer.CGROUP)
     assert moves.goal(coming, [sandbox], DEFAULT) == CPUSet.parse("2-3")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.status import StatusFile
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer, Way
+from cpupool.manager.ports import FoundContainer, Writer
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 
@@ -22,7 +22,7 @@ def test_an_edit_that_moves_nobody_is_shown(tmp_path: Path) -> None:
         pool = Pool.named("exclusive_a", "2", multi_threaded=multi_threaded)
         pools = NodePools.of(pool, Pool.named("default", "0-1"))
         manager.reconfigure(pools, MACHINE.topology())
-        file.publish(*manager.snapshot(), (), "", Way.CGROUP)
+        file.publish(*manager.snapshot(), (), "", Writer.CGROUP)
 
     shown = json.loads((tmp_path / "status.json").read_text())["pools"]["exclusive_a"]
     assert shown["hyperThreadingPolicy"] == "multiThreaded"
@@ -30,8 +30,8 @@ def test_an_edit_that_moves_nobody_is_shown(tmp_path: Path) -> None:
 
 def test_another_way_is_shown_though_nobody_moves(tmp_path: Path) -> None:
     manager, file = Manager(), StatusFile(tmp_path / "status.json")
-    for way in (Way.CGROUP, Way.NRI):
-        file.publish(*manager.snapshot(), (), "", way)
+    for writer in (Writer.CGROUP, Writer.NRI):
+        file.publish(*manager.snapshot(), (), "", writer)
 
     assert json.loads((tmp_path / "status.json").read_text())["enforcement"] == "nri"
 
@@ -43,9 +43,9 @@ def test_a_choice_is_shown_that_is_known_later_than_its_pod(tmp_path: Path) -> N
     manager.observe(pods=[web])
     manager.accept(given(web, exclusive_a="2"))
     found = (FoundContainer("web-uid", "main-id", "path", "2"),)
-    file.publish(*manager.snapshot(), found, "", Way.CGROUP)
+    file.publish(*manager.snapshot(), found, "", Writer.CGROUP)
     manager.preferred("exclusive_a", ["2"], [], 1)
-    file.publish(*manager.snapshot(), found, "", Way.CGROUP, choices=manager.choices())
+    file.publish(*manager.snapshot(), found, "", Writer.CGROUP, choices=manager.choices())
 
     (shown,) = json.loads((tmp_path / "status.json").read_text())["containers"]
     assert shown["shares"][0]["choice"]["cpus"] == "2"

@@ -11,7 +11,7 @@ from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy,
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import POD_ITSELF, FoundContainer, Way
+from cpupool.manager.ports import POD_ITSELF, FoundContainer, Writer
 from cpupool.manager.report import NodeStatus, describe, from_json, to_json
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
@@ -30,7 +30,7 @@ def edited(*, moves_pinned: bool = True) -> NodeStatus:
     manager.accept(given(owner, exclusive_a="2", shared_a="0,1"))
     manager.reconfigure(AFTER, MACHINE.topology())
     found = [FoundContainer("owner-uid", "main-id", "path", "0,2,6")]
-    return describe(*manager.snapshot(), found, "", Way.NRI)
+    return describe(*manager.snapshot(), found, "", Writer.NRI)
 
 
 def test_what_pods_hold_of_pools_that_shrank_or_went_is_shown() -> None:

@@ -11,7 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer, Way
+from cpupool.manager.ports import FoundContainer, Writer
 from cpupool.manager.report import NodeStatus, describe, to_json
 from tests.builders import given, pod
 from tests.machines import MACHINES
@@ -64,7 +64,7 @@ class Node:
             FoundContainer(f"{name}-uid", "main-id", "path", cpus) for name, cpus in found.items()
         ]
         state = self.manager.snapshot()
-        return describe(*state, seen, waiting_for, Way.NRI, choices=self.manager.choices())
+        return describe(*state, seen, waiting_for, Writer.NRI, choices=self.manager.choices())
 
 
 def explain(file: Path, status: NodeStatus, name: str, *options: str) -> int:

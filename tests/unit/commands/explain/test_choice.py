@@ -9,7 +9,7 @@ from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import CPUManager, MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer, Way
+from cpupool.manager.ports import FoundContainer, Writer
 from cpupool.manager.report import describe
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
@@ -65,7 +65,7 @@ def test_the_guide_shows_what_is_printed(
     manager.observe(pods=[upf])
     manager.accept(given(upf, exclusive_a="10,11,12"))
     found = FoundContainer("upf-uid", "main-id", "path", "10-12,26-28")
-    status = describe(*manager.snapshot(), [found], "", Way.NRI, choices=manager.choices())
+    status = describe(*manager.snapshot(), [found], "", Writer.NRI, choices=manager.choices())
 
     assert explain(tmp_path / "status.json", status, "default/upf") == 0
     guide = (Path(__file__).parents[4] / "docs/user/troubleshooting.md").read_text()

@@ -8,7 +8,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound, RuntimeSilent
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 from tests import builders
 from tests.runtimes import ModelRuntime, told
 from tests.setters import EVERYTHING, Node, ids, owner_on_2, running
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import ContainerID
 
 
-def held_by(way: Way) -> tuple[Node, ModelRuntime]:
+def held_by(writer: Writer) -> tuple[Node, ModelRuntime]:
     """Give a node with `owner`, and the runtime that has the list of it: CPUs 0-7."""
     runtime = ModelRuntime(here=True, lists={"main-id": EVERYTHING})
-    node = Node(nri=runtime) if way is Way.NRI else Node(cri=runtime)
+    node = Node(nri=runtime) if writer is Writer.NRI else Node(cri=runtime)
     node.run("owner", builders.container(exclusive_a=1))
     node.source.saved = {"owner": {"exclusive_a": ids("2")}}
     runtime.written = lambda _, cpus: node.kernel.sets.update({node.path("owner"): cpus})
@@ -35,15 +35,15 @@ def written(node: Node) -> set[str]:
     return {write.path for write in node.kernel.writes if write.path.count("/") > 1}
 
 
-@pytest.mark.parametrize("way", [Way.NRI, Way.CRI])
+@pytest.mark.parametrize("writer", [Writer.NRI, Writer.CRI])
 def test_a_container_whose_list_the_runtime_has_is_repaired_through_the_runtime(
-    way: Way, caplog: pytest.LogCaptureFixture
+    writer: Writer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node, _ = held_by(way)
+    node, _ = held_by(writer)
     with caplog.at_level(logging.INFO):
         (repair,) = node.setter.sweep().repairs
     assert (node.cpus("owner"), repair.error) == ("2", "")
-    assert f"way={way.value} " in caplog.text
+    assert f"way={writer.value} " in caplog.text
 
     node.kernel.sets[node.path("owner")] = CPUSet.parse("4-5")
     node.setter.sweep()
@@ -53,7 +53,7 @@ def test_a_container_whose_list_the_runtime_has_is_repaired_through_the_runtime(
 def test_a_refusal_of_the_runtime_is_tried_again_and_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    node, runtime = held_by(Way.CRI)
+    node, runtime = held_by(Writer.CRI)
     runtime.refusing = "it is busy"
     with caplog.at_level(logging.WARNING):
         (repair,) = node.setter.sweep().repairs
@@ -80,7 +80,7 @@ def test_the_loop_tries_again_what_the_runtime_refused() -> None:
 
 
 def test_a_container_that_only_the_runtime_may_write_waits_for_the_runtime() -> None:
-    node, runtime = held_by(Way.NRI)
+    node, runtime = held_by(Writer.NRI)
     runtime.here = False
     (repair,) = node.setter.sweep().repairs
     assert "the container runtime has its CPUs and cannot be reached" in repair.error
@@ -208,11 +208,13 @@ class StuckRuntime(ModelRuntime):
         super().update(container, cpus)
 
 
-@pytest.mark.parametrize("way", [Way.NRI, Way.CRI])
-def test_a_container_for_which_the_runtime_hangs_keeps_no_other_from_its_cpus(way: Way) -> None:
+@pytest.mark.parametrize("writer", [Writer.NRI, Writer.CRI])
+def test_a_container_for_which_the_runtime_hangs_keeps_no_other_from_its_cpus(
+    writer: Writer,
+) -> None:
     runtime = StuckRuntime()
-    node = Node(nri=runtime) if way is Way.NRI else Node(cri=runtime)
-    runtime.dialled, runtime.now_s = way is Way.CRI, lambda: node.now_s
+    node = Node(nri=runtime) if writer is Writer.NRI else Node(cri=runtime)
+    runtime.dialled, runtime.now_s = writer is Writer.CRI, lambda: node.now_s
     paths = {f"held{number}-id": node.path(f"pod{number}", f"held{number}") for number in range(3)}
     for number, identifier in enumerate(paths):
         node.run(f"pod{number}", builders.container(f"held{number}"))
@@ -269,7 +271,7 @@ def test_a_container_that_ends_while_the_runtime_is_called_is_no_error() -> None
 
 
 def test_a_container_that_the_runtime_is_bringing_up_is_not_judged() -> None:
-    node, runtime = held_by(Way.NRI)
+    node, runtime = held_by(Writer.NRI)
     runtime.begun = {"main-id"}
     report = node.setter.sweep()
     assert (report.repairs, report.found) == ((), ())
@@ -282,7 +284,7 @@ def test_a_container_that_the_runtime_is_bringing_up_is_not_judged() -> None:
 
 
 def test_another_way_is_for_containers_that_start_from_then_on() -> None:
-    node = Node(asked=Way.CRI, cri=ModelRuntime(here=True, lists={"main-id": "", "late-id": ""}))
+    node = Node(asked=Writer.CRI, cri=ModelRuntime(here=True, lists={"main-id": "", "late-id": ""}))
     node.run("owner", builders.container(exclusive_a=1))
     node.source.saved = {"owner": {"exclusive_a": ids("2")}}
     node.cri.written = lambda _, cpus: node.kernel.sets.update({node.path("new", "late"): cpus})
@@ -297,7 +299,7 @@ def test_another_way_is_for_containers_that_start_from_then_on() -> None:
         "a sandbox is no container that CRI can update"
     )
 
-    switched = Node(source=node.source, kernel=node.kernel, asked=Way.CGROUP, cri=node.cri)
+    switched = Node(source=node.source, kernel=node.kernel, asked=Writer.CGROUP, cri=node.cri)
     node.kernel.writes.clear()
     for path in (node.path("owner"), node.path("new", "late")):
         node.kernel.sets[path] = CPUSet.parse(EVERYTHING)

@@ -9,9 +9,9 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RuntimeBusy, RuntimeRefused
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.ways import Ways
+from cpupool.enforce.writers import Writers
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.manager.ports import Way
+from cpupool.manager.ports import Writer
 from tests.cgroups import KernelModel
 from tests.nri_agents import EARLIER, OWNER, Agent, of
 from tests.nri_runtime import FakeRuntime, Plugin
@@ -66,32 +66,32 @@ def old(folder: Path) -> Iterator[tuple[Agent, Plugin]]:
         assert plugin.updates == []
 
 
-def called(agent: Agent, plugin: Plugin) -> tuple[Container, Calls, Ways]:
+def called(agent: Agent, plugin: Plugin) -> tuple[Container, Calls, Writers]:
     """Create a container that belongs on CPU 2, and give the ways to it."""
     container = agent.allocated(of(OWNER, devices={"exclusive_a": "2"}, quota_us=50_000))
     plugin.create(container)
     calls = Calls(
         lists={"c1": "2"}, ask=lambda cpus, quota_us: plugin.update(container, cpus, quota_us)
     )
-    return container, calls, Ways(None, agent.runtime, calls)
+    return container, calls, Writers(None, agent.runtime, calls)
 
 
 def test_a_runtime_that_could_lock_up_is_called_and_its_question_passes(
     old: tuple[Agent, Plugin],
 ) -> None:
     agent, plugin = old
-    container, calls, ways = called(agent, plugin)
+    container, calls, writers = called(agent, plugin)
     identifier = ContainerID("c1")
-    way = ways.of(identifier, None, new=True)
-    assert way is Way.CRI
+    writer = writers.of(identifier, None, new=True)
+    assert writer is Writer.CRI
 
     # Where it waits until its own CPUs are free.
     kernel = KernelModel(CgroupVersion.V2, {"pod": "0-7", "pod/c1": "2"})
-    ways.through(way, kernel, "pod/c1", identifier).write("pod/c1", CPUSet.of(0))
+    writers.through(writer, kernel, "pod/c1", identifier).write("pod/c1", CPUSet.of(0))
     assert (calls.answers, agent.runtime.held(identifier)) == ([[]], "0")
     # A quota leaves it there.
     quotas = QuotaModel({"pod": (-1, 100_000), "pod/c1": (-1, 100_000)})
-    assert ways.limit(quotas, "pod/c1", identifier, Bandwidth(60_000)) is Way.CRI
+    assert writers.limit(quotas, "pod/c1", identifier, Bandwidth(60_000)) is Writer.CRI
     assert (calls.answers, agent.runtime.held(identifier)) == ([[], []], "0")
 
     # Nobody else's change does.
@@ -112,25 +112,27 @@ def test_another_change_of_a_container_that_is_called_about_does_not_pass(
 
 def test_a_call_that_fails_leaves_the_list_that_the_runtime_has(old: tuple[Agent, Plugin]) -> None:
     agent, plugin = old
-    _, calls, ways = called(agent, plugin)
+    _, calls, writers = called(agent, plugin)
     calls.refusing = "no"
     kernel = KernelModel(CgroupVersion.V2, {"pod": "0-7", "pod/c1": "2"})
     with pytest.raises(RuntimeRefused):
-        ways.through(Way.CRI, kernel, "pod/c1", ContainerID("c1")).write("pod/c1", CPUSet.of(0))
+        writers.through(Writer.CRI, kernel, "pod/c1", ContainerID("c1")).write(
+            "pod/c1", CPUSet.of(0)
+        )
     assert agent.runtime.held(ContainerID("c1")) == "2"
 
 
 def test_a_runtime_that_waits_for_an_answer_is_not_called(old: tuple[Agent, Plugin]) -> None:
     agent, plugin = old
-    _, calls, ways = called(agent, plugin)
+    _, calls, writers = called(agent, plugin)
     agent.patient = True
     agent.manager.observe(pods=[EARLIER])
     answer = plugin.creating(of(EARLIER, "held"))
     eventually(lambda: "held" in agent.manager.snapshot().facts.sighted, "the container waits")
     quotas = QuotaModel({"pod": (-1, 100_000), "pod/c1": (-1, 100_000)})
     with pytest.raises(RuntimeBusy, match="it waits for an answer itself"):
-        ways.limit(quotas, "pod/c1", ContainerID("c1"), Bandwidth(60_000))
+        writers.limit(quotas, "pod/c1", ContainerID("c1"), Bandwidth(60_000))
     assert calls.answers == []
     agent.give(EARLIER, exclusive_a="4")
     answer.result(DEADLINE_S)
-    assert ways.limit(quotas, "pod/c1", ContainerID("c1"), Bandwidth(60_000)) is Way.CRI
+    assert writers.limit(quotas, "pod/c1", ContainerID("c1"), Bandwidth(60_000)) is Writer.CRI
