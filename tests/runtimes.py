@@ -68,7 +68,7 @@ class ModelRuntime:
         self._answer()
         return tuple(one for one in self.containers if one.id in ids)
 
-    def held(self, container: ContainerID) -> str | None:
+    def cpu_list(self, container: ContainerID) -> str | None:
         self._answer()
         return self.lists.get(container)
 

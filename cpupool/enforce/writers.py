@@ -67,13 +67,13 @@ class Writers:
 
     def unasked(self, container: ContainerID, before: Writer | None, *, new: bool) -> Writer | None:
         """Return the writer of a container as `of`, or None where that needs a call."""
-        held = bool(self._nri and self._nri.held(container))
-        if held and self.asks() and not self._by_calls():
+        by_plugin = bool(self._nri and self._nri.cpu_list(container))
+        if by_plugin and self.asks() and not self._by_calls():
             return Writer.NRI
-        # The runtime has heard of no CPUs yet, and the question would cost time in which the
-        # container runs where it should not.
+        # The runtime has no CPUs for it yet, and a question would cost time in which the container
+        # runs where it should not.
         unasked = new and before is None and self._asked is not Writer.CRI
-        return Writer.CGROUP if unasked and not held else None
+        return Writer.CGROUP if unasked and not by_plugin else None
 
     def of(self, container: ContainerID, before: Writer | None, *, new: bool) -> Writer:
         """Choose the writer of a container that is to be written.
@@ -90,14 +90,14 @@ class Writers:
         writer = self.unasked(container, before, new=new)
         if writer is not None:
             return writer
-        held = bool(self._nri and self._nri.held(container))
-        if held or before in {Writer.NRI, Writer.CRI}:
+        by_plugin = bool(self._nri and self._nri.cpu_list(container))
+        if by_plugin or before in {Writer.NRI, Writer.CRI}:
             if self._cri.connected():
                 return Writer.CRI
             raise RuntimeUnreachable(container)
         if not self._cri.connected():
             return Writer.CGROUP
-        listed = self._cri.held(container)
+        listed = self._cri.cpu_list(container)
         asked = self._asked is Writer.CRI and new and listed is not None
         return Writer.CRI if listed or asked else Writer.CGROUP
 

@@ -273,7 +273,7 @@ class Learner:
             for container in found
             if container.id != POD_ITSELF
         }
-        self._manager.lose_sight(self._found - there.keys())
+        self._manager.forget_containers(self._found - there.keys())
         self._found = frozenset(there)
         facts, resolution = self._manager.snapshot()
         unknown = frozenset(
@@ -290,7 +290,7 @@ class Learner:
             self._recognition = self._recognition.after(now_s)
             told = self._sources.ask("runtime", lambda: self._containers.recognise(unknown))
             if told:
-                self._manager.sight(told)
+                self._manager.observe_containers(told)
                 self._unrecognised = unknown - {one.id for one in told}
         if self._unrecognised:
             self.due_s = min(self.due_s, self._recognition.due_s)

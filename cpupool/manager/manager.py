@@ -177,7 +177,7 @@ class Manager:
                 static = {**self._facts.static, **certain}
                 self._take(sightings.joined(replace(self._facts, static=static)))
 
-    def sight(self, found: Iterable[RuntimeContainer], *, every: bool = False) -> None:
+    def observe_containers(self, found: Iterable[RuntimeContainer], *, every: bool = False) -> None:
         """Take what the container runtime tells of containers and sandboxes.
 
         Args:
@@ -190,7 +190,7 @@ class Manager:
             if sighted != self._facts.sighted:
                 self._take(sightings.joined(replace(self._facts, sighted=sighted)))
 
-    def lose_sight(self, ids: Iterable[ContainerID]) -> None:
+    def forget_containers(self, ids: Iterable[ContainerID]) -> None:
         """Forget containers and sandboxes that the container runtime has no longer."""
         with self._changed:
             gone = self._facts.sighted.keys() & set(ids)

@@ -170,7 +170,7 @@ class ContainerRuntime(Protocol):
         """Tell whether the runtime can be reached this way now; asks nobody, or quickly."""
         ...
 
-    def held(self, container: ContainerID) -> str | None:
+    def cpu_list(self, container: ContainerID) -> str | None:
         """Give the CPU list that the runtime has for a container.
 
         Empty where it has none, and None where it does not know the container.

@@ -264,9 +264,9 @@ class NRIPlugin:
         found = [container for message in current for container in _appeared(message)]
         every = any(isinstance(message, Synchronize) for message in messages)
         if found or every:
-            self._manager.sight(found, every=every)
+            self._manager.observe_containers(found, every=every)
         if gone := [id_ for message in messages for id_ in _disappeared(message)]:
-            self._manager.lose_sight(gone)
+            self._manager.forget_containers(gone)
 
     def _hear(self, message: Message, came_s: float) -> None:
         self._runtime.note(message)
@@ -340,7 +340,7 @@ class NRIPlugin:
                 self._events.pod(lacking.pod, event, why)
             if held:
                 self._runtime.refuse_create(message, why)
-                self._manager.lose_sight([container.id])
+                self._manager.forget_containers([container.id])
                 return "held"
         wanted = None if container.key is None else self._wanted(container.key, now)
         if wanted is None:

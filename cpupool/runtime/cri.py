@@ -143,7 +143,7 @@ class CRI:
         )
         return tuple(container for container in found if container is not None)
 
-    def held(self, container: ContainerID) -> str | None:
+    def cpu_list(self, container: ContainerID) -> str | None:
         """Return the CPU list that the runtime has for a container.
 
         The OCI spec is what counts: containerd's `resources` leave out what an NRI plugin has set

@@ -268,7 +268,7 @@ class NRIRuntime:
         """Return whether the runtime has named its containers, and hears of their CPUs."""
         return self._synchronized
 
-    def held(self, container: ContainerID) -> str | None:
+    def cpu_list(self, container: ContainerID) -> str | None:
         """Return the CPU list that the runtime has for a container, as far as that is known."""
         known = self.containers.get(container)
         return str(known.cpus) if known else None

@@ -257,23 +257,25 @@ class Node(RuleBasedStateMachine):
         return pod
 
     @rule(data=st.data(), annotated=st.sampled_from(Annotated))
-    def sight(self, data: st.DataObject, annotated: Annotated) -> None:
+    def observe_containers(self, data: st.DataObject, annotated: Annotated) -> None:
         """The container runtime tells of a pod, before or after everybody else."""
         if pods := self.pods():
-            self.manager.sight(self.told(data, data.draw(st.sampled_from(pods)), annotated))
+            self.manager.observe_containers(
+                self.told(data, data.draw(st.sampled_from(pods)), annotated)
+            )
 
     @rule(data=st.data(), annotated=st.sampled_from(Annotated))
     def sight_everything(self, data: st.DataObject, annotated: Annotated) -> None:
         """The agent connects to the container runtime, which names all that it has."""
         told = (self.told(data, pod, annotated) for pod in self.pods())
-        self.manager.sight([one for of_pod in told for one in of_pod], every=True)
+        self.manager.observe_containers([one for of_pod in told for one in of_pod], every=True)
 
     @rule(data=st.data())
-    def lose_sight(self, data: st.DataObject) -> None:
+    def forget_containers(self, data: st.DataObject) -> None:
         """A container ends, and its pod goes on."""
         if pods := self.pods():
             pod = data.draw(st.sampled_from(pods))
-            self.manager.lose_sight([ContainerID(f"{pod.name}-main")])
+            self.manager.forget_containers([ContainerID(f"{pod.name}-main")])
 
     def pods(self) -> list[Pod]:
         given = [life.pod for life in self.kubelet.lives]
@@ -297,7 +299,9 @@ class Node(RuleBasedStateMachine):
         if not forgers or data.draw(st.booleans()):
             forgers = [self.start()]
             self.kubelet.late += forgers
-        self.manager.sight(self.annotated(data.draw(st.sampled_from(forgers)), [victim]))
+        self.manager.observe_containers(
+            self.annotated(data.draw(st.sampled_from(forgers)), [victim])
+        )
 
     def told(
         self, data: st.DataObject, pod: Pod, annotated: Annotated
@@ -337,7 +341,7 @@ class Node(RuleBasedStateMachine):
         self.kubelet.lives.remove(life)
         self.kubelet.ended.append(life.pod)
         self.kernel.remove(f"kubepods/pod{life.pod.uid}")
-        self.manager.lose_sight([ContainerID(f"{life.pod.name}-main")])
+        self.manager.forget_containers([ContainerID(f"{life.pod.name}-main")])
         self.sweep()
 
     @precondition(lambda self: self.kubelet.ended)

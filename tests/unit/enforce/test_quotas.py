@@ -339,6 +339,6 @@ def test_a_pod_that_only_the_runtime_knows_is_lifted() -> None:
     node = Node((exclusive(),))
     node.manager.observe(pods=[])
     node.manager.allocate("exclusive_a", ["2"])
-    node.manager.sight([told("web-uid", "main", exclusive_a="2")])
+    node.manager.observe_containers([told("web-uid", "main", exclusive_a="2")])
     node.keep()
     assert node.has() == {"pod": "max 100000", "main": "max 100000"}

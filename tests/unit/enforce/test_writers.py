@@ -122,9 +122,9 @@ def test_no_way_leads_past_a_runtime_that_has_the_list_or_through_one_that_is_no
             writer = Writers(asked, nri, cri).of(ONE, Writer.CGROUP, new=new)
         except RuntimeUnreachable:
             assert nri is not None
-            assert (nri.here, cri.here, nri.held(ONE)) == (False, False, "2")
+            assert (nri.here, cri.here, nri.cpu_list(ONE)) == (False, False, "2")
             continue
-        listed = {one.held(ONE) for one in (nri, cri) if one is not None and one.here}
+        listed = {one.cpu_list(ONE) for one in (nri, cri) if one is not None and one.here}
         assert writer is not Writer.CGROUP or "2" not in listed
         assert writer is not Writer.NRI or (nri is not None and nri.here)
         assert writer is not Writer.NRI or nri is None or not (nri.may_lock_up and cri.here)

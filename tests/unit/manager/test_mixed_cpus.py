@@ -181,7 +181,7 @@ class TestBesideTheKubeletsOwn:
             {ENABLE_SHARED_CPUS: frozenset({"1"})},
         )
         manager.promise(ENABLE_SHARED_CPUS, ["1"])
-        manager.sight([sighted])
+        manager.observe_containers([sighted])
         (missing,) = manager.snapshot().resolution.missing
         assert missing == ContainerRef(builders.pod("late").uid, "main")
         give(manager, builders.pod("late"), openshift="1", kubelet="4,5")

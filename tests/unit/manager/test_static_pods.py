@@ -57,7 +57,7 @@ def owning(node: Manager) -> Manager:
 def test_a_mirror_counts_where_the_sandbox_has_its_name(
     node: Manager, pods: tuple[object, ...]
 ) -> None:
-    node.sight([SANDBOX])
+    node.observe_containers([SANDBOX])
     node.observe(pods=pods)  # type: ignore[arg-type]
     node.accept(builders.given(TRUE, exclusive_a="4"))
     assert cpus(node) == "4"
@@ -68,7 +68,7 @@ def test_a_mirror_counts_where_the_sandbox_has_its_name(
 def test_the_sandbox_contradicts_a_single_mirror(node: Manager) -> None:
     node.observe(pods=[OTHER])
     assert forged(node) == []
-    node.sight([SANDBOX])
+    node.observe_containers([SANDBOX])
     assert forged(node) == ["other"]
     assert node.snapshot().resolution.pods[HASH].name == "static"
     assert node.snapshot().resolution.missing == (), (

@@ -141,28 +141,28 @@ class TestRecognise:
 
 class TestHeld:
     def test_a_container_without_cpus_has_an_empty_list(self, cri: CRI) -> None:
-        assert cri.held(MAIN) == ""
+        assert cri.cpu_list(MAIN) == ""
 
     @pytest.mark.parametrize("terse", [False, True])
     def test_what_was_set_is_held(self, cri: CRI, runtime: FakeCRI, *, terse: bool) -> None:
         runtime.terse = terse
         cri.update(MAIN, CPUS)
 
-        assert cri.held(MAIN) == "2-3"
+        assert cri.cpu_list(MAIN) == "2-3"
 
     def test_what_a_plugin_has_set_at_creation_is_held(self, cri: CRI, runtime: FakeCRI) -> None:
         runtime.add(MAIN, "web", nri_cpus="4-5")
 
-        assert cri.held(MAIN) == "4-5"
+        assert cri.cpu_list(MAIN) == "4-5"
 
     def test_neither_a_sandbox_nor_a_stranger_is_known(self, cri: CRI) -> None:
-        assert (cri.held(SANDBOX), cri.held(SIDE)) == (None, None)
+        assert (cri.cpu_list(SANDBOX), cri.cpu_list(SIDE)) == (None, None)
 
     def test_a_runtime_that_fails_to_tell(self, cri: CRI, runtime: FakeCRI) -> None:
         runtime.failing["ContainerStatus"] = grpc.StatusCode.INTERNAL
 
         with pytest.raises(RemoteProtocolError, match=r"ContainerStatus on .* told to fail"):
-            cri.held(MAIN)
+            cri.cpu_list(MAIN)
 
 
 class TestUpdate:
@@ -209,7 +209,7 @@ class TestUpdate:
         cri.limit(MAIN, quota)
 
         assert runtime.quotas == [(MAIN, quota.quota_us, quota.period_us)]
-        assert (runtime.updates, cri.held(MAIN)) == ([(MAIN, "2-3")], "2-3")
+        assert (runtime.updates, cri.cpu_list(MAIN)) == ([(MAIN, "2-3")], "2-3")
 
     def test_a_quota_that_is_refused(self, cri: CRI, runtime: FakeCRI) -> None:
         with pytest.raises(ContainerNotFound, match=SIDE):
@@ -234,7 +234,7 @@ class TestUpdate:
         assert runtime.calls["ContainerStatus"] == 0
         assert not cri.connected()
 
-    @pytest.mark.parametrize("call", ["update", "recognise", "held"])
+    @pytest.mark.parametrize("call", ["update", "recognise", "cpu_list"])
     def test_a_runtime_that_hangs_is_left_alone_for_a_while(
         self, runtime: FakeCRI, call: str
     ) -> None:
@@ -248,7 +248,7 @@ class TestUpdate:
 
         eventually(connects_later, "it answers once")
         runtime.answers.clear()
-        arguments = {"update": (MAIN, CPUS), "recognise": ([MAIN],), "held": (MAIN,)}
+        arguments = {"update": (MAIN, CPUS), "recognise": ([MAIN],), "cpu_list": (MAIN,)}
         with pytest.raises((RuntimeSilent, RemoteProtocolError)):
             getattr(cri, call)(*arguments[call])
 
@@ -326,7 +326,7 @@ class TestConnection:
 
         assert not cri.connected()
         with pytest.raises(RemoteProtocolError, match=r"none\.sock; start .* --cri-socket"):
-            cri.held(MAIN)
+            cri.cpu_list(MAIN)
 
     def test_a_socket_out_of_reach_is_dialled_all_the_same(
         self, cri: CRI, runtime: FakeCRI, monkeypatch: pytest.MonkeyPatch

@@ -90,7 +90,7 @@ class TestOfTwoPodsWithOneCPU:
         manager, learner = self.contested()
         learner.learn((), 102.0)
         names = (self.LATER.uid, self.LATER.namespace, self.LATER.name, "main")
-        manager.sight([RuntimeContainer(ContainerID("new"), *names)])
+        manager.observe_containers([RuntimeContainer(ContainerID("new"), *names)])
         assert self.owners(manager) == [self.LATER.uid]
 
 
@@ -175,7 +175,7 @@ def test_what_containers_were_told_is_recalled_once() -> None:
     outside = Outside((OWNER,), saved=with_sibling(OWNER.uid))
     manager, learner = learning(outside)
     manager.observe(pods=(OWNER,))
-    manager.sight([told(OWNER.uid, exclusive_a="4")])
+    manager.observe_containers([told(OWNER.uid, exclusive_a="4")])
     learner.learn(here(OWNER.uid, "main-id"), 100.0)
     assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(4, 5)}}
 
@@ -188,7 +188,7 @@ def test_what_a_pod_that_nobody_lists_yet_was_told_is_recalled(*, sighted_first:
     runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="4"),))
     manager, learner = learning(Outside(saved=with_sibling("late-uid")), runtime)
     if sighted_first:
-        manager.sight(runtime.containers)
+        manager.observe_containers(runtime.containers)
     learner.learn(here("late-uid", "main-id"), 100.0)
     assert builders.owned(manager) == {"late-uid": {"exclusive_a": CPUSet.of(4, 5)}}
     assert manager.snapshot().facts.promises == ()

@@ -73,7 +73,7 @@ def test_what_has_gone_is_forgotten_and_what_has_no_cgroup_yet_is_not() -> None:
     runtime = ModelRuntime(here=True, containers=(told("late-uid"), told("late-uid", "")))
     manager, learner = learning(Outside(), runtime)
     learner.learn(here("late-uid", "main-id", "sandbox-id"), 100.0)
-    manager.sight([told("late-uid", identifier="created")])
+    manager.observe_containers([told("late-uid", identifier="created")])
 
     learner.learn(here("late-uid", "sandbox-id"), 101.0)
     assert set(manager.snapshot().facts.sighted) == {"created", "sandbox-id"}
@@ -114,7 +114,7 @@ def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_say
     outside = Outside((), saved={"late-uid": granted("2")})
     runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="2"),))
     manager, learner = learning(outside, runtime)
-    manager.sight(runtime.containers)
+    manager.observe_containers(runtime.containers)
     assert builders.owned(manager) == {}
 
     learner.learn(here("late-uid", "main-id"), 100.0)
@@ -126,7 +126,9 @@ def test_a_sandbox_that_is_left_of_an_earlier_pod_does_not_make_its_name_ambiguo
     successor = builders.pod("web", builders.container(exclusive_a=1))
     outside = Outside((successor,), live={("default", "web"): granted("4")})
     manager, learner = learning(outside)
-    manager.sight([RuntimeContainer(ContainerID("old"), "web-0-uid", "default", "web")])
+    manager.observe_containers(
+        [RuntimeContainer(ContainerID("old"), "web-0-uid", "default", "web")]
+    )
 
     learner.learn(alive("web-0-uid"), 100.0)
     assert manager.snapshot().resolution.missing, "both are there"

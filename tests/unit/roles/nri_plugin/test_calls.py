@@ -88,16 +88,16 @@ def test_a_runtime_that_could_lock_up_is_called_and_its_question_passes(
     # Where it waits until its own CPUs are free.
     kernel = KernelModel(CgroupVersion.V2, {"pod": "0-7", "pod/c1": "2"})
     writers.through(writer, kernel, "pod/c1", identifier).write("pod/c1", CPUSet.of(0))
-    assert (calls.answers, agent.runtime.held(identifier)) == ([[]], "0")
+    assert (calls.answers, agent.runtime.cpu_list(identifier)) == ([[]], "0")
     # A quota leaves it there.
     quotas = QuotaModel({"pod": (-1, 100_000), "pod/c1": (-1, 100_000)})
     assert writers.limit(quotas, "pod/c1", identifier, Bandwidth(60_000)) is Writer.CRI
-    assert (calls.answers, agent.runtime.held(identifier)) == ([[], []], "0")
+    assert (calls.answers, agent.runtime.cpu_list(identifier)) == ([[], []], "0")
 
     # Nobody else's change does.
     (update,) = plugin.update(container, "5").update
     assert update.linux.resources.cpu.cpus == "2"
-    assert agent.runtime.held(identifier) == "2"
+    assert agent.runtime.cpu_list(identifier) == "2"
 
 
 def test_another_change_of_a_container_that_is_called_about_does_not_pass(
@@ -119,7 +119,7 @@ def test_a_call_that_fails_leaves_the_list_that_the_runtime_has(old: tuple[Agent
         writers.through(Writer.CRI, kernel, "pod/c1", ContainerID("c1")).write(
             "pod/c1", CPUSet.of(0)
         )
-    assert agent.runtime.held(ContainerID("c1")) == "2"
+    assert agent.runtime.cpu_list(ContainerID("c1")) == "2"
 
 
 def test_a_runtime_that_waits_for_an_answer_is_not_called(old: tuple[Agent, Plugin]) -> None:

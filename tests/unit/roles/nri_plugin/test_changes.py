@@ -23,7 +23,7 @@ def test_the_runtime_is_asked_to_move_a_container(agent: Agent, plugin: Plugin) 
     agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
     ((update,),) = plugin.updates
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c1", "5")
-    assert agent.runtime.held(ContainerID("c1")) == "5"
+    assert agent.runtime.cpu_list(ContainerID("c1")) == "5"
 
 
 def test_a_runtime_that_does_not_move_a_container_is_told_of(agent: Agent, plugin: Plugin) -> None:
@@ -33,7 +33,7 @@ def test_a_runtime_that_does_not_move_a_container_is_told_of(agent: Agent, plugi
     plugin.failing.add("c1")
     with pytest.raises(RuntimeRefused, match="CPUs 5: look at its log"):
         agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
-    assert agent.runtime.held(ContainerID("c1")) == "0"
+    assert agent.runtime.cpu_list(ContainerID("c1")) == "0"
 
 
 def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
@@ -53,7 +53,7 @@ def test_who_waits_for_the_runtime_lets_go_when_it_waits_itself(
         assert cpu_of(answer.result(DEADLINE_S)).cpus == "2"
     # What it answers later counts.
     plugin.answer_updates()
-    eventually(lambda: agent.runtime.held(ContainerID("c1")) == "5", "it is moved")
+    eventually(lambda: agent.runtime.cpu_list(ContainerID("c1")) == "5", "it is moved")
 
 
 def test_several_containers_are_moved_by_one_call(agent: Agent, plugin: Plugin) -> None:
@@ -63,7 +63,7 @@ def test_several_containers_are_moved_by_one_call(agent: Agent, plugin: Plugin) 
     agent.runtime.update_all({ContainerID(f"c{number}"): CPUSet.of(5) for number in (1, 2, 3, 4)})
     (updates,) = plugin.updates
     assert [one.container_id for one in updates] == ["c1", "c2", "c3"]
-    held = [agent.runtime.held(ContainerID(f"c{number}")) for number in (1, 2, 3)]
+    held = [agent.runtime.cpu_list(ContainerID(f"c{number}")) for number in (1, 2, 3)]
     assert held == ["5", "0", "5"], "a failure concerns one container"
     agent.runtime.update_all({ContainerID("c4"): CPUSet.of(5)})
     assert len(plugin.updates) == 1
@@ -98,7 +98,7 @@ def test_a_runtime_that_does_not_answer_is_asked_nothing_more(folder: Path) -> N
             pass
         plugin.answer_updates()
         assert agent.looked.acquire(timeout=DEADLINE_S), "an answer is news"
-        assert agent.runtime.held(ContainerID("c2")) == "5"
+        assert agent.runtime.cpu_list(ContainerID("c2")) == "5"
         plugin.silent = False
         eventually(lambda: moved(agent, "c1"), "it is asked as before")
 
@@ -132,7 +132,7 @@ def test_a_quota_is_set_by_the_runtime_and_no_cpus_are(agent: Agent, plugin: Plu
     cpu = update.linux.resources.cpu
     assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("", 400_000, 100_000)
     assert not update.ignore_failure
-    assert agent.runtime.held(ContainerID("c1")) == "0"
+    assert agent.runtime.cpu_list(ContainerID("c1")) == "0"
 
     with pytest.raises(ContainerNotFound):
         agent.runtime.limit(ContainerID("c2"), Bandwidth())

@@ -42,8 +42,8 @@ def test_what_runs_is_corrected_when_the_plugin_comes(agent: Agent, runtime: Fak
         # Some runtimes start one while they name it, and do not tell.
         assert not agent.runtime.starting(ContainerID("not-started"))
         # The runtime has no list for these, so they are written directly.
-        assert agent.runtime.held(ContainerID("nobodys")) == ""
-        assert agent.runtime.held(ContainerID("over")) is None
+        assert agent.runtime.cpu_list(ContainerID("nobodys")) == ""
+        assert agent.runtime.cpu_list(ContainerID("over")) is None
         assert agent.metric("cpupool_nri_connected 1.0")
         assert agent.looked.acquire(timeout=DEADLINE_S)
 
@@ -59,12 +59,12 @@ def test_it_comes_back_when_the_runtime_does(agent: Agent, runtime: FakeRuntime)
         second = runtime.accept()
         assert not agent.runtime.connected()
         # What the runtime has is remembered: it may be reached another way.
-        assert agent.runtime.held(ContainerID("c1")) == "0"
+        assert agent.runtime.cpu_list(ContainerID("c1")) == "0"
         assert not agent.runtime.starting(ContainerID("c2"))
         second.configure()
         second.synchronize()
         eventually(agent.runtime.connected, "the plugin is connected again")
-        assert agent.runtime.held(ContainerID("c1")) is None
+        assert agent.runtime.cpu_list(ContainerID("c1")) is None
 
 
 def test_without_a_runtime_it_tries_again(agent: Agent, folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_plugin_that_the_runtime_has_started_serves_at_once_and_ends_with_it(
     assert not plugin.synchronize([of(PLAIN, cpus="0-7", state=nri_pb2.CONTAINER_RUNNING)])
     # Until it is known who owns what, only what Allocate has answered is certain.
     assert not plugin.create(of(PLAIN, cpus="0-3")).HasField("adjust")
-    assert agent.runtime.held(ContainerID("c1")) == "0-3"
+    assert agent.runtime.cpu_list(ContainerID("c1")) == "0-3"
     owner = agent.allocated(of(OWNER, "c2", devices={"exclusive_a": "2"}))
     assert cpu_of(plugin.create(owner)).cpus == "2"
     plugin.hang_up()

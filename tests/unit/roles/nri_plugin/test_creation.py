@@ -89,7 +89,7 @@ def test_the_quota_follows_the_pools(
 def test_what_is_not_the_kubelets_is_left_alone(agent: Agent, plugin: Plugin) -> None:
     answer = plugin.create(Container(NRIPod("u", labelled=False), "c1"))
     assert not answer.HasField("adjust")
-    assert agent.runtime.held(ContainerID("c1")) is None
+    assert agent.runtime.cpu_list(ContainerID("c1")) is None
 
 
 def test_others_leave_the_cpus_of_a_container_before_it_starts(
@@ -103,7 +103,7 @@ def test_others_leave_the_cpus_of_a_container_before_it_starts(
     assert [(one.container_id, one.linux.resources.cpu.cpus) for one in answer.update] == [
         ("p", "2-3")
     ]
-    assert agent.runtime.held(ContainerID("p")) == "2-3"
+    assert agent.runtime.cpu_list(ContainerID("p")) == "2-3"
 
 
 def test_a_container_is_judged_once_the_runtime_has_brought_it_onto_its_cpus(
@@ -114,7 +114,7 @@ def test_a_container_is_judged_once_the_runtime_has_brought_it_onto_its_cpus(
     assert agent.runtime.starting(ContainerID("c1"))
     plugin.start(container)
     assert not agent.runtime.starting(ContainerID("c1"))
-    assert agent.runtime.held(ContainerID("c1")) == "0"
+    assert agent.runtime.cpu_list(ContainerID("c1")) == "0"
 
 
 def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
@@ -124,16 +124,16 @@ def test_what_has_ended_is_forgotten(agent: Agent, plugin: Plugin) -> None:
         plugin.create(container)
         end(container)
         plugin.remove_sandbox(container.pod)
-        assert agent.runtime.held(ContainerID("c1")) is None
+        assert agent.runtime.cpu_list(ContainerID("c1")) is None
         assert not agent.manager.snapshot().facts.sighted
 
 
 def test_many_at_once_are_decided_together(
     agent: Agent, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sight = Mock(wraps=agent.manager.sight)
-    monkeypatch.setattr(agent.manager, "sight", sight)
+    observe_containers = Mock(wraps=agent.manager.observe_containers)
+    monkeypatch.setattr(agent.manager, "observe_containers", observe_containers)
     pods = [builders.pod(f"p{number}") for number in range(100)]
     answers = plugin.create_many(of(pod, f"c{number}") for number, pod in enumerate(pods))
     assert {cpu_of(answer.result(DEADLINE_S)).cpus for answer in answers} == {"0"}
-    assert sight.call_count < 50
+    assert observe_containers.call_count < 50

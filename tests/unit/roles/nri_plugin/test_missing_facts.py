@@ -108,7 +108,7 @@ def test_a_creation_that_ends_while_it_waits_leaves_nothing(folder: Path) -> Non
         plugin.stop(of(OWNER))
         with pytest.raises(Refused, match="c1 has ended"):
             answer.result(DEADLINE_S)
-        assert agent.runtime.held(ContainerID("c1")) is None
+        assert agent.runtime.cpu_list(ContainerID("c1")) is None
         assert agent.manager.snapshot().facts.sighted.keys() == {OWNER_SANDBOX}
 
 
@@ -175,7 +175,7 @@ def test_a_container_whose_cpu_another_pod_has_is_held(agent: Agent, plugin: Plu
     taken(agent, plugin)
     with pytest.raises(Refused, match=r"owner/main is held: .* pod default/earlier still has them"):
         plugin.create(of(OWNER))
-    assert agent.runtime.held(ContainerID("c1")) is None
+    assert agent.runtime.cpu_list(ContainerID("c1")) is None
     ((pod, reason, message),) = agent.events.pods
     assert (pod, reason) == ("owner", "CPUContainerHeld")
     assert "CPUs 2 of exclusive_a" in message
