@@ -1,4 +1,4 @@
-"""Calling the kubelet and the container runtime: gRPC over unix sockets."""
+"""Calls to the kubelet and the container runtime: gRPC over unix sockets."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _REMEDIES: Final = {
 
 
 def opened(socket: Path, max_message_bytes: int) -> grpc.Channel:
-    """Make a channel to a unix socket; it connects with its first call.
+    """Return a channel to a unix socket; it connects with its first call.
 
     Args:
-        socket: the other side's.
-        max_message_bytes: the largest message that is taken.
+        socket: the peer's socket.
+        max_message_bytes: the largest message that the channel accepts.
     """
     options = (
         # Without it the socket's path becomes the authority, which Go's HTTP/2 server refuses.
         ("grpc.default_authority", "localhost"),
-        # A shared one remembers a refused connection and makes a new channel wait.
+        # A shared pool remembers a refused connection and makes a new channel wait.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", max_message_bytes),
     )
@@ -45,13 +45,13 @@ def opened(socket: Path, max_message_bytes: int) -> grpc.Channel:
 def dialled(socket: Path, purpose: str, peer: str = "the kubelet") -> Iterator[grpc.Channel]:
     """Open a channel for one call.
 
-    A new channel for each call finds a peer that has restarted at once; a lasting one would wait
-    out its own back-off.
+    A new channel for each call reaches a restarted peer at once; a permanent channel would wait for
+    its own back-off.
 
     Args:
-        socket: the peer's.
+        socket: the peer's socket.
         purpose: what the call is for, as in `registering nokia.k8s.io/shared`.
-        peer: who answers, for messages.
+        peer: the peer's name, for messages.
 
     Raises:
         RemoteProtocolError: the call made inside failed.

@@ -1,4 +1,4 @@
-"""Runs the loops of a process in threads of their own, and ends them together."""
+"""The supervisor: it runs each loop of a process in a thread, and ends all loops together."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def supervise(
     wake: Callable[[], None],
     hung: Callable[[], str] = lambda: "",
 ) -> None:
-    """Run loops in threads of their own until `stop`; one that ends before ends them all.
+    """Run each loop in a thread until `stop`; if a loop ends earlier, all loops end.
 
     Args:
-        loops: what to run, by name.
-        stop: ends them.
-        wake: lets each loop notice `stop`.
-        hung: for a process without a probe: returns the name of a loop that hangs, or nothing.
+        loops: name → loop.
+        stop: ends the loops.
+        wake: makes each loop notice `stop`.
+        hung: returns the name of a loop that hangs, or ""; for a process without a probe.
 
     Raises:
         LoopFailed: names the loop that failed or hung first.
@@ -60,7 +60,7 @@ def supervise(
     for thread in threads:
         thread.start()
     try:
-        # A signal that the kernel hands to another thread does not end an unlimited wait of this.
+        # The kernel may hand a signal to another thread, which does not end an unlimited wait here.
         while not stop.wait(_SIGNAL_S):
             if name := hung():
                 failures.append((name, "it hangs"))

@@ -1,8 +1,8 @@
-"""Threads that each serve one loop of the process, which asks them at every turn whether they run.
+"""Threads that each serve one loop of the process; the loop checks at every turn that they run.
 
 A supervised loop has a heartbeat (`supervisor.py`). A thread that a loop starts for itself has an
-owner instead: where the thread has ended, or does not answer, the owner fails, and with it the
-process. What this leaves out is listed in docs/dev/decisions/0019-every-thread-is-asked.md.
+owner instead: if the thread has ended or does not answer, the owner fails, and the process ends.
+docs/dev/decisions/0019-every-thread-is-asked.md lists what this does not cover.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _END_S: Final = 10.0
 
 
 class ThreadFailed(CPUPoolError):
-    """A thread that a loop cannot do without has ended, or hangs.
+    """A thread that a loop needs has ended, or hangs.
 
     Attributes:
-        name: the thread's.
+        name: the thread's name.
     """
 
     def __init__(self, name: str, what: str) -> None:
@@ -36,13 +36,13 @@ class ThreadFailed(CPUPoolError):
 
 
 class OwnedThread:
-    """A thread whose owner asks it whether it runs.
+    """A thread whose owner checks that it runs.
 
     Args:
-        name: the thread's.
-        run: what it does; calls `answer` each time after `ask`.
-        ask: makes the thread call `answer`; called by the owner, must not block.
-        failed: called in the thread when `run` has raised; the owner checks then.
+        name: the thread's name.
+        run: the thread's function; calls `answer` each time after `ask`.
+        ask: makes the thread call `answer`; the owner calls it; must not block.
+        failed: called in the thread when `run` has raised; the owner then checks.
         silent_s: how long the thread may take to answer.
     """
 
@@ -65,24 +65,24 @@ class OwnedThread:
 
     @property
     def runs(self) -> bool:
-        """Whether it has begun, and neither ended nor failed."""
+        """Whether the thread has started, and has neither ended nor failed."""
         return self._thread.is_alive() and not self._failure
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def answer(self) -> None:
-        """Note that the thread turns; called by `run`."""
+        """Record that the thread runs; called by `run`."""
         self._asked_s = None
 
     def check(self) -> None:
-        """Ask the thread, and see whether it has answered the question of an earlier call.
+        """Ask the thread, and check whether it answered the question of an earlier call.
 
-        A thread that has ended without an error has done what its owner wanted.
+        A thread that has ended without an error has done its work.
 
         Raises:
-            ThreadFailed: it has raised, or has not answered for too long.
+            ThreadFailed: the thread has raised, or has not answered for too long.
         """
         if self._failure:
             raise ThreadFailed(self._thread.name, f"has ended: {self._failure}")
@@ -96,7 +96,7 @@ class OwnedThread:
             raise ThreadFailed(self._thread.name, f"has not answered for {self._silent_s:g} s")
 
     def join(self) -> None:
-        """Wait until the thread has ended; what hangs is left to the end of the process."""
+        """Wait until the thread has ended; a thread that hangs ends with the process."""
         self._thread.join(_END_S)
 
     def _guarded(self) -> None:

@@ -25,39 +25,39 @@ _NO_CPUS: Final = CPUSet()
 
 
 class Placement(Enum):
-    """Why a container is where it is."""
+    """Why a container runs on its CPUs."""
 
     POOLS = "pools"
     POLICY = "policy"
-    """It owns CPUs that the node's CPU manager policy has chosen."""
+    """The container owns CPUs that the node's CPU manager policy chose."""
     DEFAULT = "default"
     CONFINED = "confined"
     KUBELET = "kubelet"
-    """The kubelet's static CPU manager places it, and cpupool leaves it alone."""
+    """The kubelet's static CPU manager places the container; cpupool leaves it alone."""
 
 
 class Cause(Enum):
     """Why a container is confined to the default pool."""
 
     NO_POOL = "no_pool"
-    """It requests a pool that this node does not have."""
+    """The container requests a pool that this node does not have."""
     NO_DEVICES = "no_devices"
-    """The kubelet has named no devices for its request."""
+    """The kubelet has named no devices for the request."""
     CONTESTED = "contested"
-    """Another pod owns a CPU that it was given."""
+    """Another pod owns a CPU that the kubelet gave to the container."""
     NO_CPUS = "no_cpus"
-    """Its devices are no CPU ids."""
+    """The ids of the devices are not CPU ids."""
     OFFLINE = "offline"
-    """Every CPU that it was given is offline."""
+    """Every CPU that the kubelet gave to the container is offline."""
     UNKNOWN_POD = "unknown_pod"
-    """Its pod is not known."""
+    """The agent does not know the container's pod."""
 
     @property
     def may_pass(self) -> bool:
-        """Whether it may end by itself, in a moment.
+        """Whether the cause may end by itself in a moment.
 
-        The kubelet's records may come after the container. Of two pods with one device the earlier
-        is about to end.
+        The kubelet may write its records after the container starts. If two pods have the same
+        device, the earlier pod is about to end.
         """
         return self in {Cause.NO_DEVICES, Cause.CONTESTED}
 
@@ -69,16 +69,16 @@ class CPUAssignment:
     Attributes:
         placement: by its pools, or by the CPU manager policy; default because it requests nothing;
             or confined to the default pool because a fact is missing or contradicts another.
-        exclusive: CPUs of its own, siblings under multiThreaded included, that are online.
+        exclusive: the container's own online CPUs, siblings under multiThreaded included.
         shared: CPUs of its shared pools.
         default: CPUs of the default pool.
         reason: what is missing, for a confined container.
-        cause: the same for programs; None for one that is not confined.
-        offline: CPUs of its own that are offline.
-        stale: `shared` is what its shared pools were before they changed.
-        resources: resource → which of these CPUs come with it, for a container that is as
-            requested.
-        limit: how much CPU time it is to have; None where that is not cpupool's to say.
+        cause: the same as a value; None for a container that is not confined.
+        offline: the container's own CPUs that are offline.
+        stale: `shared` holds the CPUs that its shared pools had before they changed.
+        resources: resource → those of these CPUs that come with it, for a container that has what
+            it requests.
+        limit: the CPU time that the container must have; None where cpupool does not set it.
     """
 
     placement: Placement
@@ -94,15 +94,15 @@ class CPUAssignment:
 
     @property
     def cpus(self) -> CPUSet:
-        """The cpuset to write; empty means: leave the container alone."""
+        """The cpuset to write; empty where cpupool leaves the container alone."""
         return self.exclusive | self.shared | self.default
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables that tell the application its CPUs; none unless it is as requested.
+        """The variables with the container's CPUs; none unless it has what it requests.
 
-        `EXCLUSIVE_CPUS` and `SHARED_CPUS` join all pools of a kind: of the answers to several
-        Allocate calls the kubelet keeps the first one's.
+        `EXCLUSIVE_CPUS` and `SHARED_CPUS` join all pools of a kind: the kubelet calls Allocate once
+        for each resource, and keeps these variables from the first answer.
         """
         if self.placement not in {Placement.POOLS, Placement.POLICY}:
             return {}
@@ -117,13 +117,13 @@ def environment(
     *,
     isolated: bool,
 ) -> dict[str, str]:
-    """Return the variables that tell a container its CPUs; none for an empty set.
+    """Return the environment variables with a container's CPUs; none for an empty set.
 
     Args:
         exclusive: its own CPUs.
-        shared: those of its shared pools.
-        by_resource: what comes with each resource.
-        isolated: whether OpenShift's name for its own CPUs is set, too.
+        shared: the CPUs of its shared pools.
+        by_resource: resource → the CPUs that come with it.
+        isolated: whether to set OpenShift's variable for exclusive CPUs, too.
     """
     joined = {EXCLUSIVE_CPUS: exclusive, SHARED_CPUS: shared}
     if isolated:

@@ -47,20 +47,20 @@ class CPUSet:
 
     @classmethod
     def of(cls, *cpus: int) -> CPUSet:
-        """Make a set of the ids given one by one."""
+        """Return the set of these ids."""
         return cls(cpus)
 
     @classmethod
     def union(cls, sets: Iterable[CPUSet]) -> CPUSet:
-        """Join any number of sets."""
+        """Return the union of any number of sets."""
         joined = cls()
-        for one in sets:
-            joined |= one
+        for cpus in sets:
+            joined |= cpus
         return joined
 
     @classmethod
     def parse(cls, text: str) -> CPUSet:
-        """Read the kernel's list format; blanks around pieces are tolerated, "" is the empty set.
+        """Read the kernel's list format; blanks around pieces are allowed, "" is the empty set.
 
         Raises:
             CPUSetParseError: names the piece that is wrong.
@@ -74,7 +74,7 @@ class CPUSet:
 
     @classmethod
     def parse_mask(cls, text: str) -> CPUSet:
-        """Read the kernel's hexadecimal mask: words of 32 bits, highest first, by commas.
+        """Read the kernel's hexadecimal mask: words of 32 bits, highest first, between commas.
 
         Raises:
             CPUSetParseError: names the word that is wrong.
@@ -91,7 +91,7 @@ class CPUSet:
     @classmethod
     def _from_bits(cls, bits: int) -> CPUSet:
         made = cls.__new__(cls)
-        made._bits = bits  # noqa: SLF001  # its own class: a constructor beside __init__
+        made._bits = bits  # noqa: SLF001  # its own class: a second constructor
         return made
 
     @property
@@ -102,7 +102,7 @@ class CPUSet:
         return (self._bits & -self._bits).bit_length() - 1
 
     def isdisjoint(self, other: CPUSet) -> bool:
-        """Tell whether no CPU is in both."""
+        """Return whether no CPU is in both."""
         return not self._bits & other._bits
 
     def __or__(self, other: CPUSet) -> CPUSet:
@@ -150,7 +150,7 @@ class CPUSet:
         bits = self._bits
         while bits:
             lowest = bits & -bits
-            # One carry passes the whole run; going through CPU by CPU takes ten times as long.
+            # One carry passes the whole run; a step for each CPU takes ten times as long.
             carried = bits + lowest
             end = (carried & -carried).bit_length() - 1
             runs.append(_run(lowest.bit_length() - 1, end - 1))
@@ -162,7 +162,7 @@ class CPUSet:
 
 
 def format_ids(ids: Iterable[int]) -> str:
-    """Write ascending ids in the list format: `0-3,8`."""
+    """Return ascending ids in the list format: `0-3,8`."""
     runs: list[list[int]] = []
     for number in ids:
         if runs and number == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Devices: how a pool's CPUs are offered to the kubelet.
+"""Devices: the form in which the agent offers a pool's CPUs to the kubelet.
 
 An exclusive pool offers each listed CPU under its own id with its NUMA node; a shared pool offers
 the ids 0 to 1000·n-1, one per milli-CPU. Both are CPU-Pooler's ids: the kubelet's checkpoint of
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
 
 MAX_DEVICE_LIST_BYTES: Final = 4 * 1024 * 1024
-"""The kubelet's gRPC client takes no larger message (grpc-go's default)."""
+"""The kubelet's gRPC client refuses a larger message (grpc-go's default)."""
 _DEVICE_BYTES: Final = 13
-"""One healthy device in ListAndWatchResponse beside its id: tags, lengths and `Healthy`."""
+"""One healthy device in ListAndWatchResponse without its id: tags, lengths and `Healthy`."""
 _CANONICAL_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
-"""The one spelling in which an id is given out: `007` and `+7` are nobody's."""
+"""The only spelling of an id: `007` and `+7` are not ids."""
 _RUN: Final = rf"(?:{_CANONICAL_NUMBER.pattern})(?:-(?:{_CANONICAL_NUMBER.pattern}))?"
 _DESCRIPTION: Final = re.compile(rf"{_RUN}(?:,{_RUN})*", re.ASCII)
 _LONGEST_DESCRIPTION: Final = 256 * 1024
 _MOST_DEVICES: Final = 250_000
-"""A text of a few characters must not become a list that fills the memory."""
+"""A limit: a text of a few characters must not become a list that fills the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Device:
     """One device of a pool.
 
     Attributes:
-        id: what the kubelet hands back in Allocate.
-        healthy: whether it can be given out.
-        node: its NUMA node id; None for what is no one CPU, and for CPUs without one.
+        id: the id that the kubelet passes to Allocate.
+        healthy: whether the kubelet can give the device out.
+        node: its NUMA node id; None where the device is not a particular CPU, or has no node.
     """
 
     id: str
@@ -63,12 +63,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevices:
-    """What the kubelet gave one container of one resource.
+    """The devices of one resource that the kubelet gave to one container.
 
     Attributes:
         ids: the device ids.
-        told: the CPUs that the container was told when it got them, siblings included; empty where
-            nobody remembers.
+        told: the CPUs that Allocate announced to the container, siblings included; empty where they
+            are not known.
         hint: only the container's annotation names the devices: the kubelet's records correct it.
     """
 
@@ -78,11 +78,11 @@ class AllocatedDevices:
 
 
 DeviceAssignments = Mapping[ContainerRef, Mapping[Resource, AllocatedDevices]]
-"""Container → resource → what the kubelet gave it."""
+"""Container → resource → the devices that the kubelet gave it."""
 PodDevices = Mapping[str, Mapping[str, AllocatedDevices]]
-"""One pod, as the kubelet tells it: container name → resource name → what it was given."""
+"""One pod in the kubelet's records: container name → resource name → its devices."""
 NATIVE_CPU: Final = "cpu"
-"""The resource under which the kubelet tells the CPUs that its static CPU manager gave out."""
+"""The resource under which the kubelet reports the CPUs that its static CPU manager gave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Advertised:
     Attributes:
         name: which.
         pool: whose CPUs come with it; without CPUs where it is configured no longer.
-        units: how many devices there are, where that does not follow from the CPUs: so many
-            containers may use them, whatever each runs there.
+        units: how many devices there are, where the number does not follow from the CPUs: each
+            device lets one container use all the CPUs.
     """
 
     name: Resource
@@ -102,7 +102,7 @@ class Advertised:
 
     @classmethod
     def gone(cls, name: Resource) -> Self:
-        """Return a resource that is configured no longer."""
+        """Return a resource whose pool is no longer configured."""
         kind = PoolKind.EXCLUSIVE if name.kind.exclusive else PoolKind.SHARED
         return cls(name, Pool(name, kind, CPUSet()))
 
@@ -112,25 +112,27 @@ class Advertised:
         return capacity(self.pool) if self.units is None else self.units
 
     def offline(self, topology: CPUTopology) -> int:
-        """Count the devices whose CPU is offline; a unit stands for all of them together."""
+        """Count the devices whose CPU is offline; a unit is offline when all CPUs are."""
         gone = self.pool.offered - topology.online
         if self.units is not None:
             return self.units if gone == self.pool.offered else 0
         return capacity(replace(self.pool, cpus=gone))
 
     def unlisted(self, ids: Iterable[str]) -> list[str]:
-        """Return those of some device ids that it does not have."""
+        """Return the device ids that this resource does not have."""
         if self.pool.kind is PoolKind.SHARED:
             count = self.capacity
-            return [one for one in ids if not _is_number_below(one, count)]
+            return [identifier for identifier in ids if not _is_number_below(identifier, count)]
         cpus = self.pool.offered
         return [
-            one for one in ids if not _is_number_below(one, MAX_CPU + 1) or int(one) not in cpus
+            identifier
+            for identifier in ids
+            if not _is_number_below(identifier, MAX_CPU + 1) or int(identifier) not in cpus
         ]
 
 
 def advertised(pools: NodePools) -> tuple[Advertised, ...]:
-    """Return what the kubelet is to know: each pool but the default one, and OpenShift's if on."""
+    """Return the resources of all pools but the default pool, and OpenShift's resource if on."""
     named = ((resource_named(pool.name), pool) for pool in pools)
     found = tuple(Advertised(name, pool) for name, pool in named if name is not None)
     behind = pools.behind(ENABLE_SHARED_CPUS)
@@ -141,21 +143,23 @@ def advertised(pools: NodePools) -> tuple[Advertised, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a resource offers the kubelet at one moment; iterates over its devices.
+    """The devices of a resource that the agent offers the kubelet at one moment; iterable.
 
     A device that a pod holds stays listed and healthy after its CPU has left the pool: the kubelet
     admits a pod again, after its own restart or a reboot, only while every device that the pod
-    holds is healthy. Such a device is draining: it is given to nobody, and goes when the pod ends.
+    holds is healthy. Such a device is draining: no other pod gets it, and it goes when the pod
+    ends.
 
     Attributes:
-        resource: which.
+        resource: the resource.
         topology: the machine, for NUMA nodes and offline CPUs.
-        taken: CPUs that cannot be given out although they are online: pods hold them through
-            another pool.
-        beside: CPUs that cannot be given out although their cores may: siblings that pods have with
-            devices of this pool, where it did not always list them, and what is blocked.
-        draining: ids that pods hold and the pool lists no longer.
-        withdrawn: free ids of a shared pool that are left out in their place.
+        taken: online CPUs that the kubelet cannot give out, and no CPU of their cores either: pods
+            hold them through another pool.
+        beside: CPUs that the kubelet cannot give out, while it can give out others of their cores:
+            siblings that pods have with devices of this pool, where it did not always list them,
+            and blocked CPUs.
+        draining: ids that pods hold and that the pool no longer lists.
+        withdrawn: as many free ids of a shared pool, which the list leaves out.
     """
 
     resource: Advertised
@@ -174,10 +178,10 @@ class Offer:
         held: Collection[str],
         beside: CPUSet | None = None,
     ) -> Self:
-        """Make the offer of a resource.
+        """Return the offer of a resource.
 
         Args:
-            resource: which.
+            resource: the resource.
             topology: the machine.
             taken: as the attribute.
             held: its ids that pods hold.
@@ -186,8 +190,8 @@ class Offer:
         draining = frozenset(filter(_is_id, resource.unlisted(held)))
         withdrawn: Iterator[str] = iter(())
         if resource.pool.kind is PoolKind.SHARED:
-            # The highest free ids make room for those that drain, so that no milli-CPU is
-            # promised twice.
+            # The highest free ids make room for the draining ids: the kubelet must not give out
+            # a milli-CPU twice.
             numbers = map(str, range(resource.capacity - 1, -1, -1))
             withdrawn = (number for number in numbers if number not in held)
         room = frozenset(islice(withdrawn, len(draining)))
@@ -203,7 +207,9 @@ class Offer:
             # A milli-CPU is no particular CPU, so all of them are healthy while one CPU runs.
             healthy = self.some_cpu_runs
             ids = (
-                one for one in map(str, range(self.resource.capacity)) if one not in self.withdrawn
+                number
+                for number in map(str, range(self.resource.capacity))
+                if number not in self.withdrawn
             )
             for identifier in (*ids, *sorted(self.draining, key=int)):
                 yield Device(identifier, healthy, None)
@@ -212,10 +218,10 @@ class Offer:
             yield Device(str(cpu), self._available(cpu), self.topology.node_of(cpu))
 
     def looks_like(self, other: Offer) -> bool:
-        """Tell whether the kubelet sees the same in both."""
+        """Return whether the kubelet sees the same in both."""
         if self.pool.kind is PoolKind.EXCLUSIVE or other.pool.kind is PoolKind.EXCLUSIVE:
             return tuple(self) == tuple(other)
-        # A shared pool's milli-CPUs need not be spelled out for that.
+        # A shared pool has thousands of devices: comparing their ids takes too long.
         return (self.resource.capacity, self.some_cpu_runs, self.draining, self.withdrawn) == (
             other.resource.capacity,
             other.some_cpu_runs,
@@ -224,32 +230,36 @@ class Offer:
         )
 
     def check_listed(self, ids: Collection[str]) -> None:
-        """Accept only ids that are listed, each once.
+        """Accept only listed ids, each once.
 
         Raises:
-            UnknownDevices: with those that are not.
-            AllocationError: with those that are named again.
+            UnknownDevices: with the ids that are not listed.
+            AllocationError: with the ids that are named twice.
         """
         others = {*self.resource.unlisted(ids), *self.withdrawn.intersection(ids)}
-        if unknown := [one for one in ids if one in others and one not in self.draining]:
+        if unknown := [
+            identifier
+            for identifier in ids
+            if identifier in others and identifier not in self.draining
+        ]:
             raise UnknownDevices(
                 self.resource.name, "no such devices", "use the ids that it lists", unknown
             )
         if len(set(ids)) < len(ids):
-            again = [one for one, times in Counter(ids).items() if times > 1]
+            again = [identifier for identifier, times in Counter(ids).items() if times > 1]
             raise AllocationError(
                 self.resource.name, "devices are named twice", "name each once", again
             )
 
     def check_free(self, ids: Collection[str]) -> None:
-        """Accept only listed devices that can be given out now.
+        """Accept only listed devices that the kubelet can give out now.
 
         Raises:
-            UnavailableDevices: with those that cannot.
+            UnavailableDevices: with the other devices.
             AllocationError: as `check_listed`.
         """
         self.check_listed(ids)
-        if draining := [one for one in ids if one in self.draining]:
+        if draining := [identifier for identifier in ids if identifier in self.draining]:
             raise UnavailableDevices(
                 self.resource.name,
                 "these devices have left the pool, or are reserved, and stay listed for the pods"
@@ -259,7 +269,7 @@ class Offer:
             )
         if self.pool.kind is PoolKind.SHARED:
             return
-        if gone := [one for one in ids if not self._available(int(one))]:
+        if gone := [identifier for identifier in ids if not self._available(int(identifier))]:
             raise UnavailableDevices(
                 self.resource.name,
                 "these CPUs are offline, or pods still have them or their cores",
@@ -271,18 +281,21 @@ class Offer:
 
     @property
     def some_cpu_runs(self) -> bool:
-        """Whether a CPU of the pool is online; one that is configured no longer counts as such."""
+        """Whether a CPU of the pool is online; true for a pool that is no longer configured."""
         return not self.pool.cpus or not self.pool.cpus.isdisjoint(self.topology.online)
 
     def _available(self, cpu: int) -> bool:
-        # The whole core counts: an exclusive CPU is bought against a neighbour on its sibling.
+        # The whole core counts: an exclusive CPU must have no foreign load on its sibling.
         free = self.topology.core_of(cpu).isdisjoint(self.taken) and cpu not in self.beside
         return free and cpu in self.topology.online
 
     def _check_whole_cores(self, ids: Collection[str]) -> None:
         given = exclusive_cpus(ids)
-        cores = {one: self.topology.core_of(int(one)) & self.pool.offered for one in ids}
-        split = [one for one, core in cores.items() if not core <= given]
+        cores = {
+            identifier: self.topology.core_of(int(identifier)) & self.pool.offered
+            for identifier in ids
+        }
+        split = [identifier for identifier, core in cores.items() if not core <= given]
         if not split:
             return
         per_core = max(map(len, cores.values()))
@@ -297,19 +310,19 @@ class Offer:
 
 
 def capacity(pool: Pool) -> int:
-    """Count a pool's devices: CPUs, or milli-CPUs of a shared pool."""
+    """Return the number of a pool's devices: CPUs, or milli-CPUs of a shared pool."""
     return len(pool.offered) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
 
 
 def device_list_bytes(count: int) -> int:
-    """Size the ListAndWatch message of a pool whose devices have the ids 0 to count-1."""
-    # Every id has a first digit, those from 10 on a second one, those from 100 on a third, ...
+    """Return the bytes of the ListAndWatch message of a pool with the device ids 0 to count-1."""
+    # Every id has a first digit, ids from 10 have a second digit, ids from 100 a third, ...
     further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
     return count * (_DEVICE_BYTES + 1) + further_digits
 
 
 def unaligned(pool: str, error: SMTAlignmentError) -> AllocationError:
-    """Say for a pool what whole cores cannot serve."""
+    """Return the error for a pool that cannot serve a request with whole cores."""
     if error.available is None:
         return AllocationError(
             pool,
@@ -324,29 +337,30 @@ def unaligned(pool: str, error: SMTAlignmentError) -> AllocationError:
 
 
 def exclusive_cpus(ids: Iterable[str]) -> CPUSet:
-    """Read the CPUs that exclusive device ids name; ids that are no CPU ids are left out."""
+    """Return the CPUs that exclusive device ids name; leave out ids that are not CPU ids."""
     return CPUSet(
         int(identifier) for identifier in ids if _is_number_below(identifier, MAX_CPU + 1)
     )
 
 
 def describe_ids(ids: Iterable[str]) -> str:
-    """Write device ids in the list format, for the annotation that a container carries."""
+    """Return device ids in the list format, for the container's annotation."""
     return format_ids(sorted(int(identifier) for identifier in ids))
 
 
 def allocated(
     annotations: Mapping[str, str], of_pod: Mapping[str, str], names: Names
 ) -> dict[Resource, frozenset[str]]:
-    """Read what Allocate's replies wrote on a container: resource → device ids.
+    """Read the annotations that Allocate's answers wrote on a container: resource → device ids.
 
-    An annotation that holds something else counts as none, and so does one that the pod carries:
-    its author wrote that, and some runtimes copy the pod's annotations onto its containers.
+    An annotation with another content does not count. An annotation that the pod has, too, does not
+    count either: its author wrote it, and some runtimes copy the pod's annotations to its
+    containers.
 
     Args:
-        annotations: the container's, as the runtime has them.
-        of_pod: those of its pod, as the runtime has them for the sandbox.
-        names: of the annotations.
+        annotations: the container's annotations in the runtime.
+        of_pod: the annotations of its pod's sandbox in the runtime.
+        names: the names of the annotations.
     """
     found = {}
     for key in annotations.keys() - of_pod.keys():

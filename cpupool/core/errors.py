@@ -1,7 +1,6 @@
 """Every error that cpupool raises on purpose: what failed, the facts as fields, what to do.
 
-`CPUPoolError` is the root, so a caller at an edge catches one class. Any other exception that
-escapes is a bug.
+`CPUPoolError` is the root: a caller at an edge catches this class. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _SHOWN_IDS = 8
 
 
 class CPUPoolError(Exception):
-    """Something failed that cpupool knows how to describe."""
+    """A failure that cpupool can describe."""
 
 
 class CPUSetParseError(CPUPoolError, ValueError):
-    """A CPU list that is not one.
+    """A text that is not a CPU list.
 
     Attributes:
         text: the whole list as given.
@@ -45,7 +44,7 @@ class QuantityError(CPUPoolError, ValueError):
     Attributes:
         text: as written.
         reason: what it should be.
-        path: where it stands in a pod's body; empty for any other text.
+        path: its place in a pod's body; empty for any other text.
     """
 
     def __init__(self, text: str, reason: str, path: str = "") -> None:
@@ -56,7 +55,7 @@ class QuantityError(CPUPoolError, ValueError):
 
 
 class Severity(Enum):
-    """Whether a problem stops the configuration or only deserves a look."""
+    """Whether a problem refuses the configuration or is only a warning."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -83,10 +82,10 @@ class Problem:
         remedy: what to do about it.
         severity: an error refuses the configuration, a warning does not.
         path: the key, as `pools.exclusive_a.cpus`.
-        location: where it stands, if it came from a file.
-        pool: the pool concerned, if one is.
-        cpus: the CPUs concerned, if some are.
-        unreadable: whether nothing in the file could be read because of it.
+        location: its place, if it came from a file.
+        pool: the pool concerned, if any.
+        cpus: the CPUs concerned, if any.
+        unreadable: whether the problem makes the whole file unreadable.
     """
 
     what: str
@@ -106,10 +105,10 @@ class Problem:
 
 
 class ConfigError(CPUPoolError):
-    """A configuration that is refused, with every problem that was found.
+    """A refused configuration, with every problem that was found.
 
     Attributes:
-        problems: all of them, warnings included, in the order of the file.
+        problems: all problems, warnings included, in the order of the file.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -118,15 +117,15 @@ class ConfigError(CPUPoolError):
 
 
 def errors_in(problems: Iterable[Problem]) -> list[Problem]:
-    """Leave the warnings out."""
+    """Return the problems that are errors, without the warnings."""
     return [problem for problem in problems if problem.severity is Severity.ERROR]
 
 
 def refuse_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Give the problems back while they are warnings only.
+    """Return the problems if all of them are warnings.
 
     Raises:
-        ConfigError: with all of them, if one is an error.
+        ConfigError: with all problems, if one is an error.
     """
     found = tuple(problems)
     if errors_in(found):
@@ -135,7 +134,7 @@ def refuse_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 class ManifestError(CPUPoolError):
-    """A pod body, or a text of several, that is not what Kubernetes would take.
+    """A pod body, or a text of several, that Kubernetes would not accept.
 
     Attributes:
         source: the pod as namespace/name, or the place in the text.
@@ -149,7 +148,7 @@ class ManifestError(CPUPoolError):
 
 
 class PodRefused(CPUPoolError):
-    """A pod that the scheduler or the kubelet does not let in.
+    """A pod that the scheduler or the kubelet refuses.
 
     Attributes:
         pod: as namespace/name.
@@ -163,10 +162,10 @@ class PodRefused(CPUPoolError):
 
 
 class AllocationError(CPUPoolError):
-    """A request for devices that cannot be served.
+    """A request for devices that the agent cannot serve.
 
     Attributes:
-        pool: the pool that was asked.
+        pool: the pool of the request.
         ids: the device ids at fault.
     """
 
@@ -181,19 +180,19 @@ class NoDevicesAsked(AllocationError):
 
 
 class UnknownDevices(AllocationError):
-    """Ids that this pool never listed."""
+    """Device ids that this pool never listed."""
 
 
 class UnavailableDevices(AllocationError):
-    """Ids of this pool that cannot be given out now: offline, held otherwise, or parts of cores."""
+    """Ids of this pool that are not available: offline, held otherwise, or parts of cores."""
 
 
 class NotEnoughDevices(AllocationError):
-    """More devices asked for than there are to choose from.
+    """A request for more devices than there are to choose from.
 
     Attributes:
-        requested: how many were asked for.
-        free: how many there are.
+        requested: how many devices the request is for.
+        free: how many devices there are.
     """
 
     def __init__(self, pool: str, requested: int, free: int) -> None:
@@ -205,15 +204,15 @@ class NotEnoughDevices(AllocationError):
 
 
 class PlacementError(CPUPoolError):
-    """CPUs that cannot be chosen as they were asked for."""
+    """A request that no choice of CPUs can serve."""
 
 
 class NotEnoughCPUs(PlacementError):
-    """More CPUs asked for than are free.
+    """A request for more CPUs than are free.
 
     Attributes:
-        requested: how many were asked for.
-        available: how many are free.
+        requested: how many CPUs the request is for.
+        available: how many CPUs are free.
     """
 
     def __init__(self, requested: int, available: int) -> None:
@@ -228,9 +227,9 @@ class SMTAlignmentError(PlacementError):
     """A request that whole cores cannot serve.
 
     Attributes:
-        requested: how many CPUs were asked for.
-        cpus_per_core: how many make a core.
-        available: how many are free on whole cores; None where the request is no multiple.
+        requested: how many CPUs the request is for.
+        cpus_per_core: how many CPUs a core has.
+        available: how many are free on whole cores; None where the request is not a multiple.
     """
 
     def __init__(self, requested: int, cpus_per_core: int, available: int | None = None) -> None:
@@ -247,11 +246,11 @@ class SMTAlignmentError(PlacementError):
 
 
 class HostError(CPUPoolError):
-    """This machine did not do what was asked of it."""
+    """An operation on this machine that failed."""
 
 
 class HostFileError(HostError):
-    """A file of the machine that cannot be read, or that holds something else than expected."""
+    """A file of the machine that cannot be read, or has unexpected content."""
 
     def __init__(self, path: str, reason: str, remedy: str) -> None:
         self.path = path
@@ -260,7 +259,7 @@ class HostFileError(HostError):
 
 
 class CgroupNotFound(HostError):
-    """A cgroup that has vanished; its container has ended."""
+    """A cgroup that no longer exists; its container has ended."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -268,11 +267,11 @@ class CgroupNotFound(HostError):
 
 
 class CgroupWriteRejected(HostError):
-    """The kernel refused a value, or took it and runs with another.
+    """A value that the kernel refused, or accepted without effect.
 
     Attributes:
         path: the cgroup.
-        value: what was written.
+        value: the value that the agent wrote.
         errno: the kernel's answer, 0 where the value did not take effect.
     """
 
@@ -284,7 +283,7 @@ class CgroupWriteRejected(HostError):
 
 
 class ContainerNotFound(HostError):
-    """A container that the runtime does not have; it has ended, or is not there yet."""
+    """A container that the runtime does not have: it has ended, or does not exist yet."""
 
     def __init__(self, container: str) -> None:
         self.container = container
@@ -292,11 +291,11 @@ class ContainerNotFound(HostError):
 
 
 class RuntimeRefused(HostError):
-    """The container runtime did not set what a container is to have.
+    """A setting of a container that the container runtime did not make.
 
     Attributes:
         container: the container's id.
-        what: as `CPUs 2-3`.
+        what: the setting, as `CPUs 2-3`.
     """
 
     def __init__(self, container: str, what: str, reason: str) -> None:
@@ -308,15 +307,15 @@ class RuntimeRefused(HostError):
 
 
 class RuntimeBusy(RuntimeRefused):
-    """The container runtime waits for an answer of cpupool itself; it may be asked after that."""
+    """A request that the agent must repeat: the runtime waits for an answer of cpupool itself."""
 
 
 class RuntimeSilent(RuntimeRefused):
-    """The container runtime has not answered yet; it may be asked again in a while."""
+    """A request that the container runtime has not answered yet; the agent may repeat it later."""
 
 
 class RuntimeUnreachable(HostError):
-    """A container that only the runtime may write, while the runtime cannot be reached."""
+    """A container that only the runtime may write, while the agent cannot reach the runtime."""
 
     def __init__(self, container: str) -> None:
         self.container = container
@@ -327,11 +326,11 @@ class RuntimeUnreachable(HostError):
 
 
 class ProtocolError(CPUPoolError):
-    """A conversation with another program that went wrong."""
+    """An exchange with another program that failed."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other side broke the protocol, or is not there."""
+    """A peer that broke the protocol, or does not answer."""
 
 
 def _shown(ids: tuple[str, ...]) -> str:

@@ -1,7 +1,7 @@
-"""Grants: who has which CPUs of its own, and by whose word.
+"""Grants: which owner has which CPUs of its own, and who granted them.
 
-An exclusive CPU has one owner: `Grants` holds nothing else, however it is made. Below a pod a grant
-has a part for each container; parts overlap where an init container leaves its CPUs to others.
+An exclusive CPU has one owner: `Grants` refuses anything else. A pod's grant has a part for each
+container; parts overlap where an init container leaves its CPUs to other containers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PodOwner:
-    """A pod owns CPUs until it ends.
+    """A pod, which owns CPUs until it ends.
 
     Attributes:
         uid: the id in its cgroup's name.
@@ -33,10 +33,10 @@ class PodOwner:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOwner:
-    """An answer of Allocate, which names no pod, owns CPUs until a pod turns up with them.
+    """An answer of Allocate, which names no pod: it owns CPUs until a pod has them.
 
     Attributes:
-        number: counts answers.
+        number: the number of the answer.
     """
 
     number: int
@@ -46,18 +46,18 @@ Owner = PodOwner | AnswerOwner
 
 
 class Source(Enum):
-    """By whose word CPUs are granted."""
+    """Who granted CPUs."""
 
     DEVICES = "devices"
     """The kubelet gave out devices of an exclusive pool."""
     KUBELET = "kubelet"
-    """The kubelet's static CPU manager chose them."""
+    """The kubelet's static CPU manager chose the CPUs."""
     POLICY = "policy"
-    """A policy of cpupool chose them."""
+    """A policy of cpupool chose the CPUs."""
 
 
 class Sharing(Enum):
-    """Who else may run on granted CPUs."""
+    """Which others may run on granted CPUs."""
 
     NOBODY = "nobody"
     BEST_EFFORT = "best effort"
@@ -70,16 +70,16 @@ class Grant:
     """CPUs that one owner has of one resource.
 
     Attributes:
-        owner: whose they are.
-        resource: with which they come.
-        source: by whose word.
-        parts: container → its CPUs; of an unclaimed answer one part without a name.
-        sharing: who else may run on them.
-        whole_cores: nobody else runs on their SMT siblings either.
-        beside: their cores may have other owners of the same resource.
-        leaving: CPUs that the owner had before a transition, until the kernel has read back that it
-            runs there no longer.
-        cpus: the CPUs that nobody else may have: in a transition the old ones and the new ones.
+        owner: the owner of the CPUs.
+        resource: the resource that they come with.
+        source: who granted them.
+        parts: container → its CPUs; an unclaimed answer has one part without a name.
+        sharing: which others may run on them.
+        whole_cores: no other owner runs on their SMT siblings either.
+        beside: other owners of the same resource may have CPUs of the same cores.
+        leaving: CPUs that the owner had before a transition, until the kernel reports that it no
+            longer runs there.
+        cpus: the CPUs that no other owner may have: in a transition the old and the new CPUs.
     """
 
     owner: Owner
@@ -97,11 +97,11 @@ class Grant:
 
     @property
     def assigned(self) -> CPUSet:
-        """The CPUs that the owner is to have."""
+        """The CPUs that the owner must have."""
         return CPUSet.union(self.parts.values())
 
     def cut(self, cpus: CPUSet) -> Grant:
-        """Return what of it lies within these CPUs; containers without a CPU are left out."""
+        """Return this grant limited to these CPUs, without containers that then have no CPU."""
         if self.cpus <= cpus:
             return self
         parts = {name: part & cpus for name, part in self.parts.items()}
@@ -109,7 +109,7 @@ class Grant:
         return replace(self, parts=left, leaving=self.leaving & cpus)
 
     def joined(self, other: Grant) -> Grant:
-        """Return it with the parts of another grant of its owner and resource."""
+        """Return this grant with the parts of another grant of its owner and resource."""
         parts = dict(self.parts)
         for name, part in other.parts.items():
             parts[name] = parts[name] | part if name in parts else part
@@ -123,10 +123,10 @@ _Key = tuple[Owner, "Resource"]
 
 
 class GrantConflict(CPUPoolError):
-    """A CPU has two owners.
+    """CPUs that have two owners.
 
     Attributes:
-        cpus: those that have.
+        cpus: the CPUs.
     """
 
     def __init__(self, cpus: CPUSet) -> None:
@@ -136,13 +136,13 @@ class GrantConflict(CPUPoolError):
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Every grant of a node; a set that changes by making another.
+    """Every grant of a node; immutable.
 
     Attributes:
-        all: owner and resource → what it has.
+        all: owner and resource → its grant.
 
     Raises:
-        GrantConflict: two owners have a CPU; `adding` and `replacing` never make that.
+        GrantConflict: two owners have a CPU; `adding` and `replacing` never cause this.
     """
 
     all: Mapping[_Key, Grant] = field(default_factory=dict)
@@ -163,12 +163,12 @@ class Grants:
         return bool(self.all)
 
     def adding(self, claims: Iterable[Grant], topology: CPUTopology | None = None) -> Grants:
-        """Return these grants, and of each claim in turn what no other owner has.
+        """Return these grants, and from each claim in turn the CPUs that no other owner has.
 
         Args:
-            claims: of owners that may have grants already, also of the same resource.
-            topology: with it a core has one owner, too; but those of a resource whose grants may
-                lie beside each other. What is granted already is not looked at again.
+            claims: their owners may have grants already, also of the same resource.
+            topology: with it a core has one owner, too, except where the grants of a resource may
+                share cores (`Grant.beside`). Existing grants are not checked again.
         """
         found = dict(self.all)
         owners = dict(self._owners)
@@ -198,19 +198,19 @@ class Grants:
         return Grants(found)
 
     def replacing(self, grant: Grant, topology: CPUTopology | None = None) -> Grants:
-        """Return these grants with a transition: its owner has the old CPUs and the new ones.
+        """Return these grants with a transition: the owner has the old and the new CPUs.
 
-        Of the new ones it gets those that no other owner has.
+        The owner gets only those new CPUs that no other owner has.
         """
         key = (grant.owner, grant.resource)
-        others = Grants({one: has for one, has in self.all.items() if one != key})
+        others = Grants({other: has for other, has in self.all.items() if other != key})
         had = self.all[key].cpus if key in self.all else CPUSet()
         new = others.adding([grant], topology).all.get(key)
         made = grant.cut(had | new.cpus if new else had)
         return Grants({**others.all, key: replace(made, leaving=had - made.assigned)})
 
     def settled(self, owner: Owner) -> Grants:
-        """Return these grants once the kernel has read back that a transition is complete."""
+        """Return these grants after the kernel reports that a transition is complete."""
         return Grants(
             {
                 key: replace(grant, leaving=CPUSet()) if grant.owner == owner else grant
@@ -223,11 +223,11 @@ class Grants:
         return Grants({key: grant for key, grant in self.all.items() if key[0] not in owners})
 
     def of(self, owner: Owner) -> Mapping[Resource, Grant]:
-        """Return what an owner has: resource → grant."""
+        """Return the grants of an owner: resource → grant."""
         return {resource: grant for (who, resource), grant in self.all.items() if who == owner}
 
     def parts(self, pod: str, resource: Resource) -> Mapping[str, CPUSet]:
-        """Return what a pod has of a resource: container → CPUs."""
+        """Return the CPUs that a pod has of a resource: container → CPUs."""
         grant = self.all.get((PodOwner(pod), resource))
         return grant.parts if grant else {}
 

@@ -1,4 +1,4 @@
-"""Every string that users, the kubelet and applications see of cpupool."""
+"""Every name of cpupool that users, the kubelet and applications see."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ EXCLUSIVE_CPUS: Final = "EXCLUSIVE_CPUS"
 SHARED_CPUS: Final = "SHARED_CPUS"
 CPU_POOLS: Final = "CPU_POOLS"
 CONTAINER_NAME: Final = "CONTAINER_NAME"
-"""Set beside the process starter, as by CPU-Pooler, whose applications may read it."""
+"""A variable set with the process starter, as by CPU-Pooler, whose applications may read it."""
 START_TIMEOUT: Final = "CPUPOOL_START_TIMEOUT"
-"""For pod authors: how many seconds the process starter waits for the container's CPUs."""
+"""A variable for pod authors: seconds that the process starter waits for the container's CPUs."""
 
 EXCLUSIVE_PREFIX: Final = "exclusive"
 SHARED_PREFIX: Final = "shared"
-"""How the names of the pools begin that are resources; any other name is the default pool's."""
+"""The prefixes of pools that are resources; any other name is the default pool's."""
 _DEFAULT_POOL: Final = "default"
 _ALIKE: Final = 0.75
 """The least likeness of a mistyped prefix, from 0 to 1 (`difflib.SequenceMatcher.ratio`)."""
 
 ENABLE_SHARED_CPUS: Final = Resource("enable-shared-cpus", ResourceKind.BESIDE)
 """The part of OpenShift's resource after the slash: one device lets one container use a node's
-shared pool beside CPUs of its own."""
+shared pool in addition to CPUs of its own."""
 OPENSHIFT_DOMAIN: Final = "workload.openshift.io"
 OPENSHIFT_SHARED_CPUS: Final = "OPENSHIFT_SHARED_CPUS"
 OPENSHIFT_ISOLATED_CPUS: Final = "OPENSHIFT_ISOLATED_CPUS"
 LOAD_BALANCING: Final = "cpu-load-balancing"
 CRIO_LOAD_BALANCING: Final = "cpu-load-balancing.crio.io"
 DISABLE: Final = "disable"
-"""The value of an annotation by which a pod asks that the load of its CPUs is not balanced."""
+"""The annotation's value that switches load balancing off for a pod's CPUs."""
 CRIO_SHARED_CPUS: Final = "cpu-shared.crio.io"
-"""Annotation, with `/<container>`, that tells CRI-O's users of a container with shared CPUs."""
+"""Annotation, with `/<container>`, that marks a container with shared CPUs for CRI-O's users."""
 MIXED_CPUS_ALLOWED: Final = "workload.mixedcpus.openshift.io/allowed"
 """Annotation of a namespace whose pods may ask for OpenShift's resource."""
 KUBELET_CPUS: Final = Resource("kubelet/cpu", ResourceKind.KUBELET)
-"""The CPUs that the kubelet's static CPU manager gives out itself. No pool can have this name."""
+"""The CPUs that the kubelet's static CPU manager gives out. No pool can have this name."""
 POLICY_CPUS: Final = Resource("policy/cpu", ResourceKind.POLICY)
 """The CPUs that the node's CPU manager policy gives out. No pool can have this name."""
 
 STARTER: Final = "/opt/cpupool/process-starter"
-"""The process starter, as a container sees it."""
+"""The process starter's path in a container."""
 
 POOL_FILE_PREFIX: Final = "poolconfig-"
-"""Of the keys of the ConfigMap, those that begin so are pool files, as for CPU-Pooler."""
+"""Keys of the ConfigMap with this prefix are pool files, as for CPU-Pooler."""
 POOL_FILE_SUFFIX: Final = ".yaml"
-"""What pool files end with that cpupool writes; it reads them without as well."""
+"""The suffix of pool files that cpupool writes; it reads files without the suffix, too."""
 
 STATIC_POD_HASH: Final = "kubernetes.io/config.hash"
 STATIC_POD_MIRROR: Final = "kubernetes.io/config.mirror"
@@ -69,20 +69,20 @@ class Names:
     domain: str = DEFAULT_DOMAIN
 
     def resource(self, pool: str) -> str:
-        """Name the extended resource of a pool: `nokia.k8s.io/<pool>`, but for OpenShift's own."""
+        """Return the extended resource of a pool: `nokia.k8s.io/<pool>`, except OpenShift's."""
         return f"{OPENSHIFT_DOMAIN if pool == ENABLE_SHARED_CPUS else self.domain}/{pool}"
 
     def pool_of(self, resource: str) -> Resource | None:
-        """Return what is behind an extended resource, or None for one of another device plugin.
+        """Return the pool's reference of an extended resource; None for another device plugin's.
 
-        Others are in the same domain, as `nokia.k8s.io/sriov_vfio_ens1f0`.
+        Other plugins use the same domain, as `nokia.k8s.io/sriov_vfio_ens1f0`.
         """
         _, _, name = resource.partition("/")
         found = resource_named(name)
         return found if found is not None and resource == self.resource(found) else None
 
     def is_doubtful(self, resource: str) -> bool:
-        """Return whether a resource is no pool's, and its name suggests that a pool is meant."""
+        """Return whether a resource is not a pool's while its name suggests a pool."""
         domain, _, name = resource.partition("/")
         if domain != self.domain or self.pool_of(resource) is not None:
             return False
@@ -90,26 +90,26 @@ class Names:
 
     @property
     def processes(self) -> str:
-        """Name the annotation by which a pod lists the processes to start: `nokia.k8s.io/cpus`."""
+        """The annotation with the processes that a pod starts: `nokia.k8s.io/cpus`."""
         return f"{self.domain}/cpus"
 
     @property
     def load_balancing(self) -> str:
-        """Name our annotation for load balancing: `nokia.k8s.io/cpu-load-balancing`."""
+        """The annotation for load balancing in our domain: `nokia.k8s.io/cpu-load-balancing`."""
         return f"{self.domain}/{LOAD_BALANCING}"
 
     def allocated(self, pool: str) -> str:
-        """Name the annotation by which an allocation is recognised on the container."""
+        """Return the annotation that records an allocation on the container."""
         return f"{self.domain}/allocated.{pool}"
 
     def allocated_pool(self, annotation: str) -> Resource | None:
-        """Return what such an annotation is about, or None for any other."""
+        """Return the resource of such an annotation, or None for any other annotation."""
         domain, _, name = annotation.partition("/allocated.")
         return resource_named(name) if domain == self.domain else None
 
 
 def resource_named(name: str) -> Resource | None:
-    """Return the resource of a pool by its name, or OpenShift's; None for any other name.
+    """Return the resource of a pool's name, or OpenShift's resource; None for any other name.
 
     The prefix of a pool's name is its kind, as for CPU-Pooler.
     """
@@ -123,25 +123,25 @@ def resource_named(name: str) -> Resource | None:
 
 
 def meant_prefix(name: str) -> str | None:
-    """Return the prefix that a name has but for a typing error, as `exlusive-pool`; or None."""
+    """Return the prefix that a name has except for a typing error, as `exlusive-pool`; or None."""
     word = re.split("[-_.]", name.lower(), maxsplit=1)[0]
     near = difflib.get_close_matches(word, (EXCLUSIVE_PREFIX, SHARED_PREFIX), 1, _ALIKE)
     return near[0] if near else None
 
 
 def pool_variable(pool: str) -> str:
-    """Name the environment variable of one pool: `CPUPOOL_CPUS_<POOL>`, but for OpenShift's own."""
+    """Return the environment variable of a pool: `CPUPOOL_CPUS_<POOL>`, except OpenShift's."""
     if pool == ENABLE_SHARED_CPUS:
         return OPENSHIFT_SHARED_CPUS
     return "CPUPOOL_CPUS_" + pool.upper().replace("-", "_").replace(".", "_")
 
 
 def is_reserved_variable(name: str) -> bool:
-    """Tell whether a variable is for cpupool alone to set, whatever its value."""
+    """Return whether only cpupool may set a variable, whatever its value."""
     own = name in (EXCLUSIVE_CPUS, SHARED_CPUS) or name.startswith("CPUPOOL_")
     return own and name != START_TIMEOUT
 
 
 def shared_pool_folder(pool: str) -> str:
-    """Name the folder in which a container finds the CPUs of a shared pool as they are now."""
+    """Return the folder in which a container finds the current CPUs of a shared pool."""
     return f"/run/cpupool/{pool}"

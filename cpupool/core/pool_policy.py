@@ -1,8 +1,8 @@
-"""How an exclusive pool's CPUs are chosen for a container: what an admin may write beside `cpus`.
+"""The keys of an exclusive pool, in addition to `cpus`, that say how its CPUs are chosen.
 
-Without any of it a pool lists one CPU per core, as CPU-Pooler's pools do. With `cpuBindPolicy` it
-lists CPUs, siblings included, and the policy says how they are handed out. The words are those of
-the kubelet's static CPU manager policy options and of Koordinator's CPU orchestration.
+Without these keys a pool lists one CPU per core, as CPU-Pooler's pools do. With `cpuBindPolicy` it
+lists CPUs, siblings included, and the policy says how containers get them. The words come from the
+kubelet's static CPU manager policy options and from Koordinator's CPU orchestration.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class CPUBindPolicy(Enum):
 class NUMAPolicy(Enum):
     """On which NUMA nodes a container's CPUs lie.
 
-    PACKED takes the fewest nodes, of those the fullest that suffice, and whole nodes first.
-    DISTRIBUTED takes the same number from each node where it needs several. MOST_ALLOCATED takes
-    the fewest nodes, the fullest first; LEAST_ALLOCATED the fewest, the emptiest first.
+    PACKED takes the fewest nodes: the fullest that suffice, and whole nodes first. DISTRIBUTED
+    takes the same number from each node where it needs several. MOST_ALLOCATED takes the fewest
+    nodes, the fullest first; LEAST_ALLOCATED takes the fewest nodes, the emptiest first.
     """
 
     PACKED = "packed"
@@ -45,7 +45,7 @@ class NUMAPolicy(Enum):
 
 
 class ExclusivePolicy(Enum):
-    """What a pod would rather not share with other pods of the pool; a wish, not a promise."""
+    """What a pod prefers not to share with other pods of the pool; a wish, not a promise."""
 
     NONE = "none"
     PHYSICAL_CORE = "physicalCore"
@@ -60,9 +60,9 @@ class PoolPolicy:
         bind: how CPUs lie on cores; None where the pool lists one CPU per core.
         numa: on which NUMA nodes they lie.
         align_by_uncore_cache: whether they lie behind the fewest uncore (L3) caches; None where
-            nothing is written: they do wherever that is lawful.
-        exclusive: what pods would rather not share.
-        reserved: CPUs of the pool that are given to nobody.
+            the file says nothing: they do wherever the other keys allow it.
+        exclusive: what pods prefer not to share.
+        reserved: CPUs of the pool that no container gets.
     """
 
     bind: CPUBindPolicy | None = None
@@ -73,23 +73,23 @@ class PoolPolicy:
 
     @property
     def whole_cores(self) -> bool:
-        """Whether each container is promised whole cores of the CPUs that the pool lists."""
+        """Whether each container gets only whole cores of the CPUs that the pool lists."""
         return self.bind is CPUBindPolicy.FULL_PHYSICAL_CORES
 
     @property
     def spreads(self) -> bool:
-        """Whether each of a container's CPUs is to lie on a core of its own."""
+        """Whether each CPU of a container must lie on a core of its own."""
         return self.bind is CPUBindPolicy.SPREAD_ACROSS_CORES
 
     @property
     def by_uncore_cache(self) -> bool:
-        """Whether the fewest uncore caches are looked for."""
+        """Whether the choice looks for the fewest uncore caches."""
         if self.align_by_uncore_cache is None:
             return self.numa is not NUMAPolicy.DISTRIBUTED and not self.spreads
         return self.align_by_uncore_cache
 
     def written(self) -> dict[str, str]:
-        """Write the policy as in a pool file: key → value, without what is at its default."""
+        """Return the policy as in a pool file: key → value, without default values."""
         found = {}
         if self.bind is not None:
             found[CPU_BIND_POLICY] = self.bind.value
@@ -105,10 +105,10 @@ class PoolPolicy:
 
     @classmethod
     def read(cls, written: Mapping[str, str]) -> Self:
-        """Read what `written` gave.
+        """Read the output of `written`.
 
         Raises:
-            ValueError: a value is none of its key's.
+            ValueError: a key does not allow its value.
         """
         bind, aligned = written.get(CPU_BIND_POLICY), written.get(ALIGN_BY_UNCORE_CACHE)
         return cls(

@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re
 
 
 class PoolKind(Enum):
-    """Who may own a pool's CPUs."""
+    """How containers use a pool's CPUs."""
 
     EXCLUSIVE = EXCLUSIVE_PREFIX
     SHARED = SHARED_PREFIX
@@ -34,7 +34,7 @@ class PoolKind(Enum):
 
     @classmethod
     def of_name(cls, name: str) -> PoolKind:
-        """Return the kind that the prefix of a pool's name says, as CPU-Pooler does."""
+        """Return the kind that the prefix of a pool's name means, as for CPU-Pooler."""
         for kind in (cls.EXCLUSIVE, cls.SHARED):
             if name.startswith(kind.value):
                 return kind
@@ -42,7 +42,7 @@ class PoolKind(Enum):
 
 
 class HyperThreadingPolicy(Enum):
-    """What an exclusive CPU brings with it: nothing, or the siblings on its core."""
+    """What comes with an exclusive CPU: nothing, or the siblings on its core."""
 
     SINGLE_THREADED = "singleThreaded"
     MULTI_THREADED = "multiThreaded"
@@ -50,13 +50,13 @@ class HyperThreadingPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One pool as the admin wrote it.
+    """One pool in the admin's words.
 
     Attributes:
         name: as in the resource `nokia.k8s.io/<name>`.
         kind: exclusive, shared or default.
-        cpus: the CPUs listed; for an exclusive pool one per core, unless its policy binds threads.
-        hyper_threading: what an exclusive CPU brings with it.
+        cpus: the CPUs listed; for an exclusive pool one per core, unless it has `cpuBindPolicy`.
+        hyper_threading: what comes with an exclusive CPU.
         policy: how an exclusive pool's CPUs are chosen.
     """
 
@@ -68,10 +68,10 @@ class Pool:
 
     @classmethod
     def named(cls, name: str, cpus: str, *, multi_threaded: bool = False) -> Pool:
-        """Make a pool from its name and CPU list.
+        """Return a pool with this name and CPU list.
 
         Raises:
-            CPUSetParseError: the list is not one.
+            CPUSetParseError: the list is not a CPU list.
         """
         policy = (
             HyperThreadingPolicy.MULTI_THREADED
@@ -82,29 +82,29 @@ class Pool:
 
     @property
     def offered(self) -> CPUSet:
-        """The CPUs that containers may be given: those listed, without the reserved ones."""
+        """The CPUs that containers may get: the listed CPUs without the reserved CPUs."""
         return self.cpus - self.policy.reserved
 
     def reach(self, topology: CPUTopology) -> CPUSet:
-        """Give the CPUs that nobody else may use: for an exclusive pool whole cores."""
+        """Return the CPUs that no other pool may use: for an exclusive pool whole cores."""
         exclusive = self.kind is PoolKind.EXCLUSIVE
         return topology.with_siblings(self.cpus) if exclusive else self.cpus
 
     def granted(self, cpus: CPUSet, topology: CPUTopology) -> CPUSet:
-        """Give what a container gets for exclusive devices: under multiThreaded whole cores."""
+        """Return the CPUs that come with exclusive devices: under multiThreaded whole cores."""
         multi_threaded = self.hyper_threading is HyperThreadingPolicy.MULTI_THREADED
         return topology.with_siblings(cpus) if multi_threaded else cpus
 
 
 @dataclass(frozen=True, slots=True)
 class MixedCPUs:
-    """OpenShift's form of asking for shared CPUs beside exclusive ones, switched on.
+    """OpenShift's resource for shared CPUs in addition to exclusive CPUs, switched on.
 
     Source: openshift/enhancements, node-tuning/mixed-cpu-node-plugin.md.
 
     Attributes:
         pool: the shared pool whose CPUs such containers get.
-        containers_limit: how many containers of the node may have them at a time.
+        containers_limit: how many containers of the node may have these CPUs at the same time.
     """
 
     pool: str
@@ -113,7 +113,7 @@ class MixedCPUs:
 
 @dataclass(frozen=True, slots=True)
 class CPUManager:
-    """How the default pool's CPUs are given out.
+    """How containers get the default pool's CPUs.
 
     Attributes:
         policy: the name of the CPU manager policy.
@@ -128,12 +128,12 @@ CPU_MANAGER_POLICIES: Final = (CPUManager().policy,)
 
 @dataclass(frozen=True, slots=True)
 class NodePools:
-    """All pools of one node, sorted by name; `pool_rules` tells whether they may stand together.
+    """All pools of one node, sorted by name; `pool_rules` checks whether they are valid together.
 
     Attributes:
         pools: as configured; an iteration goes over these.
-        mixed: whether and how OpenShift's resource is offered.
-        cpu_manager: how the default pool's CPUs are given out.
+        mixed: whether and how the agent offers OpenShift's resource.
+        cpu_manager: how containers get the default pool's CPUs.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -144,7 +144,7 @@ class NodePools:
     def of(
         cls, *pools: Pool, mixed: MixedCPUs | None = None, cpu_manager: CPUManager | None = None
     ) -> NodePools:
-        """Collect pools in the order of their names."""
+        """Return these pools in the order of their names."""
         by_name = tuple(sorted(pools, key=lambda pool: pool.name))
         return cls(by_name, mixed, cpu_manager or CPUManager())
 
@@ -152,11 +152,11 @@ class NodePools:
         return iter(self.pools)
 
     def by_name(self, name: str) -> Pool | None:
-        """Find a pool by its exact name."""
+        """Return the pool with this exact name, or None."""
         return next((pool for pool in self.pools if pool.name == name), None)
 
     def behind(self, resource: Resource) -> Pool | None:
-        """Find the pool whose CPUs come with a resource, as configured."""
+        """Return the configured pool whose CPUs come with a resource, or None."""
         if resource.kind is not ResourceKind.BESIDE:
             return self.by_name(resource)
         if self.mixed is None:
@@ -164,18 +164,18 @@ class NodePools:
         return self.by_name(self.mixed.pool) or Pool.named(self.mixed.pool, "")
 
     def of_kind(self, kind: PoolKind) -> tuple[Pool, ...]:
-        """List the pools of one kind."""
+        """Return the pools of one kind."""
         return tuple(pool for pool in self.pools if pool.kind is kind)
 
     @property
     def shared_alone(self) -> bool:
-        """Whether nobody is placed on CPUs of his own, or on the default pool's, by these pools."""
+        """Whether there are only shared pools: none is exclusive and none is the default pool."""
         return all(pool.kind is PoolKind.SHARED for pool in self.pools)
 
     def default_cpus(self, topology: CPUTopology) -> CPUSet:
-        """Give the default pool's CPUs; where none is configured, every CPU that no pool lists.
+        """Return the default pool's CPUs; without a default pool every CPU that no pool uses.
 
-        The idle siblings of exclusive cores belong to nobody.
+        The idle siblings of exclusive cores belong to no pool.
         """
         configured = self.of_kind(PoolKind.DEFAULT)
         if configured:
@@ -184,7 +184,7 @@ class NodePools:
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a pool can be called so: its name is the part of a resource after the slash.
+    """Return whether a pool can have this name: the part of its resource after the slash.
 
     Kubernetes: IsQualifiedName in k8s.io/apimachinery/pkg/util/validation.
     """

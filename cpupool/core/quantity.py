@@ -25,14 +25,14 @@ _MILLI: Final = 1000
 _END: Final = 2**63
 _GRAMMAR: Final = "write a number, as 2, 500m or 1k"
 _DIGITS: Final = 28
-"""The 19 digits of the largest quantity, 2^63 - 1, and the 9 behind the point that it may have."""
+"""The 19 digits of the largest quantity, 2^63 - 1, and the 9 digits allowed after the point."""
 
 
 def parse(text: str) -> Decimal:
     """Read a quantity such as `2`, `1.5k`, `100m`, `1e3` or `4Gi`.
 
     Raises:
-        QuantityError: the text is outside the grammar, or has more than 28 digits that count.
+        QuantityError: the text is outside the grammar, or has more than 28 significant digits.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
@@ -49,13 +49,13 @@ def parse(text: str) -> Decimal:
 class Quantity:
     """An amount of a resource in a pod's body, parsed when the body is read.
 
-    A wrong one is refused only where it is needed: resources of others may be anything.
+    A wrong amount raises only where it is needed: resources of other plugins may be anything.
 
     Attributes:
-        text: as written; the type of what is neither text nor number.
-        path: where it stands.
-        number: what it comes to; None where it is no quantity.
-        fault: why it is none.
+        text: as written; the name of the type where it is neither text nor number.
+        path: its place in the body.
+        number: its value; None where it is not a quantity.
+        fault: why it is not a quantity.
     """
 
     text: str
@@ -74,7 +74,7 @@ class Quantity:
 
     @property
     def value(self) -> Decimal:
-        """What it comes to.
+        """The value.
 
         Raises:
             QuantityError: it is no quantity.
@@ -85,7 +85,7 @@ class Quantity:
 
     @property
     def milli(self) -> int:
-        """What it comes to in thousandths, 0 or more.
+        """The value in thousandths, 0 or more.
 
         The API's quantities round up (MilliValue in apimachinery's quantity.go).
 
@@ -111,7 +111,7 @@ class Quantity:
         return int(value)
 
     def is_milli(self, milli: int | None) -> bool:
-        """Return whether it is exactly so many thousandths; None is no amount."""
+        """Return whether the value is exactly `milli` thousandths; None means no amount."""
         return self.number is not None and self.number * _MILLI == milli
 
     def _error(self, reason: str) -> QuantityError:
@@ -120,7 +120,7 @@ class Quantity:
 
 def _text(written: object) -> str:
     if isinstance(written, int) and not isinstance(written, bool):
-        # Python writes no number of thousands of digits.
+        # Python refuses to write a number with thousands of digits.
         if not -_END <= written < _END:
             raise QuantityError(type(written).__name__, "a quantity is from -2^63 to 2^63 - 1")
         return str(written)

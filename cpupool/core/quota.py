@@ -1,7 +1,7 @@
 """CFS bandwidth: how long the threads of a cgroup may run in each period.
 
-Source: Documentation/scheduler/sched-bwc.rst of the kernel, and what the kubelet makes of a cpu
-limit (kubernetes: pkg/kubelet/cm/helpers_linux.go, `MilliCPUToQuota` and `ResourceConfigForPod`).
+Source: Documentation/scheduler/sched-bwc.rst of the kernel, and the kubelet's quota for a cpu limit
+(kubernetes: pkg/kubelet/cm/helpers_linux.go, `MilliCPUToQuota` and `ResourceConfigForPod`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PERIOD_US: Final = 100_000
-"""The kernel's usual period, and the kubelet's."""
+"""The kernel's default period, and the kubelet's."""
 UNLIMITED_US: Final = -1
 _LEAST_US: Final = 1_000
-"""The kernel takes no smaller quota."""
+"""The smallest quota that the kernel accepts."""
 _MILLI: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """How long the threads of a cgroup may run together, in each period.
+    """How long all threads of a cgroup together may run in each period.
 
     Attributes:
         quota_us: the time; `UNLIMITED_US` for no limit.
@@ -35,24 +35,24 @@ class Bandwidth:
     period_us: int = PERIOD_US
 
     def __str__(self) -> str:
-        """Write it as `cpu.max` of cgroup v2 does: `200000 100000`, or `max 100000`."""
+        """Return the text of `cpu.max` of cgroup v2: `200000 100000`, or `max 100000`."""
         return f"{'max' if self.cpus is None else self.quota_us} {self.period_us}"
 
     @property
     def cpus(self) -> Fraction | None:
-        """How many CPUs that comes to; None for no limit."""
+        """The limit in CPUs; None for no limit."""
         return None if self.quota_us < 0 else Fraction(self.quota_us, self.period_us)
 
     def holds(self, other: Bandwidth) -> bool:
-        """Tell whether a cgroup of this bandwidth does not limit one of the other below it."""
+        """Return whether this bandwidth is at least the other; no limit is the most."""
         return self.cpus is None or (other.cpus is not None and other.cpus <= self.cpus)
 
     def of_milli(self, milli: int | None, *, at_least: Fraction = Fraction()) -> Bandwidth:
-        """Give so many milli-CPUs, None for no limit, in the same period, as the kubelet rounds.
+        """Return the bandwidth of `milli` milli-CPUs in the same period, rounded as by the kubelet.
 
         Args:
-            milli: how many.
-            at_least: CPUs below which rounding must not lead.
+            milli: milli-CPUs; None for no limit.
+            at_least: CPUs; rounding must not lead below.
         """
         if milli is None:
             return Bandwidth(UNLIMITED_US, self.period_us)
@@ -63,13 +63,13 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much CPU time a container is to have.
+    """How much CPU time a container must have.
 
     Attributes:
         milli: in milli-CPUs; None for no limit.
-        or_unlimited: no limit is right as well: whoever else has lifted it knows why.
-        own_milli: what the kubelet limits the container to, and its pod's cgroup reckons with; None
-            for no limit.
+        or_unlimited: no limit is right as well: cpupool leaves a limit that others have lifted.
+        own_milli: the container's limit by the kubelet, which its pod's cgroup includes; None for
+            no limit.
     """
 
     milli: int | None
@@ -78,22 +78,22 @@ class Limit:
 
     @property
     def added_milli(self) -> int:
-        """By how much the container is to have more than the kubelet reckons with."""
+        """The milli-CPUs that the container must have in addition to the kubelet's limit."""
         if self.milli is None or self.own_milli is None:
             return 0
         return max(0, self.milli - self.own_milli)
 
     def settle(self, found: Bandwidth) -> Bandwidth:
-        """Give what a container must have where it has this: the same, if that is right."""
+        """Return the bandwidth that a container must have; `found` itself if it is right."""
         if self.or_unlimited and found.cpus is None:
             return found
         return found.of_milli(self.milli)
 
     def start(self, asked: Bandwidth) -> Bandwidth:
-        """Give what a container can be created with, where a runtime is asked for this.
+        """Return the bandwidth for a container's creation, where the kubelet asks for `asked`.
 
-        Only less, or no limit at all: the pod's own cgroup has the sum of what its containers were
-        limited to, and on cgroup v1 it refuses them more.
+        It is not more than `asked`, or no limit: the pod's own cgroup has the sum of the
+        containers' limits, and on cgroup v1 the kernel refuses more below it.
         """
         wanted = self.settle(asked)
         return wanted if wanted.cpus is None or asked.holds(wanted) else asked
@@ -106,16 +106,16 @@ def settle_pod(
     *,
     lifts: bool,
 ) -> Bandwidth:
-    """Give what a pod's own cgroup must have, where it has this: the same, if that is right.
+    """Return the bandwidth that a pod's own cgroup must have; `found` itself if it is right.
 
-    It has no limit while a container of it is to have none; never less than its containers need;
-    and otherwise what the kubelet gives it, with what is added to its containers.
+    The cgroup has no limit while one of its containers must have none. Otherwise it has the
+    kubelet's limit and what cpupool adds to the containers, never less than the containers need.
 
     Args:
-        found: what it has.
-        base_milli: what the kubelet limits the pod to; None for no limit, or where it is not known.
-        containers: those for whom cpupool has a say: their limit and what they have.
-        lifts: having no limit may be cpupool's doing, and is left to others where it is not.
+        found: the bandwidth that the cgroup has.
+        base_milli: the kubelet's limit for the pod; None for no limit, or where it is not known.
+        containers: the containers that cpupool limits: their limit and the bandwidth they have.
+        lifts: cpupool may have lifted the cgroup's limit; otherwise a lifted limit stays.
     """
     settled = tuple(containers)
     limits = tuple(limit for limit, _ in settled)

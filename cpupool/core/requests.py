@@ -1,4 +1,4 @@
-"""What containers ask for: amounts of resources that come with CPUs."""
+"""Requests of containers: amounts of resources that come with CPUs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class ResourceKind(Enum):
-    """What CPUs come with a resource."""
+    """Which CPUs come with a resource."""
 
     EXCLUSIVE = "exclusive"
-    """CPUs of an exclusive pool, one a device."""
+    """CPUs of an exclusive pool; each device is a CPU."""
     SHARED = "shared"
     """A shared pool's CPUs; a device is a milli-CPU."""
     BESIDE = "beside"
-    """A shared pool's CPUs beside CPUs of its own, by OpenShift's resource; one device each."""
+    """A shared pool's CPUs in addition to exclusive CPUs, by OpenShift's resource."""
     KUBELET = "kubelet"
     """CPUs that the kubelet's static CPU manager gives out, for a whole native request."""
     POLICY = "policy"
@@ -31,24 +31,24 @@ class ResourceKind(Enum):
 
     @property
     def native(self) -> bool:
-        """Whether a container asks for them by its native cpu request, and so by no pool's name."""
+        """Whether a container asks for the CPUs by its native cpu request, not by a pool's name."""
         return self is ResourceKind.KUBELET or self is ResourceKind.POLICY
 
 
 class Resource(str):
-    """The name of a resource that comes with CPUs, a pool's most often, which knows its kind.
+    """The name of a resource that comes with CPUs, most often a pool's, with its kind.
 
-    It compares as its name, and knows the kind also where its pool is configured no longer.
+    It compares as its name, and has the kind also where its pool is no longer configured.
 
     Attributes:
-        kind: what CPUs come with it.
+        kind: which CPUs come with it.
     """
 
     __slots__ = ("kind",)
     kind: ResourceKind
 
     def __new__(cls, name: str, kind: ResourceKind) -> Self:
-        """Make the reference; `names.resource_named` parses a name."""
+        """Return the reference; `names.resource_named` parses a name."""
         made = super().__new__(cls, name)
         made.kind = kind
         return made
@@ -56,10 +56,10 @@ class Resource(str):
 
 @dataclass(frozen=True, slots=True)
 class CPURequest:
-    """What counts of what a container asks for.
+    """The part of a container's request that cpupool serves.
 
     Attributes:
-        amounts: resource → devices, or CPUs of the kubelet's.
+        amounts: resource → devices, or CPUs of the kubelet's CPU manager.
     """
 
     amounts: Mapping[Resource, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class CPURequest:
 
     @property
     def exclusive(self) -> bool:
-        """Whether it asks for CPUs of an exclusive pool."""
+        """Whether the container requests CPUs of an exclusive pool."""
         return any(resource.kind is ResourceKind.EXCLUSIVE for resource in self.amounts)
 
 

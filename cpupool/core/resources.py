@@ -1,4 +1,4 @@
-"""What pods and containers request, and what Kubernetes makes of it: QoS class and limits.
+"""Requests and limits of pods and containers, and the QoS class and cgroup limits that follow.
 
 `resources` of a pod's body is ResourceRequirements of k8s.io/api/core/v1/types.go.
 """
@@ -28,10 +28,10 @@ NATIVE: Final = (CPU, MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a container, or a whole pod, requests and is limited to.
+    """The requests and limits of a container, or of a whole pod.
 
     Attributes:
-        requests: resource → amount, of cpu, memory and what comes with a pool.
+        requests: resource → amount, of cpu, memory and the pools' resources.
         limits: the same.
     """
 
@@ -45,10 +45,10 @@ class Requirements:
         """Read both parts of `resources`; null is no amount.
 
         Args:
-            requests: resource → amount, as JSON or YAML holds it.
+            requests: resource → amount, a value of JSON or YAML.
             limits: the same.
             names: for the resources of pools.
-            path: where `resources` stands.
+            path: the place of `resources` in the pod's body.
         """
         parts = (
             {
@@ -65,12 +65,12 @@ class Requirements:
         return self.limits.get(resource), self.requests.get(resource)
 
     def pools(self, names: Names) -> dict[Resource, int]:
-        """Return what is requested of the pools: resource → amount.
+        """Return the amounts of the pools' resources: resource → amount.
 
-        For an extended resource the API server takes equal requests and limits, or limits alone.
+        For an extended resource the API server accepts equal requests and limits, or limits alone.
 
         Raises:
-            QuantityError: an amount is no count.
+            QuantityError: an amount is not a whole number.
         """
         wanted = {**self.requests, **self.limits}
         pools = ((names.pool_of(resource), amount) for resource, amount in wanted.items())
@@ -79,10 +79,10 @@ class Requirements:
 
     @property
     def limit_milli(self) -> int | None:
-        """The cpu limit; None for no limit.
+        """The cpu limit in milli-CPUs; None for no limit.
 
         Raises:
-            QuantityError: it is no quantity.
+            QuantityError: it is not a quantity.
         """
         return _milli(self.limits.get(CPU)) or None
 
@@ -100,13 +100,13 @@ class Requirements:
 
 
 def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass:
-    """Compute a pod's class as Kubernetes does.
+    """Compute a pod's QoS class as Kubernetes does.
 
     Source: pkg/apis/core/v1/helper/qos/qos.go.
 
     Args:
-        pod: what is written for the pod itself; it stands for all containers.
-        containers: what is written for each, without ephemeral ones.
+        pod: the pod's own `resources`; if they name cpu or memory, the containers' do not count.
+        containers: the `resources` of each container, without ephemeral containers.
 
     Raises:
         QuantityError: an amount is no quantity.
@@ -127,15 +127,15 @@ def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass
 def pod_limit_milli(
     pod: Requirements, overhead: Quantity | None, qos: QoSClass, containers: Iterable[Container]
 ) -> int | None:
-    """Compute what the kubelet limits a pod's cgroup to, in milli-CPUs; None for no limit.
+    """Compute the kubelet's limit for a pod's cgroup, in milli-CPUs; None for no limit.
 
     Source: ResourceConfigForPod in kubernetes pkg/kubelet/cm/helpers_linux.go, and PodLimits in
     component-helpers/resource/helpers.go.
 
     Args:
-        pod: what is written for the pod itself.
-        overhead: the cpu of its sandbox; None for none.
-        qos: its class.
+        pod: the pod's own `resources`.
+        overhead: the cpu of its sandbox; None for no overhead.
+        qos: its QoS class.
         containers: its containers, with their limits.
 
     Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CoreType(Enum):
-    """What kind of core a hybrid machine has a CPU on; STANDARD where all are alike."""
+    """The kind of a CPU's core on a hybrid machine; STANDARD where all cores are alike."""
 
     STANDARD = "standard"
     PERFORMANCE = "performance"
@@ -27,7 +27,7 @@ class CoreType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CPUFacts:
-    """What the kernel says about one online CPU, each group as the kernel lists it.
+    """The kernel's facts about one online CPU, each group as in the kernel's list.
 
     Attributes:
         core: the SMT siblings, itself included.
@@ -50,7 +50,7 @@ class CPUFacts:
 
 @dataclass(frozen=True, slots=True)
 class CPUInfo:
-    """Where one online CPU stands.
+    """The place of one online CPU in the topology.
 
     Attributes:
         cpu: its id.
@@ -58,9 +58,9 @@ class CPUInfo:
         socket: index into `CPUTopology.sockets`.
         die: index into `CPUTopology.dies`; None where no package has more than one.
         l3: index into `CPUTopology.l3`; None without an L3 cache.
-        node: NUMA node id; None where the CPU belongs to none.
+        node: NUMA node id; None where the CPU has no node.
         core_type: performance, efficiency, ...
-        core_id: the kernel's own id, for display; where threads of one core differ, the lowest's.
+        core_id: the kernel's own id, for display; where threads of a core differ, the lowest CPU's.
         package_id: the kernel's own id, for display.
         die_id: the kernel's own id, for display.
     """
@@ -79,7 +79,7 @@ class CPUInfo:
 
 @dataclass(frozen=True, slots=True)
 class OfflineCPU:
-    """What was known of a CPU when it was last online.
+    """The facts about a CPU from when it was last online.
 
     Attributes:
         core: its SMT siblings, itself included.
@@ -92,7 +92,7 @@ class OfflineCPU:
 
 @dataclass(frozen=True, slots=True)
 class CPUTopology:
-    """One machine. Groups hold online CPUs only and are ordered by their lowest CPU.
+    """One machine. Groups hold only online CPUs, in the order of their lowest CPU.
 
     Attributes:
         online: CPUs that run.
@@ -101,12 +101,12 @@ class CPUTopology:
         cores: the SMT sibling groups.
         sockets: the packages.
         dies: the dies; empty unless a package has more than one.
-        l3: the groups behind one L3 cache; a CPU without L3 is in none.
-        nodes: NUMA node id → its CPUs, CPU-less nodes with the empty set.
+        l3: the groups behind one L3 cache; a CPU without L3 is in no group.
+        nodes: NUMA node id → its CPUs; the empty set for a node without CPUs.
         distances: NUMA node id → distances to all nodes in ascending order of their ids.
         cpus: CPU id → CPUInfo, for online CPUs.
         hybrid: kernel name of a core type (`cpu_core`, `cpu_atom`, ...) → its CPUs.
-        offline: what is remembered of CPUs that went offline.
+        offline: CPU id → its last facts, for CPUs that went offline.
     """
 
     online: CPUSet
@@ -123,7 +123,7 @@ class CPUTopology:
     offline: Mapping[int, OfflineCPU] = field(default_factory=dict)
 
     def core_of(self, cpu: int) -> CPUSet:
-        """Give the threads of a CPU's core, offline ones included where they are known."""
+        """Return the threads of a CPU's core, offline ones included where they are known."""
         info = self.cpus.get(cpu)
         threads = self.cores[info.core] if info else CPUSet.of(cpu)
         remembered = (known.core for known in self.offline.values() if cpu in known.core)
@@ -134,14 +134,14 @@ class CPUTopology:
         return CPUSet.union(self.core_of(cpu) for cpu in cpus)
 
     def node_of(self, cpu: int) -> int | None:
-        """Name a CPU's NUMA node, remembered while it is offline."""
+        """Return a CPU's NUMA node, also while the CPU is offline; None where it is not known."""
         known = self.cpus.get(cpu) or self.offline.get(cpu)
         return known.node if known else None
 
     def remembering(self, before: CPUTopology) -> CPUTopology:
-        """Keep what an earlier reading knew of CPUs that are offline now.
+        """Return this topology with an earlier reading's facts about CPUs that are offline now.
 
-        The kernel forgets the siblings and the node of an offline CPU; a pool must not.
+        The kernel forgets the siblings and the node of an offline CPU, but a pool needs them.
         """
         gone = before.present & self.present - self.online
         offline = {
@@ -152,12 +152,12 @@ class CPUTopology:
         return replace(self, offline=offline)
 
     def cut_to(self, online: CPUSet) -> CPUTopology:
-        """Return this machine after CPUs went offline.
+        """Return the topology after CPUs went offline.
 
-        It equals a new reading, which takes a machine of 256 CPUs 50 ms and more.
+        The result equals a new reading, which takes 50 ms and more on a machine of 256 CPUs.
 
         Args:
-            online: the CPUs that are left, all of them online here.
+            online: the CPUs that stay online, all of them online here.
         """
         infos = {cpu: self.cpus[cpu] for cpu in online}
         return assemble(
@@ -183,7 +183,7 @@ class CPUTopology:
 
 
 def describe(topology: CPUTopology) -> dict[str, object]:
-    """Describe a machine in values that JSON knows, sets of CPUs in the list format.
+    """Return a machine as JSON values, with sets of CPUs in the list format.
 
     `cpus` holds one object per online CPU; its `core`, `socket`, `die` and `l3` are indices into
     the arrays of that name, its `*_id` are the kernel's own.
@@ -225,7 +225,7 @@ def assemble(
     distances: Mapping[int, tuple[int, ...]],
     hybrid: Mapping[str, CPUSet],
 ) -> CPUTopology:
-    """Build the topology from the facts of each online CPU, cutting groups to what is online."""
+    """Build the topology from the facts of each online CPU, with groups of online CPUs only."""
     cores = _groups(online, ((cpu, facts[cpu].core) for cpu in online))
     sockets = _groups(online, ((cpu, facts[cpu].socket) for cpu in online))
     l3 = _groups(online, ((cpu, facts[cpu].l3) for cpu in online))
@@ -274,11 +274,11 @@ def _groups(online: CPUSet, members: Iterable[tuple[int, CPUSet | None]]) -> _Gr
     order: list[CPUSet] = []
     index: dict[int, int] = {}
     free = online
-    # Ascending CPUs: a group is met first at its lowest CPU, so the order needs no sorting.
+    # CPUs come in ascending order, so groups come in the order of their lowest CPU.
     for cpu, group in members:
         if group is None or cpu not in free:
             continue
-        # Never a CPU twice, even where the kernel's sets contradict each other.
+        # No CPU is in two groups, even where the kernel's sets contradict each other.
         cut = group & free | CPUSet.of(cpu)
         index.update(dict.fromkeys(cut, len(order)))
         order.append(cut)
@@ -307,4 +307,4 @@ NO_CPUS = assemble(
     distances={},
     hybrid={},
 )
-"""The machine before it has been read."""
+"""The machine before the first reading."""

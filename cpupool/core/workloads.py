@@ -1,4 +1,4 @@
-"""Pods and containers, as far as placing them on CPUs needs to know them."""
+"""Pods and containers: the facts that their placement on CPUs needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QoSClass(Enum):
 
 
 class ContainerKind(Enum):
-    """How a container takes part in its pod's life."""
+    """The part of a container in its pod's life."""
 
     APP = "container"
     INIT = "init container"
@@ -38,11 +38,11 @@ class ContainerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerRef:
-    """A container of a pod; all its restarts are one.
+    """A container of a pod, the same after each restart.
 
     Attributes:
-        pod: the kubelet's UID of the pod, `Pod.cgroup_uid`: of a static pod the API server has
-            only a copy, under a UID of its own.
+        pod: the kubelet's UID of the pod, `Pod.cgroup_uid`: the API server has only a copy of a
+            static pod, under another UID.
         name: unique in the pod.
     """
 
@@ -52,18 +52,18 @@ class ContainerRef:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container of a pod's spec with what is known of its running instance.
+    """One container of a pod's spec, with its running instance.
 
     Attributes:
         name: unique in the pod.
         kind: app, init, sidecar or ephemeral.
-        requests: resource → amount, cores of an exclusive pool and milli-CPUs of a shared one.
-        id: the running instance; None while none is reported.
-        limit_milli: its native cpu limit; None where it has none.
-        whole_cpus: how many CPUs of its own the kubelet's static CPU manager gives it, where that
-            is at work: its native request in a Guaranteed pod, if that is a whole number.
-        balanced: whether the scheduler may balance load over its CPUs; false where its pod asks
-            for that to be off.
+        requests: resource → amount, cores of an exclusive pool and milli-CPUs of a shared pool.
+        id: the running instance; None before it is reported.
+        limit_milli: its native cpu limit; None for no limit.
+        whole_cpus: how many exclusive CPUs the kubelet's static CPU manager, where it is on, gives
+            the container: its native request in a Guaranteed pod, if that is a whole number.
+        balanced: whether the scheduler may balance load over its CPUs; false where its pod
+            switches that off.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Pod:
         uid: as in the API.
         namespace: its namespace.
         name: its name, unique in the namespace at any time.
-        qos: its QoS class; None where only the container runtime has told of the pod.
+        qos: its QoS class; None where only the container runtime has reported the pod.
         containers: every kind, init containers first.
         cgroup_uid: the id in its cgroup's name: `uid`, or the hash of the static pod that it
             claims to mirror.
-        finished: it has succeeded or failed, and owns nothing any more.
-        limit_milli: what the kubelet limits the pod's cgroup to; None for no limit.
+        finished: it has succeeded or failed, and no longer owns anything.
+        limit_milli: the kubelet's limit for the pod's cgroup; None for no limit.
         node_critical: its priority class is system-node-critical.
     """
 
@@ -108,21 +108,21 @@ class Pod:
 
     @property
     def essential(self) -> bool:
-        """Whether the node may need it to work, so that its containers start in any case."""
+        """Whether the node may need the pod to work, so that its containers start in any case."""
         return self.node_critical or self.cgroup_uid != self.uid
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContainer:
-    """A container, or a pod's sandbox, as the container runtime knows it.
+    """A container, or a pod's sandbox, in the container runtime's records.
 
     Attributes:
-        id: the runtime's.
+        id: the runtime's id.
         pod: the id in its pod's cgroup name: the UID, or a static pod's config hash.
         namespace: the pod's namespace.
         pod_name: the pod's name.
         name: the container's name in the pod; empty for the sandbox.
-        devices: resource → ids that Allocate gave it, as the annotations of its reply tell.
+        devices: resource → device ids, from the annotations that Allocate's answer wrote.
     """
 
     id: ContainerID
@@ -141,15 +141,15 @@ class RuntimeContainer:
         *,
         name: str | None = None,
     ) -> RuntimeContainer | None:
-        """Read the labels that the kubelet gives; None for what is not the kubelet's.
+        """Read the kubelet's labels; return None where another program made the container.
 
         Source: kubernetes pkg/kubelet/types/labels.go.
 
         Args:
             identifier: the runtime's id.
-            labels: those of the container, or of its pod.
+            labels: the labels of the container, or of its pod.
             devices: resource → ids.
-            name: the container's, where it is not to be read off the labels.
+            name: the container's name; None to read it from the labels.
         """
         try:
             return cls(
@@ -165,5 +165,5 @@ class RuntimeContainer:
 
     @classmethod
     def sandbox(cls, identifier: str, labels: Mapping[str, str]) -> RuntimeContainer | None:
-        """Read a sandbox's labels; a container's name among them is the pod author's doing."""
+        """Read a sandbox's labels without a container's name, which only a pod's author can add."""
         return cls.labelled(identifier, labels, name="")

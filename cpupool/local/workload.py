@@ -127,9 +127,9 @@ def _line(event: Event) -> dict[str, object]:
     return line | {"containers": [_container(container) for container in event.pod.containers]}
 
 
-def _container(one: Container) -> dict[str, object]:
-    kind = {} if one.kind is ContainerKind.APP else {"kind": _WORDS[one.kind]}
-    return {"name": one.name, **kind, "requests": dict(one.requests)}
+def _container(container: Container) -> dict[str, object]:
+    kind = {} if container.kind is ContainerKind.APP else {"kind": _WORDS[container.kind]}
+    return {"name": container.name, **kind, "requests": dict(container.requests)}
 
 
 def made_up(
@@ -153,10 +153,14 @@ def made_up(
         ConfigError: no pool has anything to give.
     """
     dice = random.Random(seed)  # noqa: S311  # a workload, no secret
-    capacities = {one: capacity_of(one, topology) for one in advertised(pools) if one.units is None}
+    capacities = {
+        resource: capacity_of(resource, topology)
+        for resource in advertised(pools)
+        if resource.units is None
+    }
     sizes = {
-        one: _sizes(_unit(one.pool, topology), capacity)
-        for one, capacity in capacities.items()
+        resource: _sizes(_unit(resource.pool, topology), capacity)
+        for resource, capacity in capacities.items()
         if capacity
     }
     if not sizes:
@@ -165,8 +169,8 @@ def made_up(
         )
     # Little's law: load x capacity = arrivals per second x mean size x mean lifetime.
     rates = [
-        load * capacities[one] / (_mean(weights) * MEAN_LIFETIME_S)
-        for one, weights in sizes.items()
+        load * capacities[resource] / (_mean(weights) * MEAN_LIFETIME_S)
+        for resource, weights in sizes.items()
     ]
     now_s = 0.0
     running: list[tuple[float, int, Pod]] = []
@@ -175,15 +179,15 @@ def made_up(
         while running and running[0][0] <= now_s:
             end_s, _, pod = heappop(running)
             yield Event(round(end_s, 3), pod, ends=True)
-        (one,) = dice.choices(list(sizes), rates)
-        (amount,) = dice.choices(list(sizes[one]), list(sizes[one].values()))
-        pod = pod_of(f"random/pod-{number}", [Container("main", requests={one.name: amount})])
+        (resource,) = dice.choices(list(sizes), rates)
+        (amount,) = dice.choices(list(sizes[resource]), list(sizes[resource].values()))
+        pod = pod_of(f"random/pod-{number}", [Container("main", requests={resource.name: amount})])
         yield Event(round(now_s, 3), pod)
         heappush(running, (now_s + dice.expovariate(1 / MEAN_LIFETIME_S), number, pod))
 
 
 def _unit(pool: Pool, topology: CPUTopology) -> int:
-    """Give the least that a pod asks of a pool."""
+    """Return the least that a pod asks of a pool."""
     if pool.kind is PoolKind.SHARED:
         return _MILLI_STEP
     if pool.policy.whole_cores:
@@ -192,7 +196,7 @@ def _unit(pool: Pool, topology: CPUTopology) -> int:
 
 
 def _sizes(unit: int, capacity: int) -> dict[int, float]:
-    """Give the sizes of requests, with how often each is."""
+    """Return the sizes of requests, with how often each is."""
     sizes = [unit]
     while 4 * sizes[-1] <= capacity:
         sizes.append(2 * sizes[-1])
@@ -283,12 +287,12 @@ def _called(value: object) -> str:
 def _containers(value: object) -> list[Container]:
     if not isinstance(value, list) or not value:
         raise _LineError(f"containers is {_shown(value)}", "list at least one")
-    containers = [_container_of(one) for one in value]
+    containers = [_container_of(entry) for entry in value]
     names = [container.name for container in containers]
     if twice := [name for name in names if names.count(name) > 1]:
         raise _LineError(f"there are two containers {twice[0]}", "rename one")
     # The kubelet starts init containers and sidecars, in their order, before the others.
-    return sorted(containers, key=lambda one: one.kind is ContainerKind.APP)
+    return sorted(containers, key=lambda container: container.kind is ContainerKind.APP)
 
 
 def _container_of(value: object) -> Container:
@@ -316,7 +320,7 @@ def _container_of(value: object) -> Container:
                 f"{name} requests {_shown(amount)} of {pool}",
                 f"write a whole number up to {_MOST:,}: cores, or milli-CPUs of a shared pool",
             )
-    return Container(name, _KINDS[kind], {_resource(one): n for one, n in requests.items()})
+    return Container(name, _KINDS[kind], {_resource(key): n for key, n in requests.items()})
 
 
 def _resource(pool: str) -> Resource:
