@@ -25,7 +25,7 @@ from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
 from cpupool.policies import hints, koordinator_accumulator, pool_choice
 from cpupool.policies.hints import TopologyPolicy
-from cpupool.policies.koordinator_accumulator import Held
+from cpupool.policies.koordinator_accumulator import OccupiedCPUs
 from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
 from cpupool.policies.layout import Layout
 from tests import builders
@@ -117,7 +117,7 @@ def _takers(topology: CPUTopology) -> Mapping[str, Taker]:
     most, least = NUMAPolicy.MOST_ALLOCATED, NUMAPolicy.LEAST_ALLOCATED
     # Some pod that others do not want beside them.
     held = topology.cores[0]
-    neighbour = Held(held, exclusive=ExclusivePolicy.PHYSICAL_CORE)
+    neighbour = OccupiedCPUs(held, exclusive=ExclusivePolicy.PHYSICAL_CORE)
 
     def koordinators(*, full_cores: bool, strategy: NUMAPolicy) -> _Take:
         return partial(

@@ -1,1 +1,1 @@
-"""Choosing CPUs: pure functions of a topology and what is free."""
+"""Choices of CPUs: pure functions of a topology and the free CPUs."""

@@ -1,15 +1,15 @@
-"""How many CPUs each NUMA node gives, so that what is left on the nodes is as even as it can be.
+"""How many CPUs each NUMA node gives, so that the rest on the nodes is as even as possible.
 
-This is the arithmetic of KEP-2902 (sig-node, cpumanager-distribute-cpus-policy-option), as
-takeByTopologyNUMADistributed in the kubelet's cpu_assignment.go has it: the fewest nodes that can
-share a request evenly do so, and what does not divide goes group by group round some of them.
-Among the ways to do that, the one wins that leaves the lowest standard deviation of free CPUs.
+This is the arithmetic of KEP-2902 (sig-node, cpumanager-distribute-cpus-policy-option), as in
+takeByTopologyNUMADistributed of the kubelet's cpu_assignment.go: the fewest nodes that can share a
+request evenly share it, and the remainder goes group by group round some of them. The best choice
+leaves the lowest standard deviation of free CPUs.
 
-The sum of what is left is the same whatever is chosen, so the lowest deviation is the lowest sum of
-squares. A node that gives c of its x free CPUs lowers it by c * (2x - c), called the gain here.
-Where the kubelet tries every combination, two facts keep the search short: nodes with equally many
-free CPUs are worth the same, so the first of them stands for all, and more free CPUs never gain
-less, so a combination is dropped as soon as the best possible end of it would not win.
+Every choice leaves the same sum of free CPUs, so the lowest deviation is the lowest sum of squares.
+A node that gives c of its x free CPUs lowers the sum of squares by c * (2x - c), called the gain
+here. The kubelet tries every combination. Here two facts keep the search short: nodes with equally
+many free CPUs have the same gain, so the search tries only the first of them; and more free CPUs
+never gain less, so the search drops a combination when even its best completion cannot win.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _MAX_STEPS: Final = 6_000
-"""How many nodes are weighed, in all combinations, before the best so far has to do."""
+"""How many nodes the search visits, in all combinations, before it takes the best so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What the chosen nodes give.
+    """The CPUs that the chosen nodes give.
 
     Attributes:
         even: CPUs that each of them gives.
-        extra: chosen node (its index) → groups of CPUs that it gives on top.
+        extra: chosen node (its index) → groups of CPUs that it gives in addition.
         gain: how much the sum of squares of the nodes' free CPUs falls.
         proven: False if the search was cut short, so that a better choice may exist.
     """
@@ -44,16 +44,16 @@ class Shares:
 
 
 def share_out(free: Sequence[int], groups: int, group: int, fewest: int) -> Shares | None:
-    """Choose nodes, and what each of them gives.
+    """Choose nodes, and how many CPUs each of them gives.
 
-    The deviation is compared exactly, where the kubelet rounds it to three decimals; that differs
-    at most where the deviation times the number of nodes is over 1000 CPUs.
+    The function compares deviations exactly, while the kubelet rounds them to three decimals; the
+    results can differ only where the deviation times the number of nodes is over 1000 CPUs.
 
     Args:
         free: free CPUs of each node; of equal choices the first wins, in this order.
         groups: how many groups of CPUs to take.
         group: CPUs in a group.
-        fewest: how many nodes to take at least.
+        fewest: the least number of nodes to take.
 
     Returns:
         The shares, or None if no number of nodes can share the groups evenly.
@@ -68,19 +68,19 @@ def share_out(free: Sequence[int], groups: int, group: int, fewest: int) -> Shar
 def share_out_beside(
     given: Sequence[int], free: Sequence[int], groups: int, group: int
 ) -> list[int] | None:
-    """Share out evenly where some nodes give certain CPUs in any case.
+    """Share out evenly where some nodes give required CPUs.
 
-    Of equally many nodes those with the most free CPUs leave the lowest deviation.
+    Among sets of equally many nodes, the nodes with the most free CPUs leave the lowest deviation.
 
     Args:
-        given: how many CPUs each node gives in any case.
-        free: free CPUs of each node, the given ones included.
-        groups: how many groups of CPUs to take, the given ones included.
+        given: how many required CPUs each node gives.
+        free: free CPUs of each node, the required CPUs included.
+        groups: how many groups of CPUs to take, the required CPUs included.
         group: CPUs in a group.
 
     Returns:
-        What each node gives, the given CPUs included; None if no number of nodes can share that
-        evenly, each the same number of groups or one more.
+        The number of CPUs from each node, the required CPUs included; None if no number of nodes
+        can share them evenly, each with the same number of groups or one more.
     """
     order = sorted(range(len(free)), key=lambda node: (not given[node], -free[node], node))
     for nodes in range(max(1, sum(map(bool, given))), min(groups, len(free)) + 1):
@@ -100,11 +100,11 @@ class _Search:
     """The search for the best choice of a given number of nodes.
 
     Attributes:
-        able: the nodes that have an even share.
-        left: what each of them has left after giving it.
-        rest: groups of CPUs to take beyond the even shares, fewer than nodes.
+        able: the nodes that have enough CPUs for an even share.
+        left: the CPUs that each of them has left after its even share.
+        rest: groups of CPUs to take in addition to the even shares, fewer than nodes.
         to_beat: the gain of the best choice so far.
-        steps: how many more nodes may be weighed, one once in each combination.
+        steps: how many more nodes the search may visit, counted again in each combination.
     """
 
     def __init__(self, free: Sequence[int], groups: int, group: int, nodes: int) -> None:
@@ -118,7 +118,7 @@ class _Search:
         self.steps = _MAX_STEPS
 
     def best(self) -> Shares | None:
-        """Give the best choice; None if this many nodes cannot share the groups."""
+        """Return the best choice; None if this many nodes cannot share the groups."""
         if len(self.able) < self.nodes:
             return None
         largest = _leftmost_largest(self.left, self.nodes)
@@ -128,7 +128,7 @@ class _Search:
             return None
         best = self._shares(largest)
         if best.gain < self._even_gain(left) + limit:
-            # One less than theirs: who equals it and comes before the largest wins.
+            # One less: a choice with the same gain that comes before the largest wins.
             self.to_beat = best.gain - 1
             for chosen in _combinations(self.left, self.nodes, self._may_win):
                 shares = self._shares(chosen)
@@ -143,12 +143,12 @@ class _Search:
         return self.steps > 0 and limit >= 0 and self._even_gain(left) + limit > self.to_beat
 
     def _shares(self, chosen: Sequence[int]) -> Shares:
-        """Let chosen nodes share, the rest going round those of them that are best for it."""
+        """Return the shares of chosen nodes, with the rest from those nodes that gain most."""
         even_gain = self._even_gain([self.left[at] for at in chosen])
         givers = [at for at in chosen if self.left[at] >= self.group]
         left = [self.left[at] for at in givers]
         limit = self._rest_limit(left)
-        # Of as many nodes as there are groups in the rest, or more, the first give one each.
+        # With at least as many nodes as groups in the rest, the largest nodes give one group each.
         best = self._go_round(left, _leftmost_largest(left, self.rest))
         gain = self._rest_gain(left, best)
 
@@ -170,12 +170,12 @@ class _Search:
         return self.even * (2 * sum(left) + self.even * len(left))
 
     def _rest_gain(self, left: Sequence[int], extra: Sequence[int]) -> int:
-        """Give what extra groups gain."""
+        """Return the gain of extra groups."""
         given = (groups * self.group for groups in extra)
         return sum(cpus * (2 * free - cpus) for free, cpus in zip(left, given, strict=True))
 
     def _rest_limit(self, left: Sequence[int]) -> int:
-        """Give what the rest gains where always the largest gives; -1 if there is not enough."""
+        """Return the rest's gain if the largest node always gives; -1 if there are too few CPUs."""
         if not self.rest:
             return 0
         heap = [-cpus for cpus in left]
@@ -190,7 +190,7 @@ class _Search:
         return gain
 
     def _go_round(self, left: Sequence[int], some: Sequence[int]) -> list[int]:
-        """Take the rest group by group round some nodes, as far as they have groups."""
+        """Take the rest group by group round some nodes, until the nodes have no more groups."""
         extra = [0] * len(left)
         rest = min(self.rest, sum(left[at] // self.group for at in some))
         while rest:
@@ -202,7 +202,7 @@ class _Search:
 
 
 def _leftmost_largest(values: Sequence[int], count: int) -> list[int]:
-    """Give the indices of the largest values in their order, of equal ones the first."""
+    """Return the indices of the largest values in ascending order; of equal values the first."""
     return sorted(sorted(range(len(values)), key=lambda at: -values[at])[:count])
 
 
@@ -212,15 +212,16 @@ def _combinations(
     may_win: Callable[[Sequence[int]], bool],
     begun: tuple[int, ...] = (),
 ) -> Iterator[tuple[int, ...]]:
-    """Choose indices in lexical order, of the choices with the same values only the first.
+    """Yield choices of indices in lexical order; of choices with the same values only the first.
 
-    Where a value cannot win, a smaller one that comes later cannot either.
+    If a value cannot win, a smaller value that comes later cannot win either.
 
     Args:
-        values: what to choose from.
-        size: how many to choose.
-        may_win: told the values of a beginning with its best end, says whether to go on with it.
-        begun: the beginning.
+        values: the values to choose from.
+        size: how many indices to choose.
+        may_win: receives the values of a prefix with its best completion; returns whether to
+            continue with the prefix.
+        begun: the prefix.
     """
     open_places = size - len(begun)
     if not open_places:

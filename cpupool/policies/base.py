@@ -1,7 +1,7 @@
-"""What a policy is: pure functions of a view of the node, which choose and place CPUs.
+"""The interface of a policy: pure functions of a view of the node, which choose and place CPUs.
 
-A door asks, a policy decides, the manager records the decision as a grant. A policy does no I/O and
-keeps no state: its earlier decisions are among the grants that it sees.
+A role asks, a policy decides, the manager records the decision as a grant. A policy does no I/O and
+keeps no state: its earlier decisions are among the grants in the view.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Container, Pod
 
 DEFAULT: Final = "default"
-"""The name of the shared set where containers run that have no CPUs by their request."""
+"""The name of the shared set of containers whose request gives them no CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Step:
     """One reason in a choice.
 
     Attributes:
-        rule: what asked for it: a key of the pool file, or the kubelet.
-        why: what it found, in a sentence.
+        rule: the source of the rule: a key of the pool file, or the kubelet.
+        why: the result of the rule, in a sentence.
         left: the CPUs that remain to choose from.
     """
 
@@ -48,12 +48,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """CPUs that were chosen, and how.
+    """CPUs that a policy chose, and how.
 
     Attributes:
-        cpus: as many as were asked for.
+        cpus: as many CPUs as requested.
         steps: the reasons, in their order.
-        proven: that no better choice exists by the rules; else it is the best of those looked at.
+        proven: whether no better choice exists by the rules; otherwise this is the best choice
+            that the search found.
     """
 
     cpus: CPUSet
@@ -63,14 +64,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """CPUs that a container is to have of its own.
+    """A request for CPUs that a container must have of its own.
 
     Attributes:
-        resource: with which they come.
-        count: how many.
-        available: those to choose from.
-        reusable: what the init containers of its pod leave to it. Of a pool's these come first, as
-            the kubelet demands (must_include_deviceIDs in deviceplugin/v1beta1/api.proto).
+        resource: the resource that they come with.
+        count: how many CPUs.
+        available: the CPUs to choose from.
+        reusable: CPUs that the init containers of its pod leave to it. For a pool they come first,
+            as the kubelet demands (must_include_deviceIDs in deviceplugin/v1beta1/api.proto).
         others: CPUs of the resource that other pods have.
         has: CPUs that the container has already, and keeps.
         nodes: the NUMA nodes that come first; None for any.
@@ -90,10 +91,10 @@ class Demand(NamedTuple):
 
     Attributes:
         pod: its pod.
-        container: as its pod's spec has it.
-        request: what counts of its request for pools.
-        devices: what the kubelet has given it for that.
-        kept: the shared CPUs that it keeps after an edit of its pools; None where it follows.
+        container: the container in its pod's spec.
+        request: the part of its request that cpupool serves.
+        devices: the devices that the kubelet gave it for this request.
+        kept: the shared CPUs that it keeps after an edit of its pools; None if it follows the edit.
     """
 
     pod: Pod
@@ -105,20 +106,20 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What a policy sees of a node: values, as of one moment.
+    """A policy's view of a node: values of one moment.
 
     Attributes:
         topology: the machine.
         pools: as configured.
-        cpus: the CPU manager policy's: those of the default pool, offline ones included.
+        cpus: the CPUs of the CPU manager policy: the default pool's, offline CPUs included.
         grants: who owns which CPUs.
-        barred: CPUs on which only their owner's containers run: those with an owner, their siblings
+        barred: CPUs on which only their owner's containers run: CPUs with an owner, their siblings
             where the owner has whole cores, and blocked CPUs.
-        pods: all that are there.
-        extents: shared set → its CPUs now; empty while the policies are asked for it.
-        default: where a container belongs that has no CPUs by its request.
-        common: the CPUs that many may run on now.
-        chosen: the id in a pod's cgroup name → what the CPU manager policy has given to the pod.
+        pods: all pods of the node.
+        extents: shared set → its CPUs now; empty while the policies compute the extents.
+        default: the assignment of a container whose request gives it no CPUs.
+        common: the online CPUs that are not barred.
+        chosen: the id in a pod's cgroup name → the pod's grant from the CPU manager policy.
     """
 
     topology: CPUTopology
@@ -133,36 +134,36 @@ class NodeView:
     chosen: Mapping[str, Grant] = field(init=False)
 
     def __post_init__(self) -> None:
-        chosen = {uid: one for uid, one in self.grants.of_pods if one.source is Source.POLICY}
+        chosen = {uid: grant for uid, grant in self.grants.of_pods if grant.source is Source.POLICY}
         object.__setattr__(self, "common", self.topology.online - self.barred)
         object.__setattr__(self, "chosen", chosen)
 
     @property
     def free(self) -> CPUSet:
-        """The CPUs that the CPU manager policy can give out now, reserved ones included."""
+        """The CPUs that the CPU manager policy can give out now, reserved CPUs included."""
         return self.cpus & self.common
 
     @property
     def kubelet_places(self) -> bool:
-        """Whether what has no CPUs by its request is left to the kubelet."""
+        """Whether the kubelet places the containers whose request gives them no CPUs."""
         return self.default.placement is Placement.KUBELET
 
     def confined(self, cause: Cause, reason: str) -> CPUAssignment:
-        """Return where a container belongs that cannot have what it asks for."""
+        """Return the assignment of a container that cannot have what it requests."""
         if self.kubelet_places:
             return replace(self.default, reason=reason, cause=cause)
         return replace(self.default, placement=Placement.CONFINED, reason=reason, cause=cause)
 
 
 class Policy(Protocol):
-    """Decides about one kind of request."""
+    """A policy that decides about one kind of request."""
 
     def choose(self, view: NodeView, ask: Ask) -> Choice:
-        """Choose a container's own CPUs; the same again where it has them.
+        """Choose a container's own CPUs; return the CPUs that it has already, if it has some.
 
         Raises:
             NotEnoughCPUs: there are fewer.
-            SMTAlignmentError: whole cores are promised and cannot be had.
+            SMTAlignmentError: the policy promises whole cores, and there are too few.
         """
         ...
 
@@ -171,29 +172,29 @@ class Policy(Protocol):
         ...
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
-        """Return where a container must run, by its request and the grants."""
+        """Return the CPUs on which a container must run, by its request and the grants."""
         ...
 
 
 class CPUManagerPolicy(Policy, Protocol):
-    """Decides about the containers that ask for no pool, on the default pool's CPUs."""
+    """A policy for containers that request no pool, on the default pool's CPUs."""
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
-        """Return container → how many CPUs of its own it gets; in the order of choosing.
+        """Return container → the number of its own CPUs, in the order of choosing.
 
-        Containers that ask for pools are left out by the caller.
+        The caller leaves out containers that request pools.
         """
         ...
 
     def available(self, view: NodeView) -> CPUSet:
-        """Return the CPUs that a container can be given as its own."""
+        """Return the CPUs that a container can get as its own."""
         ...
 
 
 CPUManagerPolicies: TypeAlias = (
     "Mapping[str, Callable[[CPUManager, CPUTopology], CPUManagerPolicy]]"
 )
-"""The policies that a pool file can choose: name → what makes it for a configuration and a machine.
+"""The policies that a pool file can choose: name → factory for a configuration and a machine.
 
-It raises ConfigError where the configuration is not lawful on the machine.
+The factory raises ConfigError where the configuration is not valid on the machine.
 """

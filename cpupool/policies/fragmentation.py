@@ -1,8 +1,8 @@
 """How scattered free CPUs are.
 
-The measure is the size of the block in which a free CPU finds itself: the free CPUs of its NUMA
-node, or of its uncore cache. The score compares its mean over all free CPUs with what it would be
-if as many CPUs were free in as few, as large groups as there are.
+The measure is the size of a free CPU's block: the free CPUs of its NUMA node, or of its uncore
+cache. The score compares the mean size over all free CPUs with the best mean: the same number of
+free CPUs in the fewest, largest groups.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def score(free: CPUSet, groups: Iterable[CPUSet]) -> float:
-    """Tell how much smaller than they could be the blocks are in which free CPUs lie.
+    """Return how much smaller the blocks of free CPUs are than they could be.
 
     Args:
         free: the free CPUs.
-        groups: what they could fill: all CPUs of each node, or of each cache, free or not.
+        groups: the groups that they could fill: all CPUs of each node, or of each cache.
 
     Returns:
-        0 where they lie as close together as can be, towards 1 the more they are scattered.
+        0 where the free CPUs are as close together as possible; towards 1 where they are scattered.
     """
     sizes = []
     blocks = []

@@ -1,11 +1,11 @@
-"""Topology hints: on which NUMA nodes a resource could lie, and where all of a pod's should.
+"""Topology hints: the NUMA nodes on which a resource could lie, and those for all resources.
 
 Each resource offers sets of NUMA nodes that could serve a request, and the Topology Manager picks
-one set for all of them (KEP-693). The answers are those of the kubelet 1.36: generation as
+one set for all of them (KEP-693). The results equal those of the kubelet 1.36: generation as
 `generateCPUTopologyHints` in pkg/kubelet/cm/cpumanager/policy_static.go, merging as
 pkg/kubelet/cm/topologymanager/policy.go and numa_info.go. The kubelet walks through every subset
 of nodes and every combination of hints, and so refuses machines with more than eight nodes by
-default; here the work is bounded, and an answer tells whether the bound was met.
+default; here the work is bounded, and an answer says whether the bound cut the search short.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 _MOST_HINTS: Final = 2**9 - 1
-"""How many hints one resource offers at most: all subsets of nine nodes."""
+"""The most hints that a resource offers: all subsets of nine nodes."""
 
 _MOST_STEPS: Final = 2**18
-"""How many intersections one more resource may take, and how many distances are added up.
+"""How many intersections one more resource may take, and how many distances the merge adds up.
 
 Complete offers never take as many.
 """
 
 _FEW_STEPS: Final = 2**14
-"""How many it takes where the answer cannot be proven."""
+"""The same limit where the answer cannot be proven."""
 
 
 _ANY: Final = -1
-"""The mask of a hint without nodes; as the number -1 has every bit, it takes none away."""
+"""The mask of a hint without nodes: the number -1 has every bit, so `&` removes none."""
 
 
 class TopologyPolicy(Enum):
-    """What the Topology Manager demands of a pod's resources."""
+    """The Topology Manager's policy for a pod's resources."""
 
     NONE = "none"
     BEST_EFFORT = "best-effort"
@@ -50,7 +50,7 @@ class TopologyHint:
     """A set of NUMA nodes.
 
     Attributes:
-        nodes: their ids; None where any will do.
+        nodes: their ids; None for any nodes.
         preferred: whether the nodes are as good as the machine allows.
     """
 
@@ -59,12 +59,12 @@ class TopologyHint:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What one resource could be served from.
+class ResourceHints:
+    """The sets of NUMA nodes that could serve one resource.
 
     Attributes:
         hints: by number of nodes, then in lexical order.
-        complete: whether these are all; False where the machine has too many nodes for that.
+        complete: whether these are all sets; False where the machine has too many nodes for that.
     """
 
     hints: tuple[TopologyHint, ...]
@@ -73,12 +73,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Where all of a pod's resources should lie.
+    """The NUMA nodes for all resources of a pod.
 
     Attributes:
         hint: the nodes.
-        admit: whether the policy lets the pod in.
-        proven: whether no better set exists; False where there were too many to look at all.
+        admit: whether the policy admits the pod.
+        proven: whether no better set exists; False where there were too many sets to check all.
     """
 
     hint: TopologyHint
@@ -92,17 +92,17 @@ def generate(
     available: Mapping[int, int],
     required: Collection[int] = (),
     sockets: Mapping[int, Collection[int]] | None = None,
-) -> Offer:
-    """Offer all sets of NUMA nodes that could serve a request, the narrowest first.
+) -> ResourceHints:
+    """Return all sets of NUMA nodes that could serve a request, the narrowest first.
 
     Sets as narrow as an idle machine would allow are preferred. On a machine with more than nine
-    nodes the wider sets are left out at some point, the one with all nodes never.
+    nodes some wider sets are missing, but never the set of all nodes.
 
     Args:
-        request: how many are asked for: CPUs, devices.
+        request: the number of requested CPUs or devices.
         capacity: node → how many it has; all nodes.
-        available: node → how many of them can be had now; nodes with none may be missing.
-        required: nodes that every set must hold, because the pod has something there already.
+        available: node → how many are available now; nodes without any may be missing.
+        required: nodes that every set must contain, because the pod has CPUs or devices there.
         sockets: node → its sockets, to prefer sets on the fewest sockets, too (align-by-socket).
     """
     narrowest = _narrowest(request, capacity)
@@ -116,7 +116,7 @@ def generate(
     hints: list[TopologyHint] = []
     complete = True
     for size in range(max(1, len(required)), len(capacity) + 1):
-        # Each size leaves room for wider sets; of the widest there is only one.
+        # Each size leaves room for wider sets; there is only one widest set.
         room = _MOST_HINTS - len(hints)
         share = room if few or size == len(capacity) else room // 2
         chosen = list(islice(_chosen(free, most, size - len(required), missing), share + 1))
@@ -125,23 +125,23 @@ def generate(
             nodes = frozenset(others[index] for index in indices).union(required)
             touched = {socket for node in nodes for socket in sockets.get(node, ())}
             hints.append(TopologyHint(nodes, size == narrowest or len(touched) == fewest))
-    return Offer(tuple(hints), complete)
+    return ResourceHints(tuple(hints), complete)
 
 
 def _narrowest(request: int, capacity: Mapping[int, int]) -> int:
-    """Count the nodes that the request would take on an idle machine."""
+    """Return the number of nodes that the request would take on an idle machine."""
     held = accumulate(sorted(capacity.values(), reverse=True))
     return next((size for size, sum_ in enumerate(held, 1) if sum_ >= request), len(capacity))
 
 
 def _fewest_sockets(narrowest: int, sockets: Mapping[int, Collection[int]]) -> int | None:
-    """Count the sockets that so many nodes take; None where sockets do not matter."""
+    """Return the number of sockets of so many nodes; None where sockets do not matter."""
     nodes_per_socket = len(sockets) // (len(set().union(*sockets.values())) or 1)
     return -(-narrowest // nodes_per_socket) if nodes_per_socket else None
 
 
 def _most(free: Sequence[int]) -> list[list[int]]:
-    """Tell for each start and k what the best k of `free[start:]` have together."""
+    """Return for each start and k the sum of the k largest of `free[start:]`."""
     return [
         list(accumulate(sorted(free[start:], reverse=True), initial=0))
         for start in range(len(free) + 1)
@@ -151,7 +151,7 @@ def _most(free: Sequence[int]) -> list[list[int]]:
 def _chosen(
     free: Sequence[int], most: Sequence[Sequence[int]], size: int, missing: int
 ) -> Iterator[tuple[int, ...]]:
-    """Choose `size` of the indices that have `missing` free together, in lexical order."""
+    """Yield the sets of `size` indices with at least `missing` free CPUs, in lexical order."""
     ahead: list[tuple[tuple[int, ...], int, int]] = [((), 0, missing)]
     while ahead:
         chosen, start, lacking = ahead.pop()
@@ -172,16 +172,17 @@ def merge(
     offers: Iterable[Sequence[TopologyHint] | None],
     distances: Mapping[int, Sequence[int]] | None = None,
 ) -> Merged:
-    """Choose one set of NUMA nodes for all resources: one hint of each, and what they share.
+    """Choose one set of NUMA nodes for all resources: the intersection of one hint of each.
 
-    Best is a set that every resource prefers as it is: the narrowest. Without one it is what some
-    hints share: as many nodes as the most demanding resource needs, or nearly. Among sets of one
-    size the closest nodes win if distances are given, then the lowest.
+    The best set is the narrowest set that every resource prefers. Otherwise it is an intersection
+    of hints, with as many nodes as the most demanding resource needs, or nearly. Among sets of the
+    same size the closest nodes win if distances are given, then the lowest.
 
     Args:
-        policy: what the node demands.
+        policy: the node's policy.
         nodes: all NUMA nodes of the machine.
-        offers: one per resource; None where it does not care, empty where it cannot be served.
+        offers: the hints of each resource; None if it accepts any nodes, empty if no nodes can
+            serve it.
         distances: node → its distances to all nodes in ascending order of their ids, for the
             option prefer-closest-numa-nodes.
     """
@@ -189,7 +190,7 @@ def merge(
         return Merged(TopologyHint(None, preferred=False), admit=True)
     single = policy is TopologyPolicy.SINGLE_NUMA_NODE
     listed = [_listed(offer, single=single) for offer in offers]
-    # A set of nodes is a number with a bit for each: `&` is what two share, and less is lower.
+    # A set of nodes is a number with a bit for each node: `&` is the intersection.
     order = sorted(set(nodes).union(*(hint.nodes or () for hints in listed for hint in hints)))
     bits = {node: 1 << index for index, node in enumerate(order)}
     everything = _mask(frozenset(nodes), bits)
@@ -213,7 +214,7 @@ def merge(
 
 
 def _listed(offer: Sequence[TopologyHint] | None, *, single: bool) -> Sequence[TopologyHint]:
-    """Put a hint without nodes for no offer, and leave to single-numa-node what it accepts."""
+    """Return a hint without nodes for no offer; for single-numa-node only the hints it accepts."""
     hints = offer or [TopologyHint(None, preferred=offer is None)]
     if not single:
         return hints
@@ -231,7 +232,7 @@ def _nodes(mask: int, order: Sequence[int]) -> list[int]:
 
 
 def _agreed(wished: Sequence[AbstractSet[int]]) -> set[int]:
-    """Give the masks that each resource prefers, or has no wish against."""
+    """Return the masks that each resource prefers or accepts."""
     return {
         mask
         for mask in {_ANY}.union(*wished)
@@ -240,9 +241,10 @@ def _agreed(wished: Sequence[AbstractSet[int]]) -> set[int]:
 
 
 def _shared(possible: Sequence[AbstractSet[int]], everything: int) -> tuple[set[int], bool]:
-    """Give what one hint of each resource share, but for nothing; and whether this is all.
+    """Return the intersections of one hint of each resource, and whether these are all.
 
-    Many combinations share the same few nodes, so these are counted once, resource by resource.
+    Empty intersections are left out.
+    Many combinations have the same intersection, so the loop merges them resource by resource.
     """
     reached, complete = {everything}, True
     for masks in sorted(possible, key=lambda masks: (len(masks), sorted(masks))):
@@ -254,19 +256,19 @@ def _shared(possible: Sequence[AbstractSet[int]], everything: int) -> tuple[set[
 
 
 def _widest(masks: AbstractSet[int], count: int) -> set[int]:
-    """Give the masks that share the most with others still to come."""
+    """Return the masks with the most nodes, which later masks can cut."""
     least = sorted(map(int.bit_count, masks), reverse=True)[:count][-1]
     wide = sorted(mask for mask in masks if mask.bit_count() >= least)
     return set(sorted(wide, key=int.bit_count, reverse=True)[:count])
 
 
 def _least(masks: AbstractSet[int]) -> int:
-    """Count the nodes of the narrowest mask."""
+    """Return the number of nodes of the narrowest mask."""
     return min((mask.bit_count() for mask in masks if mask != _ANY), default=0)
 
 
 def _best_sized(masks: AbstractSet[int], demand: int) -> set[int]:
-    """Give the masks with `demand` nodes, else those with as few less, else as few more."""
+    """Return the masks with `demand` nodes, or next fewer nodes, or else next more nodes."""
 
     def rank(mask: int) -> tuple[bool, int]:
         size = mask.bit_count()
@@ -279,7 +281,7 @@ def _best_sized(masks: AbstractSet[int], demand: int) -> set[int]:
 def _closest(
     masks: Collection[int], order: Sequence[int], distances: Mapping[int, Sequence[int]]
 ) -> set[int]:
-    """Give the masks, all of one size, whose nodes are closest to each other on average."""
+    """Return the masks, all of one size, whose nodes are closest to each other on average."""
     column = {node: index for index, node in enumerate(sorted(distances))}
 
     def total(mask: int) -> int:

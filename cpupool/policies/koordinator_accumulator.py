@@ -1,8 +1,8 @@
 """Koordinator's choice of CPUs: full cores or spread, fullest or emptiest node first, shared CPUs.
 
-The answers are those of `takeCPUs` and `takePreferredCPUs` of Koordinator 1.8
-(pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go) where they are lawful: Koordinator may
-give one CPU more than was asked for.
+The results equal those of `takeCPUs` and `takePreferredCPUs` of Koordinator 1.8
+(pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go), except that Koordinator may give one
+CPU more than requested.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LEVELS: Final[Mapping[ExclusivePolicy, Level]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """CPUs that earlier pods have; those that may be shared are available too.
+class OccupiedCPUs:
+    """CPUs that earlier pods have; CPUs that may be shared are available, too.
 
     Attributes:
         cpus: the CPUs.
         references: how many pods have each of them.
-        exclusive: what these pods would rather not share with pods of the same wish.
+        exclusive: what these pods prefer not to share with pods of the same wish.
     """
 
     cpus: CPUSet
@@ -54,7 +54,7 @@ def take(
     full_cores: bool,
     strategy: NUMAPolicy,
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE,
-    held: Collection[Held] = (),
+    held: Collection[OccupiedCPUs] = (),
     preferred: CPUSet = _NOTHING,
 ) -> Taken:
     """Take CPUs of one NUMA node, else of one socket, else of several sockets.
@@ -68,9 +68,9 @@ def take(
         full_cores: whether cores are filled (FullPCPUs) instead of spread over (SpreadByPCPUs).
         strategy: MOST_ALLOCATED tries the fullest node or socket first, any other the emptiest:
             Koordinator's DistributeEvenly does as LeastAllocated.
-        exclusive: what the pod would rather not share with pods of the same wish.
-        held: what earlier pods have; CPUs that fewer of them have are taken first.
-        preferred: CPUs that are taken before all others.
+        exclusive: what the pod prefers not to share with pods of the same wish.
+        held: the CPUs of earlier pods; CPUs of fewer pods come first.
+        preferred: CPUs that come before all others.
 
     Returns:
         `count` of the available CPUs.
@@ -81,8 +81,8 @@ def take(
     if count > len(available):
         raise NotEnoughCPUs(count, len(available))
     references: Counter[int] = Counter()
-    for one in held:
-        references.update(dict.fromkeys(one.cpus, one.references))
+    for occupied in held:
+        references.update(dict.fromkeys(occupied.cpus, occupied.references))
     threads = layout.largest_core
     choice = _Choice(
         layout=layout,
@@ -90,7 +90,7 @@ def take(
         fills=full_cores or threads == 1,
         sign=1 if strategy is NUMAPolicy.MOST_ALLOCATED else -1,
         apart=_LEVELS.get(exclusive),
-        others=CPUSet.union(one.cpus for one in held if one.exclusive is exclusive),
+        others=CPUSet.union(occupied.cpus for occupied in held if occupied.exclusive is exclusive),
         references=references,
     )
     first = available & preferred
@@ -100,16 +100,16 @@ def take(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What holds for all steps of one request.
+    """The facts that hold for all steps of one request.
 
     Attributes:
         layout: the machine.
         threads: how many CPUs a core has.
-        fills: whether cores are taken as a whole.
-        sign: 1 where the fewest free CPUs come first, -1 where the most do.
-        apart: what the pod would rather not share; None where it does not mind.
+        fills: whether to take cores as a whole.
+        sign: 1 where the fewest free CPUs come first, -1 where the most free CPUs come first.
+        apart: what the pod prefers not to share; None without a wish.
         others: the CPUs of pods with the same wish.
-        references: CPU → how many pods have it; a CPU that nobody has may be missing.
+        references: CPU → how many pods have it; a CPU without a pod may be missing.
     """
 
     layout: Layout
@@ -125,7 +125,7 @@ class _Choice:
         groups = (
             cpus
             for level in (Level.NODE, Level.SOCKET)
-            # What exceeds the average node is not looked for on any, even where one is larger.
+            # A request larger than the average node skips the nodes, even if one is large enough.
             if count * len(self.layout.groups[level]) <= len(self.layout.cpus)
             for wish in (True, False)
             for cpus in self._groups(level, free, wish=wish)
@@ -146,10 +146,10 @@ class _Choice:
         Args:
             level: NODE or SOCKET.
             free: the CPUs to group.
-            wish: whether to leave out CPUs beside other pods and, where cores are spread over,
-                all but one of each core.
+            wish: whether to leave out the cores or nodes of other pods and, when spreading over
+                cores, all but one CPU of each core.
         """
-        # Whole cores share no core anyway, and on sockets a wish for NUMA nodes is not heeded.
+        # Whole cores share no core anyway, and on sockets a wish for NUMA nodes does not count.
         if wish and (level is Level.NODE if self.apart is Level.NODE else not self.fills):
             free = self._unshared(free, self.others)
         full = self.layout.whole_cores(free) if self.fills else _NOTHING
@@ -160,7 +160,7 @@ class _Choice:
                 cpus = self._core_by_core(members & full)
             else:
                 cpus = self._one_by_one(members, wish=wish)
-            # Of a node that is spread over, siblings count too.
+            # When spreading over a node, siblings count, too.
             size = len(members if level is Level.NODE and not self.fills else cpus)
             socket = self.layout.places[members.first].socket
             around = len(sockets[socket]) if level is Level.NODE else 0
@@ -168,7 +168,7 @@ class _Choice:
         return [cpus for *_, cpus in sorted(ranked)]
 
     def _whole_cores(self, free: CPUSet, count: int) -> CPUSet:
-        """Take the largest sockets as a whole, then cores of the smallest, as far as they fit."""
+        """Take whole sockets, the largest first, then cores of the smallest, as far as they fit."""
         taken: list[int] = []
         split: list[list[int]] = []
         sockets = self._groups(Level.SOCKET, free, wish=False)
@@ -185,7 +185,7 @@ class _Choice:
         return CPUSet(taken)
 
     def _anywhere(self, free: CPUSet, taken: CPUSet, *, wish: bool) -> list[int]:
-        """List CPUs of all sockets: those near the taken ones first, split cores before whole."""
+        """List CPUs of all sockets: CPUs near the taken CPUs first, split cores before whole."""
         if wish:
             free = self._unshared(free, self.others | taken)
         near = self.layout.free(Level.SOCKET, taken)
@@ -209,7 +209,7 @@ class _Choice:
         return self._spread([cpu for _, cpus in cores for cpu in self._least_shared_first(cpus)])
 
     def _unshared(self, free: CPUSet, others: CPUSet) -> CPUSet:
-        """Leave out the cores or nodes on which others are, as far as the pod minds."""
+        """Return the free CPUs without the cores or nodes of others, as the pod's wish says."""
         if self.apart is None:
             return free
         groups = self.layout.groups[self.apart].values()
@@ -235,14 +235,14 @@ class _Choice:
         return sum(self.references.get(cpu, 0) for cpu in cpus)
 
     def _spread(self, cpus: list[int]) -> list[int]:
-        """Order CPUs so that one of each core comes first, then a second one of each."""
-        # No more CPUs than make a core keep their order, on whatever cores they are.
+        """Order CPUs so that one CPU of each core comes first, then a second CPU of each."""
+        # CPUs not more than a core has keep their order, on whatever cores they are.
         if len(cpus) <= self.threads:
             return cpus
         return [cpu for cpu, _ in sorted(self._siblings_before(cpus), key=itemgetter(1))]
 
     def _siblings_before(self, cpus: list[int]) -> Iterator[tuple[int, int]]:
-        """Say of each CPU how many of its core come before it."""
+        """Yield each CPU with the number of CPUs of its core that come before it."""
         seen: Counter[int] = Counter()
         for cpu in cpus:
             core = self._core(cpu)

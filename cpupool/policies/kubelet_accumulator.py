@@ -1,14 +1,14 @@
-"""Takes CPUs of a machine as the kubelet's CPU Manager does, so that they lie close together.
+"""The kubelet CPU Manager's choice of CPUs, which lie close together.
 
-The answers are those of takeByTopologyNUMAPacked and takeByTopologyNUMADistributed in Kubernetes
-1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go. Both go down the machine's levels and take what
-fits as a whole: sockets and NUMA nodes, L3 caches, cores; then single CPUs. On every level they
-begin where the fewest CPUs are free, so that large pieces stay whole for large requests.
+The results equal those of takeByTopologyNUMAPacked and takeByTopologyNUMADistributed in Kubernetes
+1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go. Both go down the machine's levels and take groups
+that fit as a whole: sockets and NUMA nodes, L3 caches, cores; then single CPUs. On every level they
+begin where the fewest CPUs are free, so that large groups stay whole for large requests.
 
-Where the kubelet goes wrong, this does not. It counts a socket or a core as free when as many of
-its CPUs are free as such groups have on average, and then takes all of it; here the group's own
-CPUs must be free as well. Nothing is taken twice where NUMA nodes and sockets overlap, and the
-distribution over NUMA nodes always ends (see balance.py).
+This module does not copy errors of the kubelet. The kubelet counts a socket or a core as free when
+as many of its CPUs are free as such groups have on average, and then takes all of the group; here
+all CPUs of the group must be free. Here no CPU is taken twice where NUMA nodes and sockets overlap,
+and the distribution over NUMA nodes always ends (see balance.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Taken:
     """CPUs that were chosen.
 
     Attributes:
-        cpus: as many as were asked for.
-        proven: False if the search for the best was cut short; the CPUs are good all the same.
+        cpus: as many as requested.
+        proven: False if the search for the best choice was cut short; the CPUs are valid anyway.
     """
 
     cpus: CPUSet
@@ -54,8 +54,8 @@ def take_packed(
         layout: the machine.
         available: the CPUs to choose from.
         count: how many to take.
-        spread: go by the CPUs' ids within a socket, not by cores: the kubelet's
-            distribute-cpus-across-cores, for machines whose siblings are numbered far apart.
+        spread: follow the CPUs' ids within a socket, not the cores: the kubelet's
+            distribute-cpus-across-cores, for machines whose siblings have distant ids.
         by_uncore: prefer few L3 caches: the kubelet's prefer-align-cpus-by-uncorecache.
 
     Raises:
@@ -84,13 +84,13 @@ def take_distributed(
 ) -> Taken:
     """Take equally many CPUs of each of the fewest NUMA nodes that can share the request.
 
-    A request that no nodes can share is packed, and so is one that is no multiple of the group.
+    A request that no nodes can share, or that is not a multiple of the group, is packed.
 
     Args:
         layout: the machine.
         available: the CPUs to choose from.
         count: how many to take.
-        group: how many CPUs of a node are taken at a time; a core's, for whole cores.
+        group: how many CPUs of a node to take at a time; for whole cores the CPUs of a core.
         spread: as in `take_packed`.
 
     Raises:
@@ -120,8 +120,8 @@ def take_evenly(
         count: how many to take.
         group: as in `take_distributed`.
         spread: as in `take_packed`.
-        fewest: how many nodes to take at least; the kubelet takes as many as would be needed if
-            all were alike, even where one has it all.
+        fewest: the least number of nodes to take; the kubelet takes as many as identical nodes
+            would need, even where one node has enough CPUs.
 
     Raises:
         NotEnoughCPUs: fewer are available.
@@ -142,12 +142,12 @@ def take_evenly(
 
 
 class _Stock:
-    """The CPUs that are free still, and those that have been taken of them.
+    """The CPUs that are still free, and the taken CPUs.
 
     Attributes:
-        free: what is left.
-        taken: what has been taken.
-        missing: how many are to be taken yet.
+        free: the CPUs that are left.
+        taken: the CPUs that are taken.
+        missing: how many CPUs are still to take.
         outer: the larger of NUMA node and socket on this machine.
         inner: the other one.
     """
@@ -170,13 +170,13 @@ class _Stock:
             raise NotEnoughCPUs(count, len(self.free))
 
     def free_in(self, level: Level, group: int) -> CPUSet:
-        """Give a group's free CPUs."""
+        """Return a group's free CPUs."""
         return self.layout.groups[level][group] & self.free
 
     def order(self, level: Level) -> list[int]:
-        """List the groups that have free CPUs: those of one unit of the level above together.
+        """List the groups that have free CPUs: the groups of one unit of the level above together.
 
-        Units and groups come with the fewest free CPUs first, then by their ids.
+        Units and groups with the fewest free CPUs come first, then the order is by id.
         """
         group_of, places = GROUP_OF[level], self._places_of_free()
         sizes = Counter(map(group_of, places))
@@ -196,16 +196,16 @@ class _Stock:
         return self._places
 
     def take(self, cpus: CPUSet) -> None:
-        """Move free CPUs to those taken."""
+        """Move free CPUs to the taken CPUs."""
         self.taken |= cpus
         self.free -= cpus
         self.missing -= len(cpus)
         self._places = None
 
     def take_whole(self, level: Level) -> None:
-        """Take groups that are free as a whole while they are not more than what is missing."""
+        """Take wholly free groups while they are not larger than the number of missing CPUs."""
         groups = self.layout.groups[level]
-        # The kubelet knows nodes and caches by their own sizes, cores and sockets by the average.
+        # The kubelet uses the real size of nodes and caches, but the average of cores and sockets.
         usual = self.layout.usual(level) if level in (Level.CORE, Level.SOCKET) else None
         whole = {
             group
@@ -214,13 +214,13 @@ class _Stock:
             and usual in (None, len(groups[group]))
             and groups[group] <= self.free
         }
-        # Most requests are smaller than any socket or node: there is nothing to sort for them.
+        # Most requests are smaller than any socket or node: then there is nothing to sort.
         for group in self.order(level) if whole else ():
             if group in whole and len(groups[group]) <= self.missing:
                 self.take(groups[group])
 
     def take_by_uncore(self) -> None:
-        """Take whole L3 caches, then what is missing of the first one that has it."""
+        """Take whole L3 caches, then the missing CPUs from the first cache that has them."""
         caches = self.order(Level.UNCORE)
         if self.missing >= self.layout.usual(Level.UNCORE):
             self.take_whole(Level.UNCORE)
@@ -229,7 +229,7 @@ class _Stock:
                 self.take(self._rest_of(cache))
 
     def _rest_of(self, cache: int) -> CPUSet:
-        """Give all CPUs that are missing from the lowest cores of a cache, or none."""
+        """Return all missing CPUs from the lowest cores of a cache, or none."""
         threads = self.layout.usual(Level.CORE)
         cores = {self.layout.places[cpu].core for cpu in self.free_in(Level.UNCORE, cache)}
         lowest = sorted(cores)[: _rounded_up(self.missing, threads)]
@@ -240,7 +240,7 @@ class _Stock:
         return cpus if len(cpus) == self.missing else CPUSet()
 
     def take_singles(self, level: Level) -> None:
-        """Take what is missing from one group after the other, the lowest CPUs first."""
+        """Take the missing CPUs from one group after the other, the lowest CPUs first."""
         for group in self.order(level) if self.missing else ():
             self.take(_lowest(self.free_in(level, group), self.missing))
 

@@ -1,4 +1,4 @@
-"""The machine as a choice of CPUs sees it: which core, cache, NUMA node and socket each is on."""
+"""The machine for a choice of CPUs: the core, cache, NUMA node and socket of each CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Level(Enum):
-    """What CPUs are grouped by; an uncore cache is what the kubelet calls an L3 cache."""
+    """The levels that group CPUs; uncore cache is the kubelet's word for an L3 cache."""
 
     CORE = "core"
     UNCORE = "uncore cache"
@@ -26,7 +26,7 @@ class Level(Enum):
 
 
 class Place(NamedTuple):
-    """Where one CPU is: ids that are unique on the whole machine, and break ties."""
+    """The place of a CPU: ids that are unique on the whole machine; the lower id wins a tie."""
 
     core: int
     socket: int
@@ -35,20 +35,20 @@ class Place(NamedTuple):
 
 
 _LEVELS: Final = (Level.CORE, Level.SOCKET, Level.NODE, Level.UNCORE)
-"""What the numbers of a `Place` are of."""
+"""The levels of a `Place`, in the order of its fields."""
 GROUP_OF: Final[Mapping[Level, Callable[[Place], int]]] = {
     level: itemgetter(index) for index, level in enumerate(_LEVELS)
 }
-"""Level → what gives the id of a place's group."""
+"""Level → getter of the id of a place's group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The CPUs that there are to choose from, free or not, and what they belong to.
+    """The CPUs that a choice can use, free or not, and their groups.
 
     Attributes:
-        cpus: all of them.
-        places: CPU id → where it is.
+        cpus: all CPUs.
+        places: CPU id → its place.
         groups: level → id → the CPUs of that core, cache, node or socket.
     """
 
@@ -71,25 +71,26 @@ class Layout:
 
     @classmethod
     def of_topology(cls, topology: CPUTopology, cpus: CPUSet | None = None) -> Self:
-        """Take a machine, or some of its CPUs, for all that there is.
+        """Return the layout of a machine, or of some of its CPUs.
 
-        A core is called by its lowest CPU, a socket and a cache by its index. A CPU without a NUMA
-        node is on node -1, one without an L3 cache shares one with its socket. An offline one is
-        where its core is; of a core without an online thread no more is known than the node.
+        The id of a core is its lowest CPU, the id of a socket or a cache is its index. A CPU
+        without a NUMA node is on node -1; a CPU without an L3 cache shares a cache with its socket.
+        An offline CPU has the place of its core; if no thread of the core is online, only the node
+        is known.
         """
-        # A core is called alike whether its lowest thread runs or not.
+        # The id of a core does not depend on whether its lowest thread runs.
         lowest: dict[int, int] = {}
-        beside: dict[int, int] = {}
+        running_sibling: dict[int, int] = {}
         for known in topology.offline.values():
             running = known.core & topology.online
             for cpu in known.core:
                 lowest[cpu] = min(lowest.get(cpu, cpu), known.core.first)
                 if running:
-                    beside[cpu] = running.first
+                    running_sibling[cpu] = running.first
         cores = [lowest.get(core.first, core.first) for core in topology.cores]
 
         def place(cpu: int) -> Place:
-            info = topology.cpus.get(cpu) or topology.cpus.get(beside.get(cpu, cpu))
+            info = topology.cpus.get(cpu) or topology.cpus.get(running_sibling.get(cpu, cpu))
             if info is None:
                 node = topology.node_of(cpu)
                 return Place(lowest.get(cpu, cpu), -1, -1 if node is None else node, -1)
@@ -97,27 +98,27 @@ class Layout:
                 cores[info.core],
                 info.socket,
                 -1 if info.node is None else info.node,
-                # Negative ids, so that a socket in the place of a cache is nobody's cache.
+                # Negative, so that the id of a socket never equals the id of a cache.
                 -2 - info.socket if info.l3 is None else info.l3,
             )
 
         return cls.of({cpu: place(cpu) for cpu in (topology.online if cpus is None else cpus)})
 
     def free(self, level: Level, available: CPUSet) -> dict[int, CPUSet]:
-        """Group available CPUs; groups without any are left out."""
+        """Return group → its available CPUs, without groups that have none."""
         cut = ((group, cpus & available) for group, cpus in self.groups[level].items())
         return {group: cpus for group, cpus in cut if cpus}
 
     def usual(self, level: Level) -> int:
-        """Give how many CPUs a group has on average, rounded down; at least one group is there."""
+        """Return how many CPUs a group has on average, rounded down; needs at least one group."""
         return len(self.cpus) // len(self.groups[level])
 
     @property
     def largest_core(self) -> int:
-        """How many CPUs a core has where all of them are there."""
+        """How many CPUs the largest core has."""
         return max(map(len, self.groups[Level.CORE].values()), default=1)
 
     def whole_cores(self, available: CPUSet) -> CPUSet:
-        """Give the available CPUs whose cores are available as a whole."""
+        """Return the available CPUs whose whole core is available."""
         cores: Iterable[CPUSet] = self.groups[Level.CORE].values()
         return CPUSet.union(core for core in cores if core <= available)

@@ -1,4 +1,4 @@
-"""The fewest groups (NUMA nodes, uncore caches) that hold so many CPUs, and the best of these."""
+"""The fewest groups (NUMA nodes, uncore caches) that have a number of CPUs; the best such set."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 Distances = Mapping[int, Mapping[int, int]]
-"""Group → other group → how far it is; the same both ways."""
+"""Group → other group → distance; the same in both directions."""
 
 _TRIED: Final = 250
-"""Sets that are compared at most; where there are more, some good ones are."""
+"""The most sets to compare; where there are more, the search compares only some good sets."""
 _CENTRES: Final = 16
-"""Groups around which these lie."""
+"""The number of groups around which these good sets lie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """The groups that were found.
+    """The groups that the search found.
 
     Attributes:
         groups: their ids, ascending.
-        proven: that of no other set of as few groups the distances or the CPUs left over are
-            better; they are the fewest in any case.
+        proven: whether no other set of as few groups has better distances or a better number of
+            CPUs left over; the number of groups is always the least.
     """
 
     groups: tuple[int, ...]
@@ -43,17 +43,17 @@ def fewest(
     emptiest: bool = False,
     distances: Distances | None = None,
 ) -> Narrowed:
-    """Find the fewest groups that hold `count` CPUs together.
+    """Find the fewest groups that have `count` CPUs together.
 
-    Among sets of as few groups the nearest to each other are best, then those with the fewest CPUs
-    left over, then those with the lowest ids.
+    Among sets of as few groups, the groups nearest to each other are best, then those with the
+    fewest CPUs left over, then those with the lowest ids.
 
     Args:
-        sizes: group → how many CPUs of it can be taken.
-        count: how many are wanted; at most all of them.
-        given: groups that the answer has in any case.
-        emptiest: the most CPUs left over are best instead.
-        distances: how far any two groups are from each other; None where they are all alike.
+        sizes: group → how many CPUs of it are available.
+        count: how many CPUs to take; at most all available CPUs.
+        given: groups that the answer must contain.
+        emptiest: prefer the most CPUs left over instead of the fewest.
+        distances: the distance of any two groups; None where all distances are equal.
     """
     missing = count - sum(sizes[group] for group in given)
     others = sorted(sizes.keys() - set(given))
@@ -65,12 +65,14 @@ def fewest(
         spread = 0
         if distances:
             groups = (*given, *chosen)
-            rows = (map(distances[one].__getitem__, groups[:at]) for at, one in enumerate(groups))
+            rows = (
+                map(distances[group].__getitem__, groups[:at]) for at, group in enumerate(groups)
+            )
             spread = sum(map(sum, rows))
         held = sum(sizes[group] for group in chosen)
         return spread, -held if emptiest else held, chosen
 
-    enough = (one for one in set(tried) if sum(sizes[group] for group in one) >= missing)
+    enough = (chosen for chosen in set(tried) if sum(sizes[group] for group in chosen) >= missing)
     best = min(enough, key=badness)
     spare = sum(sizes[group] for group in best) - missing
     same_size = len({sizes[group] for group in others}) == 1
@@ -93,7 +95,7 @@ def _near(
     missing: int,
     distances: Distances | None,
 ) -> Iterator[tuple[int, ...]]:
-    """Give good sets: around large groups, of those nearest to one that suffice the largest."""
+    """Yield good sets: around a large group the nearest groups that suffice, the largest first."""
     centres = nlargest(_CENTRES if distances else 1, others, key=sizes.__getitem__)
     for centre in centres:
         row = distances[centre] if distances else dict.fromkeys(others, 0)
@@ -105,7 +107,9 @@ def _near(
         largest = next(some for some in reached if sum(map(sizes.__getitem__, some)) >= missing)
         spare = sum(map(sizes.__getitem__, largest)) - missing
         yield tuple(sorted(largest))
-        # And the smallest that still suffices in the place of the last of them.
+        # The same set with its last group replaced by the smallest that still suffices.
         *first, last = largest
-        fits = (one for one in near if one not in first and sizes[one] >= sizes[last] - spare)
+        fits = (
+            group for group in near if group not in first and sizes[group] >= sizes[last] - spare
+        )
         yield tuple(sorted((*first, min(fits, key=lambda group: (sizes[group], group)))))

@@ -1,4 +1,4 @@
-"""The CPU manager policy none: no container gets CPUs of its own, all share the default pool."""
+"""The CPU manager policy `none`: no container gets CPUs of its own, all share the default pool."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NonePolicy:
-    """The policy, and what every other one does with containers that it gives no CPUs."""
+    """The policy `none`; every other policy places containers without own CPUs in the same way."""
 
     def wants(self, _pod: Pod) -> Mapping[str, int]:
-        """Return that no container gets CPUs of its own."""
+        """Return nothing: no container gets CPUs of its own."""
         return {}
 
     def available(self, _view: NodeView) -> CPUSet:
-        """Return that there are none to be had."""
+        """Return no CPUs."""
         return CPUSet()
 
     def choose(self, _view: NodeView, ask: Ask) -> Choice:
-        """Refuse.
+        """Refuse every request.
 
         Raises:
-            NotEnoughCPUs: in any case.
+            NotEnoughCPUs: always.
         """
         raise NotEnoughCPUs(ask.count, 0)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return what many may use of the default pool, and never nothing.
+        """Return the default pool's common CPUs, or others if there are none.
 
-        With the default pool offline the kernel would let its containers run on every CPU of the
-        cgroup above: better on CPUs of no pool, and at worst on those that no pod owns.
+        With the default pool offline, the kernel would let its containers run on every CPU of the
+        cgroup above. CPUs of no pool are better; the last choice is every CPU that no pod owns.
         """
         common = view.common
         unlisted = common - CPUSet.union(pool.reach(view.topology) for pool in view.pools)
         return {DEFAULT: view.cpus & common or unlisted or common}
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
-        """Return the CPUs that the container owns; without any, the default pool's.
+        """Return the CPUs that the container owns, or else the default pool's.
 
-        It may own some under none, too: by the policy that was in force when its pod started.
+        Under `none` a container may own CPUs from the policy that was in force when its pod
+        started.
         """
         chosen = view.chosen.get(demand.pod.cgroup_uid)
         own = chosen and chosen.parts.get(demand.container.name)

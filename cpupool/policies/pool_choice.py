@@ -1,8 +1,8 @@
 """Which CPUs of an exclusive pool a container gets, and why.
 
-The choice narrows what is free, one rule after the other, as the pool's policy says: away from
-other pods, to whole cores, to the fewest NUMA nodes, to the fewest uncore caches there. From what
-is left the accumulator takes the CPUs. Every rule says what it did: `cpupool explain` shows that.
+The choice narrows the free CPUs, one rule after the other, as the pool's policy says: away from
+other pods, to whole cores, to the fewest NUMA nodes, to the fewest uncore caches there. The
+accumulator takes the CPUs from the rest. Every rule records its result for `cpupool explain`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def prefer(
     """Choose `count` CPUs of an exclusive pool.
 
     Args:
-        pool: says by its policy which CPUs are good ones.
+        pool: its policy says which CPUs are good.
         topology: the machine.
-        free: what there is to choose from, `required` included or not.
+        free: the CPUs to choose from, with or without `required`.
         count: how many CPUs to choose.
-        required: CPUs that the answer must hold, at most `count`: must_include_deviceIDs in the
+        required: CPUs that the answer must contain, at most `count`: must_include_deviceIDs in the
             kubelet's deviceplugin/v1beta1/api.proto.
         held: CPUs of the pool that other pods have.
 
     Raises:
         NotEnoughCPUs: there are fewer.
-        SMTAlignmentError: whole cores are promised, and the request is not for whole cores, or
-            fewer are free.
+        SMTAlignmentError: the pool promises whole cores, and the request is not for whole cores,
+            or fewer are free.
     """
     required = required or CPUSet()
     free |= required
@@ -85,7 +85,7 @@ class _Search:
     """The CPUs that are left, and the reasons so far.
 
     Attributes:
-        alone: those that are on no other pod's core or node, where they are too few.
+        alone: the CPUs that are on no other pod's core or node, where these are too few.
     """
 
     policy: PoolPolicy
@@ -99,22 +99,22 @@ class _Search:
     proven: bool = True
 
     def note(self, rule: str, why: str) -> None:
-        """Write down a reason for what is left now."""
+        """Record a reason for the CPUs that are left now."""
         self.steps.append(Step(rule, why, self.left))
 
     def keep_whole_cores(self) -> None:
-        """Leave only cores that are free as a whole; of the required CPUs' cores what is free.
+        """Keep only cores that are wholly free, and the required CPUs.
 
         Raises:
-            SMTAlignmentError: there are not as many, or a part of a core is asked for.
+            SMTAlignmentError: there are too few, or the request is for a part of a core.
         """
         cores = self.layout.groups[Level.CORE].values()
         per_core = self.layout.largest_core
         if self.count % per_core:
             raise SMTAlignmentError(self.count, per_core)
-        # A core with fewer threads than the others waits for the rest of it to come online.
+        # A core with fewer threads than the others waits until its other threads are online.
         free = [core for core in cores if len(core) == per_core and core <= self.left]
-        # A part of a core that must be included brings the rest of it, where that is free.
+        # A required part of a core brings the rest of the core, if that is free.
         begun = CPUSet.union(core for core in free if not core.isdisjoint(self.required))
         if len(self.required | begun) <= self.count:
             self.required |= begun
@@ -127,7 +127,7 @@ class _Search:
         self.note("cpuBindPolicy", f"{found}, {parts} must be included" if parts else found)
 
     def keep_away_from(self, held: CPUSet) -> None:
-        """Leave out the cores or nodes of other pods, where enough is left without them."""
+        """Leave out the cores or nodes of other pods, if enough CPUs are left without them."""
         by_core = self.policy.exclusive is ExclusivePolicy.PHYSICAL_CORE
         level = Level.CORE if by_core else Level.NODE
         near = CPUSet.union(
@@ -143,7 +143,7 @@ class _Search:
         self.note("exclusivePolicy", what)
 
     def keep_fewest(self, level: Level, rule: str) -> None:
-        """Leave the fewest nodes or caches that hold as many CPUs as are asked for."""
+        """Keep the fewest nodes or caches that have as many CPUs as requested."""
         groups = self.layout.free(level, self.left)
         sizes = {group: len(cpus) for group, cpus in groups.items()}
         given = [group for group, cpus in groups.items() if cpus & self.required]
@@ -170,10 +170,10 @@ class _Search:
         self.note(rule, f"{where}: of {len(groups)} with free CPUs {best} {self.count}")
 
     def take_evenly(self) -> bool:
-        """Take the same number of CPUs of each of the fewest nodes that have it, if any have."""
+        """Take equally many CPUs from each of the fewest nodes; return whether that is possible."""
         group = self.layout.largest_core if self.policy.whole_cores else 1
         if self.required:
-            taken = self._evenly_beside_required(group)
+            taken = self._evenly_with_required(group)
         else:
             taken = take_evenly(self.layout, self.left, self.count, group=group)
         if taken is None:
@@ -183,13 +183,13 @@ class _Search:
         self.proven &= taken.proven
         nodes = self.layout.free(Level.NODE, self.left)
         shares = sorted(map(len, nodes.values()))
-        # The kubelet gives what does not divide to few nodes where that leaves them more even.
+        # The kubelet takes a remainder from few nodes if that leaves them more even.
         rest = ", the rest where the most are free," * (shares[-1] - shares[0] > group)
         each = ", ".join(f"{len(cpus)} on {_name(node)}" for node, cpus in nodes.items())
         self.note("numaPolicy", f"evenly{rest} over the fewest NUMA nodes that allow it: {each}")
         return True
 
-    def _evenly_beside_required(self, group: int) -> Taken | None:
+    def _evenly_with_required(self, group: int) -> Taken | None:
         nodes = self.layout.free(Level.NODE, self.left).values()
         given = [len(cpus & self.required) for cpus in nodes]
         free = [len(cpus) for cpus in nodes]
@@ -202,7 +202,7 @@ class _Search:
         return Taken(taken)
 
     def take(self, of_nodes: CPUSet) -> None:
-        """Take the CPUs from what is left of those that the chosen NUMA nodes had."""
+        """Take the CPUs from those that are left; `of_nodes` are all of the chosen NUMA nodes."""
         packed = "whole cores before single threads"
         if self.policy.spreads:
             self.left = self._spread()
@@ -218,17 +218,17 @@ class _Search:
             self.note("order", f"{packed}, from where the fewest are free")
 
     def choice(self) -> Choice:
-        """Give what is left now that all has been taken."""
+        """Return the choice after all CPUs have been taken."""
         return Choice(self.left, tuple(self.steps), self.proven)
 
     def _packed(self, available: CPUSet, taken: CPUSet) -> CPUSet:
-        """Add to what has been taken as much of what is available as is missing."""
+        """Return the taken CPUs with the missing number of the available CPUs."""
         available -= taken
         missing = min(self.count - len(taken), len(available))
         return taken | take_packed(self.layout, available, missing).cpus
 
     def _node_by_node(self, of_nodes: CPUSet, *, sign: int) -> CPUSet:
-        """Use up one node after the other, those that had the fewest CPUs first or last."""
+        """Take one node after the other, those that had the fewest CPUs first or last."""
         nodes = self.layout.free(Level.NODE, of_nodes)
         taken = self.required
         for node in sorted(nodes, key=lambda node: (sign * len(nodes[node]), node)):
@@ -236,7 +236,7 @@ class _Search:
         return taken
 
     def _spread(self) -> CPUSet:
-        """Take one thread of each of the cores that the answer has the fewest threads of yet."""
+        """Take one thread of each core, first of the cores with the fewest taken threads."""
         least = self.policy.numa is NUMAPolicy.LEAST_ALLOCATED
         strategy = NUMAPolicy.LEAST_ALLOCATED if least else NUMAPolicy.MOST_ALLOCATED
         cores = self.layout.groups[Level.CORE]
@@ -258,9 +258,9 @@ class _Search:
 
 
 def _distances(topology: CPUTopology, nodes: Collection[int]) -> narrowing.Distances | None:
-    """Give the kernel's distances between nodes, None where they are all alike.
+    """Return the kernel's distances between nodes; None where all are equal.
 
-    What it does not tell is as far as can be.
+    A missing distance counts as the largest.
     """
     known = sorted(topology.nodes)
     unknown = dict.fromkeys(nodes, _FARTHEST)

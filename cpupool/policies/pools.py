@@ -1,6 +1,6 @@
 """CPU-Pooler's policy: a container gets the CPUs that come with its devices of pools.
 
-The kubelet gives out the devices. It asks before which ones of an exclusive pool are good.
+The kubelet gives out the devices. It first asks which devices of an exclusive pool are good.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolsPolicy:
-    """Decides about the containers that ask for pools."""
+    """The policy for containers that request pools."""
 
     def choose(self, view: NodeView, ask: Ask) -> Choice:
         """Choose CPUs of an exclusive pool by the rules of its line in the pool file.
 
         Raises:
             NotEnoughCPUs: there are fewer.
-            SMTAlignmentError: whole cores are promised and cannot be had.
+            SMTAlignmentError: the pool promises whole cores, and there are too few.
         """
         return pool_choice.prefer(
             view.pools.behind(ask.resource) or Pool.named(ask.resource, ""),
@@ -46,7 +46,7 @@ class PoolsPolicy:
         )
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return shared pool → what a container that starts now gets; offline CPUs included."""
+        """Return shared pool → the CPUs of a container that starts now, offline CPUs included."""
         return {pool.name: pool.cpus - view.barred for pool in view.pools.of_kind(PoolKind.SHARED)}
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
@@ -80,17 +80,18 @@ class PoolsPolicy:
             shared=on_shared,
             offline=exclusive - online,
             stale=stays,
-            resources={one: cpus & there for one, cpus in resources.items()},
+            resources={resource: cpus & there for resource, cpus in resources.items()},
             limit=_limit(demand, shared),
         )
 
 
 def _limit(demand: Demand, shared: CPUSet) -> Limit | None:
-    """Return how much CPU time a container is to have that is as requested.
+    """Return the CPU time of a container that has what it requests; None to leave it alone.
 
-    With CPUs of its own it is not limited: its set already is, and a quota of as many CPUs could
-    only throttle it. Where the kubelet gives these it has an opinion, and what comes in addition is
-    added to that (openshift/enhancements, node-tuning/mixed-cpu-node-plugin.md).
+    A container with its own CPUs of an exclusive pool has no limit: its cpuset limits it already,
+    and a quota of as many CPUs could only throttle it. Where the kubelet gives the own CPUs, the
+    limit is the kubelet's plus the shared CPUs (openshift/enhancements,
+    node-tuning/mixed-cpu-node-plugin.md).
     """
     own_milli = demand.container.limit_milli
     if KUBELET_CPUS in demand.request.amounts:
@@ -123,17 +124,17 @@ def _without_cpus(
     exclusive: CPUSet,
 ) -> CPUAssignment:
     asked = demand.request.amounts
-    gone = [one for one in asked if not view.pools.behind(one)]
+    gone = [resource for resource in asked if not view.pools.behind(resource)]
     if gone and not exclusive:
         return _without_devices(view, gone[0])
-    if strange := [one for one in asked if _names_no_cpu(one, known[one])]:
+    if strange := [resource for resource in asked if _names_no_cpu(resource, known[resource])]:
         why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
         return view.confined(Cause.NO_CPUS, why)
     return view.confined(Cause.OFFLINE, "every CPU of its pools is offline")
 
 
 def _names_no_cpu(resource: Resource, given: AllocatedDevices) -> bool:
-    """Return whether the devices of an exclusive pool are another plugin's, without CPU ids."""
+    """Return whether devices of an exclusive pool have no CPU ids: another plugin listed them."""
     return resource.kind.exclusive and not devices.exclusive_cpus(given.ids)
 
 

@@ -1,8 +1,8 @@
-"""The kubelet's static CPU Manager policy: exclusive CPUs for containers that ask for whole ones.
+"""The kubelet's static CPU Manager policy: exclusive CPUs for containers that request whole CPUs.
 
-The answers are those of the kubelet 1.36, pkg/kubelet/cm/cpumanager/policy_static.go and
-policy_options.go (KEP-3570; the options KEP-2625, 2902, 3327, 4176, 4540 and 4800), but that no CPU
-is ever given away that is not free.
+The results equal those of the kubelet 1.36, pkg/kubelet/cm/cpumanager/policy_static.go and
+policy_options.go (KEP-3570; the options KEP-2625, 2902, 3327, 4176, 4540 and 4800), except that
+this policy never gives out a CPU that is not free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, SMTAlignmentError, refuse_errors
 from cpupool.policies.base import Choice
-from cpupool.policies.hints import Offer, TopologyPolicy, generate
+from cpupool.policies.hints import ResourceHints, TopologyPolicy, generate
 from cpupool.policies.kubelet_accumulator import Taken, take_distributed, take_packed
 from cpupool.policies.layout import Layout, Level
 from cpupool.policies.none import NonePolicy
@@ -32,14 +32,14 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StaticOptions:
-    """The policy's options, called as in the kubelet's `cpuManagerPolicyOptions`.
+    """The policy's options, with the names of the kubelet's `cpuManagerPolicyOptions`.
 
     Attributes:
-        full_pcpus_only: only whole cores are given away.
+        full_pcpus_only: containers get only whole cores.
         distribute_cpus_across_numa: a container that needs several NUMA nodes gets the same number
             of CPUs on each.
         align_by_socket: all NUMA nodes of a socket are as good as one.
-        distribute_cpus_across_cores: each CPU of a container lies on a core of its own, if it can.
+        distribute_cpus_across_cores: each CPU of a container is on its own core, if possible.
         strict_cpu_reservation: the shared pool does not run on reserved CPUs either.
         prefer_align_cpus_by_uncorecache: a container lies behind the fewest uncore caches.
     """
@@ -88,7 +88,7 @@ class StaticPolicy(NonePolicy):
 
     Attributes:
         layout: the machine.
-        options: what the admin set.
+        options: the admin's options.
         reserved: CPUs that no container owns.
     """
 
@@ -104,18 +104,18 @@ class StaticPolicy(NonePolicy):
         reserved: CPUSet | int,
         topology_policy: TopologyPolicy = TopologyPolicy.NONE,
     ) -> Self:
-        """Set the policy up.
+        """Return the policy for a machine.
 
         Args:
             layout: the machine.
-            options: what the admin set.
-            reserved: CPUs that no container may own, or how many to choose for that.
-            topology_policy: what the node's Topology Manager demands.
+            options: the admin's options.
+            reserved: CPUs that no container may own, or how many CPUs to reserve.
+            topology_policy: the policy of the node's Topology Manager.
 
         Raises:
-            ConfigError: options that do not go together, or do not suit the machine, or reserved
-                CPUs that it does not have.
-            NotEnoughCPUs: more CPUs to be reserved than there are.
+            ConfigError: options contradict each other or the machine, or the machine does not have
+                the reserved CPUs.
+            NotEnoughCPUs: more CPUs to reserve than there are.
         """
         refuse_errors(_problems(layout, options, topology_policy))
         if isinstance(reserved, int):
@@ -126,7 +126,7 @@ class StaticPolicy(NonePolicy):
         return cls(layout, options, reserved)
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
-        """Return the containers of a Guaranteed pod that ask for whole CPUs."""
+        """Return the containers of a Guaranteed pod that request whole CPUs, with the numbers."""
         return {
             container.name: container.whole_cpus
             for container in pod.containers
@@ -137,11 +137,11 @@ class StaticPolicy(NonePolicy):
         """Return the CPUs that have no owner and are not reserved."""
         return view.free - self.reserved
 
-    def hints(self, ask: Ask) -> Offer:
-        """Offer the NUMA nodes on which a container's CPUs could lie.
+    def hints(self, ask: Ask) -> ResourceHints:
+        """Return the NUMA nodes on which a container's CPUs could lie.
 
-        A container that has its CPUs already is offered where they are, or nothing if it asks for
-        another number of them.
+        If the container has its CPUs already, these are their nodes, or none if it requests
+        another number of CPUs.
         """
         by_socket = self.options.align_by_socket
         if not ask.has:
@@ -149,14 +149,14 @@ class StaticPolicy(NonePolicy):
                 self.layout, ask.count, ask.available, ask.reusable, align_by_socket=by_socket
             )
         if len(ask.has) != ask.count:
-            return Offer(())
+            return ResourceHints(())
         return topology_hints(self.layout, ask.count, ask.has, CPUSet(), align_by_socket=by_socket)
 
     def choose(self, _view: NodeView, ask: Ask) -> Choice:
-        """Choose a container's own CPUs; one that has some keeps them.
+        """Choose a container's own CPUs; a container that has some keeps them.
 
         Raises:
-            SMTAlignmentError: whole cores are promised and cannot be had.
+            SMTAlignmentError: the options promise whole cores, and there are too few.
             NotEnoughCPUs: fewer are free.
         """
         if self.options.full_pcpus_only:
@@ -167,7 +167,7 @@ class StaticPolicy(NonePolicy):
         return Choice(taken.cpus, proven=taken.proven)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return what is left of the default pool; a strict reservation is not for sharing."""
+        """Return the rest of the default pool, without CPUs that are strictly reserved."""
         strict = self.options.strict_cpu_reservation
         barred = view.barred | self.reserved if strict else view.barred
         return NonePolicy.extents(self, replace(view, barred=barred))
@@ -176,8 +176,8 @@ class StaticPolicy(NonePolicy):
         size = self.layout.usual(Level.CORE)
         if ask.count % size:
             raise SMTAlignmentError(ask.count, size)
-        # A core with a reserved CPU is not whole for anybody. What a pod's init containers leave
-        # is not counted either, so a container may be refused that could run on those.
+        # A core with a reserved CPU is never whole. CPUs that the pod's init containers leave do
+        # not count either, so the kubelet may refuse a container that could run on them.
         cores = self.layout.groups[Level.CORE].values()
         partly_reserved = CPUSet.union(core for core in cores if not core.isdisjoint(self.reserved))
         whole = len(ask.available - partly_reserved)
@@ -203,14 +203,14 @@ class StaticPolicy(NonePolicy):
 
 def topology_hints(
     layout: Layout, count: int, available: CPUSet, reusable: CPUSet, *, align_by_socket: bool
-) -> Offer:
-    """Offer the NUMA nodes that could give `count` CPUs.
+) -> ResourceHints:
+    """Return the NUMA nodes that could give `count` CPUs.
 
     Args:
         layout: the machine.
-        count: how many CPUs are asked for.
+        count: how many CPUs to choose.
         available: CPUs that are free.
-        reusable: CPUs that the pod has already and would take over; every hint covers them.
+        reusable: CPUs that the pod has already and would use again; every hint covers them.
         align_by_socket: whether the nodes of a socket are as good as one.
     """
     nodes = layout.groups[Level.NODE]
@@ -236,9 +236,9 @@ def _take(layout: Layout, options: StaticOptions, available: CPUSet, count: int)
 def _problems(
     layout: Layout, options: StaticOptions, topology_policy: TopologyPolicy
 ) -> Iterator[Problem]:
-    for one, other in _CONFLICTS:
-        if getattr(options, one) and getattr(options, other):
-            what = f"{_written(one)} and {_written(other)} contradict each other"
+    for option, other in _CONFLICTS:
+        if getattr(options, option) and getattr(options, other):
+            what = f"{_written(option)} and {_written(other)} contradict each other"
             yield Problem(what, "choose one of them", path=_written(other))
     if options.align_by_socket:
         path = _written("align_by_socket")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.koordinator_accumulator import Held, take
+from cpupool.policies.koordinator_accumulator import OccupiedCPUs, take
 from cpupool.policies.layout import Layout, Level
 from tests.machines import Machine
 
@@ -34,7 +34,7 @@ class Request:
     full_cores: bool
     strategy: NUMAPolicy
     exclusive: ExclusivePolicy
-    held: tuple[Held, ...]
+    held: tuple[OccupiedCPUs, ...]
     preferred: CPUSet
 
     def taken(self, *, backwards: bool = False) -> CPUSet:
@@ -60,7 +60,7 @@ def requests(draw: st.DrawFn) -> Request:
         return CPUSet(draw(st.sets(st.sampled_from(list(layout.cpus)))))
 
     exclusive = st.sampled_from(ExclusivePolicy)
-    earlier = [Held(some(), draw(st.integers(1, 3)), draw(exclusive)) for _ in range(2)]
+    earlier = [OccupiedCPUs(some(), draw(st.integers(1, 3)), draw(exclusive)) for _ in range(2)]
     available = some()
     return Request(
         layout=layout,

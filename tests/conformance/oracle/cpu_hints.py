@@ -10,7 +10,7 @@ from cpupool.policies.static import topology_hints
 from tests.conformance.oracle.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from cpupool.policies.hints import Offer
+    from cpupool.policies.hints import ResourceHints
     from cpupool.policies.layout import Layout
     from tests.conformance.oracle.verdicts import Case, Machines
 
@@ -30,12 +30,12 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     return Verdict.EQUAL, ""
 
 
-def listed(offer: Offer) -> list[list[Any]]:
+def listed(offer: ResourceHints) -> list[list[Any]]:
     """Write hints as the recordings have them."""
     return [[sorted(hint.nodes or ()), hint.preferred] for hint in offer.hints]
 
 
-def unlawful(offer: Offer, layout: Layout, count: int, usable: CPUSet) -> str:
+def unlawful(offer: ResourceHints, layout: Layout, count: int, usable: CPUSet) -> str:
     """Tell which hint has nodes that the machine has not, or too few usable CPUs on them."""
     if not offer.hints and len(usable) >= count:
         return f"no hints for {count} CPUs of {usable}"

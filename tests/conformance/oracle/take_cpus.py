@@ -7,7 +7,7 @@ from typing import Final
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.koordinator_accumulator import Held, take
+from cpupool.policies.koordinator_accumulator import OccupiedCPUs, take
 from tests.conformance.oracle.verdicts import Case, Machines, Verdict, judge_taken
 
 _EXCLUSIVE: Final = {
@@ -26,7 +26,7 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     """Take CPUs as the case asks."""
     layout = machines[case["topo"]]
     held = [
-        Held(CPUSet.parse(one["cpus"]), one["ref"], _EXCLUSIVE[one["exclusive"]])
+        OccupiedCPUs(CPUSet.parse(one["cpus"]), one["ref"], _EXCLUSIVE[one["exclusive"]])
         for one in case["allocated"]
     ]
     try:

@@ -4,7 +4,14 @@ from itertools import combinations
 
 import pytest
 
-from cpupool.policies.hints import Merged, Offer, TopologyHint, TopologyPolicy, generate, merge
+from cpupool.policies.hints import (
+    Merged,
+    ResourceHints,
+    TopologyHint,
+    TopologyPolicy,
+    generate,
+    merge,
+)
 
 BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 
@@ -40,7 +47,7 @@ MANY = dict.fromkeys(range(64), 8)
 def test_the_narrowest_sets_of_nodes_are_preferred(
     request_: int, available: dict[int, int], hints: list[TopologyHint]
 ) -> None:
-    assert generate(request_, TWO, available) == Offer(tuple(hints))
+    assert generate(request_, TWO, available) == ResourceHints(tuple(hints))
 
 
 def test_hints_come_by_size_and_then_in_lexical_order() -> None:

@@ -5,7 +5,7 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.koordinator_accumulator import Held, take
+from cpupool.policies.koordinator_accumulator import OccupiedCPUs, take
 from cpupool.policies.layout import Layout
 from tests.machines import MACHINES, Machine
 
@@ -23,7 +23,7 @@ def taken(
     full_cores: bool = True,
     strategy: NUMAPolicy = MOST,
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE,
-    held: tuple[Held, ...] = (),
+    held: tuple[OccupiedCPUs, ...] = (),
     preferred: str = "",
     layout: Layout = TELCO,
 ) -> str:
@@ -93,7 +93,7 @@ def test_without_smt_spreading_takes_cores_as_they_are() -> None:
 
 @pytest.mark.parametrize("full_cores", [True, False])
 def test_a_numa_node_is_shared_only_where_it_must_be(full_cores: bool) -> None:
-    held = (Held(CPUSet.of(0, 16), exclusive=ExclusivePolicy.NUMA_NODE),)
+    held = (OccupiedCPUs(CPUSet.of(0, 16), exclusive=ExclusivePolicy.NUMA_NODE),)
     wish = ExclusivePolicy.NUMA_NODE
 
     def on(free: str) -> str:
@@ -104,7 +104,7 @@ def test_a_numa_node_is_shared_only_where_it_must_be(full_cores: bool) -> None:
 
 
 def test_a_core_is_shared_only_where_it_must_be() -> None:
-    held = (Held(CPUSet.of(0, 1), exclusive=ExclusivePolicy.PHYSICAL_CORE),)
+    held = (OccupiedCPUs(CPUSet.of(0, 1), exclusive=ExclusivePolicy.PHYSICAL_CORE),)
     wish = ExclusivePolicy.PHYSICAL_CORE
 
     def on(free: str) -> str:
@@ -115,7 +115,7 @@ def test_a_core_is_shared_only_where_it_must_be() -> None:
 
 
 def test_pods_of_another_wish_do_not_matter() -> None:
-    held = (Held(CPUSet.of(0, 16), exclusive=ExclusivePolicy.PHYSICAL_CORE),)
+    held = (OccupiedCPUs(CPUSet.of(0, 16), exclusive=ExclusivePolicy.PHYSICAL_CORE),)
 
     answer = taken("1-7,8-15,17-31", 2, exclusive=ExclusivePolicy.NUMA_NODE, held=held)
 
@@ -124,13 +124,20 @@ def test_pods_of_another_wish_do_not_matter() -> None:
 
 @pytest.mark.parametrize(("full_cores", "cpus"), [(True, "2-3,18-19"), (False, "2-3,20-21")])
 def test_the_least_shared_cpus_are_taken_first(full_cores: bool, cpus: str) -> None:
-    held = (Held(CPUSet.parse("0-1,4-7,16-17,22-23"), 2), Held(CPUSet.parse("18-19"), 1))
+    held = (
+        OccupiedCPUs(CPUSet.parse("0-1,4-7,16-17,22-23"), 2),
+        OccupiedCPUs(CPUSet.parse("18-19"), 1),
+    )
 
     assert taken("0-7,16-23", 4, full_cores=full_cores, held=held) == cpus
 
 
 def test_references_of_several_pods_add_up() -> None:
-    held = (Held(CPUSet.of(0), 1), Held(CPUSet.of(0), 1), Held(CPUSet.of(1), 1))
+    held = (
+        OccupiedCPUs(CPUSet.of(0), 1),
+        OccupiedCPUs(CPUSet.of(0), 1),
+        OccupiedCPUs(CPUSet.of(1), 1),
+    )
 
     assert taken("0-1", 1, full_cores=False, held=held) == "1"
 
