@@ -1,1 +1,1 @@
-"""Codecs for other people's formats: bytes in, values out, no I/O."""
+"""Codecs for the formats of other programs: bytes in, values out, no I/O."""

@@ -1,8 +1,8 @@
 """The annotation `<domain>/cpus`: which processes a container starts, and on which CPUs each.
 
 CPU-Pooler's format: a JSON list of `{container, processes: [{process, args, pool, cpus}]}`.
-`supervise` beside `processes` is cpupool's; CPU-Pooler passes over keys that it does not know, and
-takes them in any case, as Go's encoding/json does.
+cpupool adds the key `supervise` next to `processes`. CPU-Pooler ignores keys that it does not know,
+and accepts keys in upper and lower case, as Go's encoding/json does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CPUS: Final = "cpus"
 
 
 class Supervision(Enum):
-    """When a starter that stays PID 1 ends: with any of its processes, or with the last one."""
+    """When a starter that stays PID 1 ends: with any of its processes, or with the last."""
 
     ANY = "any"
     LAST = "last"
@@ -48,7 +48,7 @@ class ProcessSpec:
         process: the program, as a path or a name for `PATH`.
         args: its arguments, without its name.
         pool: the pool that it runs in.
-        cpus: how many CPUs of an exclusive pool it gets, or milli-CPUs of a shared one.
+        cpus: how many CPUs of an exclusive pool it gets, or milli-CPUs of a shared pool.
     """
 
     process: str
@@ -64,9 +64,9 @@ class ContainerProcesses:
     Attributes:
         container: its name.
         processes: at least one.
-        supervise: when the starter ends that stays PID 1; None where the last process takes its
-            place.
-        path: where the entry stands, for messages.
+        supervise: when the starter, which stays PID 1, ends; None where the last process replaces
+            the starter.
+        path: the place of the entry, for messages.
     """
 
     container: str
@@ -80,8 +80,8 @@ def parse(text: str, path: str, problems: list[Problem]) -> tuple[ContainerProce
 
     Args:
         text: its value.
-        path: where it stands, as `metadata.annotations[nokia.k8s.io/cpus]`.
-        problems: takes everything that is wrong with it; unknown keys are warnings.
+        path: its place, as `metadata.annotations[nokia.k8s.io/cpus]`.
+        problems: receives everything that is wrong with it; unknown keys are warnings.
 
     Returns:
         The entries without an error.
@@ -99,13 +99,13 @@ def parse(text: str, path: str, problems: list[Problem]) -> tuple[ContainerProce
 
 
 def shown(text: str) -> str:
-    """Write a name of somebody else's so that it fits into a line of a message."""
+    """Return a name from outside in a form that fits into a line of a message."""
     return text if 0 < len(text) <= 63 and text.isprintable() else repr(text[:63])
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Takes JSON values for what they should be, and notes where they are not."""
+    """A reader of JSON values that records each value of a wrong type."""
 
     problems: list[Problem]
 
@@ -179,7 +179,7 @@ class _Reader:
         return fields
 
     def _list(self, value: object, path: str) -> list[object] | None:
-        """Take a value for a list, null for an empty one; None for anything else."""
+        """Return a list, an empty list for null, or None for anything else."""
         if value is None:
             return []
         if isinstance(value, list):
@@ -194,7 +194,7 @@ class _Reader:
         return self._text(value, path)
 
     def _text(self, value: object, path: str) -> str:
-        """Take a value for what a process can get as an argument."""
+        """Return a value that can be a process's argument, or "" for anything else."""
         if not isinstance(value, str):
             self.refuse(path, "this is not text", "put it between quotes")
             return ""

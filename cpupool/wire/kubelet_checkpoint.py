@@ -1,8 +1,8 @@
-"""The kubelet's device checkpoint: which devices it gave to which container.
+"""The kubelet's device checkpoint: which devices the kubelet gave to which container.
 
-Format and checksum are those of kubernetes pkg/kubelet/cm/devicemanager/checkpoint (checkpoint.go
-and checkpointv1.go) and pkg/kubelet/checkpointmanager/checksum: FNV-1a with 32 bits over the data
-part as Go's `%#v` of the spew package prints it, types included and strings without quotes.
+Source of format and checksum: kubernetes pkg/kubelet/cm/devicemanager/checkpoint (checkpoint.go and
+checkpointv1.go) and pkg/kubelet/checkpointmanager/checksum. The checksum is FNV-1a with 32 bits
+over the data part, printed by Go's spew package with `%#v`: with types, strings without quotes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 NO_NODE: Final = -1
-"""The NUMA node under which the kubelet files devices without topology."""
+"""The NUMA node id that the kubelet writes for devices without topology."""
 
 _NODE_KEY: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _T = TypeVar("_T")
 
 
 class Generation(Enum):
-    """Which kubelets write a file of this shape."""
+    """The kubelet versions that write a file of this shape."""
 
     FLAT = "before 1.20"
     PER_NODE = "since 1.20"
@@ -41,7 +41,7 @@ class Entry:
         pod_uid: the pod.
         container: the container's name in it.
         resource: the extended resource.
-        device_ids: NUMA node id → device ids; all under NO_NODE in a file from before 1.20.
+        device_ids: NUMA node id → device ids; all under NO_NODE in a file of a kubelet before 1.20.
         alloc_resp: the plugin's ContainerAllocateResponse, serialised.
     """
 
@@ -64,8 +64,9 @@ class Checkpoint:
     Attributes:
         entries: in the order of the file.
         registered: resource → the ids of its healthy devices.
-        generation: the shape that it has, or is to be written in.
-        verified: the checksum is right; only a file from before 1.20 is accepted without.
+        generation: the shape of the file.
+        verified: whether the checksum is right; only a file of a kubelet before 1.20 may be
+            without.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -78,7 +79,7 @@ def parse(data: bytes) -> Checkpoint:
     """Read a checkpoint of either generation and verify its checksum.
 
     Raises:
-        RemoteProtocolError: the file is damaged, or is no checkpoint.
+        RemoteProtocolError: the file is damaged, or is not a checkpoint.
     """
     try:
         document = json.loads(data.decode())
@@ -130,16 +131,16 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def _damaged(what: str) -> RemoteProtocolError:
-    # Names come from the file and may hold what no terminal or log can print.
+    # Names come from the file and may have characters that a terminal or log cannot print.
     printable = what.encode("ascii", "backslashreplace").decode()
     return RemoteProtocolError(
         f"the kubelet's device checkpoint is not readable: {printable};"
-        " the kubelet writes it anew when it next admits a pod with devices"
+        " the kubelet writes it again when it next admits a pod with devices"
     )
 
 
 def _typed(value: object, kind: type[_T], where: str) -> _T:
-    # A boolean is an int to Python, not to JSON.
+    # A boolean is an int in Python, but not in JSON.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _damaged(f"{where[:80]} is not of type {kind.__name__}")
     return value
@@ -184,7 +185,7 @@ def _device_ids(value: object, where: str) -> dict[int, tuple[str, ...]]:
 
 
 def _checksum(body: Mapping[str, Any]) -> int:
-    """Hash a data part of which the types have been checked."""
+    """Return the checksum of a data part whose types have been checked."""
     entries = body.get("PodDeviceEntries")
     text = (
         "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"

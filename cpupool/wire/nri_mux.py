@@ -1,7 +1,7 @@
 """NRI's multiplexing: two ttrpc connections, one in each direction, over one socket.
 
 A frame is a header of 8 bytes (the connection's id and the payload's length, both big-endian) and
-the payload. Each connection is a byte stream; where frames cut it means nothing.
+the payload. Each connection is a byte stream; the frame boundaries in it have no meaning.
 Source: github.com/containerd/nri, pkg/net/multiplex.
 """
 
@@ -22,8 +22,8 @@ MAX_PAYLOAD_BYTES: Final = ttrpc.HEADER_BYTES + ttrpc.MAX_BODY_BYTES
 _HEADER: Final = struct.Struct(">II")
 _FIRST_BYTES: Final = 4096
 """The runtime's ttrpc reads a header through a buffer of this size, and its multiplexer fails the
-whole connection on a frame that the reader's buffer cannot take. What follows goes straight into
-the message."""
+whole connection on a frame larger than the reader's buffer. The next frame goes directly into the
+message."""
 
 
 def encode(connection: int, message: bytes) -> bytes:
@@ -40,7 +40,7 @@ def encode(connection: int, message: bytes) -> bytes:
 
 
 class Decoder:
-    """Splits the bytes of a socket by connection. Holds no payload, only an incomplete header."""
+    """A decoder that splits a socket's bytes by connection; it holds only an incomplete header."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -48,11 +48,11 @@ class Decoder:
         self._left = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Take the next bytes; give (connection id, piece of its stream) in their order.
+        """Decode the next bytes; return (connection id, piece of its stream) in their order.
 
         Raises:
-            RemoteProtocolError: a frame is longer than any runtime sends; nothing that follows can
-                be told apart.
+            RemoteProtocolError: a frame is longer than any runtime sends; the following bytes
+                cannot be decoded.
         """
         pieces = []
         data = self._header + data

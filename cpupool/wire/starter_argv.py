@@ -3,11 +3,11 @@
     process-starter OPTION... -- COMMAND ARG...
     process-starter OPTION... --process N:WHERE:CPUS:WORDS COMMAND ARG... [--process ...]
 
-OPTION is `--exclusive VARIABLE` for each exclusive pool of the container, `--shared POOL` for each
-shared one: what the starter waits for; `--supervise any|last`: it stays PID 1. N numbers the
-processes from 0. WHERE is the variable of an exclusive pool, of which the process gets the next
-CPUS, or `shared` or `all` (and CPUS 0). WORDS is how many words follow: a count, so that no word
-needs quoting, and none is taken for an option.
+OPTION is `--exclusive VARIABLE` for each exclusive pool of the container and `--shared POOL` for
+each shared pool, for which the starter waits, or `--supervise any|last`: the starter stays PID 1.
+N numbers the processes from 0. WHERE is the variable of an exclusive pool, from which the process
+gets the next CPUS, or `shared` or `all` (and CPUS 0). WORDS is the number of words that follow:
+with a count no word needs quotes, and no word looks like an option.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ _COMMAND: Final = "--"
 
 
 def for_command(pools: Collection[str], words: Sequence[str]) -> list[str]:
-    """Write the arguments that start one command.
+    """Return the arguments that start one command.
 
     Args:
         pools: the pools that the container requests.
-        words: the command and its arguments, as they stand in the pod: what they name as `$(NAME)`
-            is still expanded.
+        words: the command and its arguments from the pod; the kubelet still expands `$(NAME)`.
     """
     return [*_wait_for(pools), _COMMAND, *words]
 
 
 def for_processes(pools: Collection[str], entry: ContainerProcesses) -> list[str]:
-    """Write the arguments that start the processes of an annotation, each word to the letter."""
+    """Return the arguments that start the processes of an annotation; words are not expanded."""
     supervise = [_SUPERVISE, entry.supervise.value] if entry.supervise else []
     arguments = [*_wait_for(pools), *supervise]
     for number, process in enumerate(entry.processes):
@@ -51,7 +50,7 @@ def for_processes(pools: Collection[str], entry: ContainerProcesses) -> list[str
 
 
 def command_in(arguments: Sequence[str]) -> list[str] | None:
-    """Find the words of the command in arguments from `for_command`; None in any others."""
+    """Return the words of the command in arguments from `for_command`; None for any others."""
     place = 0
     while arguments[place : place + 1] in ([_EXCLUSIVE], [_SHARED]):
         place += 2
@@ -61,7 +60,7 @@ def command_in(arguments: Sequence[str]) -> list[str] | None:
 
 
 def escaped(word: str) -> str:
-    """Double each `$`, which the kubelet makes one of again where it expands `$(NAME)`.
+    """Double each `$`: the kubelet changes `$$` back to `$` when it expands `$(NAME)`.
 
     Source: kubernetes third_party/forked/golang/expansion/expand.go.
     """

@@ -1,4 +1,4 @@
-"""Frames of ttrpc, containerd's small cousin of gRPC.
+"""Frames of ttrpc, containerd's small variant of gRPC.
 
 A frame is a header of 10 bytes (the body's length and the stream's id, both big-endian, the type,
 the flags) and a body of at most 4 MiB. Source: github.com/containerd/ttrpc, PROTOCOL.md and
@@ -17,7 +17,7 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 REQUEST: Final = 1
 RESPONSE: Final = 2
 DATA: Final = 3
-"""A message of a streaming call. Not an enum: a frame may have a type that is not known here."""
+"""A message of a streaming call. No enum: a frame may have a type of a later version."""
 
 _HEADER: Final = struct.Struct(">IIBB")
 
@@ -29,7 +29,7 @@ class Frame:
     Attributes:
         stream: the id of the call that it belongs to; the caller counts up in odd numbers.
         type: `REQUEST`, `RESPONSE`, `DATA`, or one of a later version.
-        body: the message; None where it was too long, and has been skipped.
+        body: the message; None where it was too long and the decoder skipped it.
         flags: zero for calls with one request and one response.
     """
 
@@ -40,7 +40,7 @@ class Frame:
 
 
 def encode(stream: int, kind: int, body: bytes) -> bytes:
-    """Write a frame without flags.
+    """Return a frame without flags.
 
     Raises:
         ValueError: the body is longer than 4 MiB.
@@ -51,17 +51,17 @@ def encode(stream: int, kind: int, body: bytes) -> bytes:
 
 
 class Decoder:
-    """Reads frames off a byte stream, however it is cut. Holds at most one incomplete frame."""
+    """A decoder of a byte stream in pieces of any size; it holds at most one incomplete frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._skip = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take the next bytes of the stream; give the frames that are complete with them.
+        """Decode the next bytes of the stream; return the frames that they complete.
 
-        A frame whose body is too long is given at once, without it; what follows of it is dropped
-        as it comes.
+        A frame with a body that is too long comes at once, without its body; the decoder drops the
+        rest of the body.
         """
         skipped = min(self._skip, len(data))
         self._skip -= skipped

@@ -188,5 +188,5 @@ def test_maps_are_hashed_in_gos_order() -> None:
 def test_a_damaged_file_is_refused_with_the_place(file: bytes, words: str) -> None:
     with pytest.raises(RemoteProtocolError, match=words) as refused:
         kubelet_checkpoint.parse(file)
-    assert "the kubelet writes it anew" in str(refused.value)
+    assert "the kubelet writes it again" in str(refused.value)
     assert len(str(refused.value)) < 400
