@@ -1,1 +1,1 @@
-"""What the webhook decides about a pod: whether it is let in, and what is written into it."""
+"""The webhook's decision about a pod: whether it is admitted, and what the webhook adds to it."""

@@ -1,4 +1,4 @@
-"""The rules that a pod must keep to get what it asks of the pools."""
+"""The rules that a pod must keep to get what it requests from the pools."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _OPENSHIFTS: Final = (OPENSHIFT_SHARED_CPUS, OPENSHIFT_ISOLATED_CPUS)
 
 
 def own_command(container: ContainerRequests) -> list[str] | None:
-    """Give a container's own command with its arguments.
+    """Return a container's own command with its arguments.
 
-    It is behind the starter where the pod has been admitted before; None where a starter is there
-    with arguments that admission has not written.
+    In a pod that was admitted before, it stands after the process starter. None where the starter's
+    arguments do not come from admission.
     """
     words = [*container.command, *container.args]
     if container.command[:1] != (STARTER,):
@@ -51,10 +51,10 @@ def own_command(container: ContainerRequests) -> list[str] | None:
 def replaced_cpu(
     container: ContainerRequests, rules: Rules
 ) -> Iterator[tuple[str, Quantity | None, int | None]]:
-    """Find each native cpu of a container with pools that is not what its pools come to.
+    """Find each native cpu amount of a container with pools that admission must replace.
 
     Yields:
-        `requests` or `limits`, the amount there, and milli-CPUs instead; None for no amount.
+        `requests` or `limits`, the present amount, and the new milli-CPUs; None for no amount.
     """
     limit, request = container.written.of(CPU)
     for part, amount, milli in (
@@ -66,7 +66,7 @@ def replaced_cpu(
 
 
 def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
-    """Find everything wrong with a pod that asks for something, beyond how it is written."""
+    """Find everything wrong with a pod that requests pools, except syntax errors."""
     yield from _annotations_size(pod)
     for container in (*pod.containers, *pod.ephemeral):
         yield from _variables(container)
@@ -81,7 +81,7 @@ def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
 
 
 def check_names(pod: PodRequests) -> Iterator[Problem]:
-    """Find resources that a pod takes for pools' and that are none; it need not ask for others."""
+    """Find resources that look like a pool's but are not, also in pods without pools."""
     for container in pod.containers:
         for resource in container.doubtful:
             yield Problem(
@@ -94,9 +94,9 @@ def check_names(pod: PodRequests) -> Iterator[Problem]:
 
 
 def check_commands(pod: PodRequests) -> Iterator[Problem]:
-    """Find what keeps the process starter from being put before a command; a new pod only has one.
+    """Find why the process starter cannot be put before a command; only for new pods.
 
-    No update can change a command, but the annotation that it was once compiled from may go.
+    No update can change a command, but an update may remove the annotation that it came from.
     """
     for container in pod.containers:
         if container.readable and container.name not in pod.entries:

@@ -1,9 +1,9 @@
-"""Admission: pods that ask for pools are checked, and completed before anybody runs them.
+"""Admission: the webhook checks pods that request pools, and completes them before they run.
 
-What is written into a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with
-the request `0m`, the process starter before the command and `CONTAINER_NAME` with it, and CRI-O's
-annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay. A body
-is never changed in place: what does not change is the same object before and after.
+Admission adds to a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with the
+request `0m`, the process starter before the command and `CONTAINER_NAME` with it, and CRI-O's
+annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay.
+Admission never changes a body in place: unchanged parts are the same objects before and after.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 _SHOWN_PROBLEMS: Final = 20
 _SHOWN_WARNINGS: Final = 16
 _WARNING_LENGTH: Final = 256
-"""The API server passes 4,096 characters of warnings on, and cuts longer ones at 256."""
+"""The API server passes on 4,096 characters of warnings, and cuts each warning at 256."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A pod that is let in.
+    """A pod that is admitted.
 
     Attributes:
-        body: the pod as it is to be stored.
-        warnings: what its author should know, each within the API's 256 characters.
+        body: the pod that the API server must store.
+        warnings: warnings for its author, each within the API's 256 characters.
     """
 
     body: Body
@@ -45,7 +45,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A pod that is not let in.
+    """A pod that is not admitted.
 
     Attributes:
         problems: everything that is wrong with it.
@@ -55,28 +55,30 @@ class Denied:
 
     @property
     def message(self) -> str:
-        """All problems for its author, one in a line."""
+        """All problems for its author, one problem per line."""
         if len(self.problems) == 1:
             return str(self.problems[0])
         lines = [f"{len(self.problems)} problems:"]
-        lines += [f"{n}. {one}" for n, one in enumerate(self.problems[:_SHOWN_PROBLEMS], start=1)]
+        lines += [
+            f"{n}. {problem}" for n, problem in enumerate(self.problems[:_SHOWN_PROBLEMS], start=1)
+        ]
         if len(self.problems) > _SHOWN_PROBLEMS:
             lines.append(f"and {len(self.problems) - _SHOWN_PROBLEMS} more")
         return "\n".join(lines)
 
 
 def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | Denied:
-    """Check a new pod, and complete it; one that asks for nothing stays as it is.
+    """Check a new pod, and complete it; a pod that requests nothing is not changed.
 
     Admitting the result again changes nothing.
 
     Args:
         body: the pod.
-        rules: what to go by.
-        namespace: where it is created, whatever its body says.
+        rules: the rules of admission.
+        namespace: the namespace of the request, whatever the body says.
 
     Raises:
-        ManifestError: it is no pod that the API server would take.
+        ManifestError: the API server would not accept the pod.
     """
     pod = _read(body, rules)
     problems = _problems(pod, rules)
@@ -91,22 +93,22 @@ def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | 
 
 
 def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denied:
-    """Check an update, which cannot change what a pod asks for.
+    """Check an update, which cannot change what a pod requests.
 
-    Only what is wrong since this update refuses it: a pod from before the webhook must be able to
-    lose a finalizer.
+    Only a new problem refuses the update: a pod from before the webhook must be able to lose a
+    finalizer.
 
     Raises:
-        ManifestError: one of the two is no pod that the API server would take.
+        ManifestError: the API server would not accept one of the two pods.
     """
-    new, old = (_read(one, rules) for one in (body, before))
+    new, old = (_read(document, rules) for document in (body, before))
     known = set(_problems(old, rules))
-    refused = [one for one in errors_in(_problems(new, rules)) if one not in known]
+    refused = [problem for problem in errors_in(_problems(new, rules)) if problem not in known]
     if refused:
         return Denied(tuple(refused))
     key = rules.names.processes
     edited = new.annotations.get(key) != old.annotations.get(key)
-    warning = f"metadata.annotations[{key}]: read when a pod is created; create this one anew"
+    warning = f"metadata.annotations[{key}]: read when a pod is created; create the pod again"
     return Admitted(new.body, (warning,) if edited else ())
 
 

@@ -1,6 +1,6 @@
-"""OpenShift's resource for shared CPUs beside a container's own ones: who may have it.
+"""OpenShift's resource for shared CPUs in addition to a container's own: which pods may have it.
 
-OpenShift's API server does the same for its own nodes, and looks at app containers only. Here init
+OpenShift's API server does the same for its own nodes, but checks only app containers. Here init
 containers count, too: the kubelet gives them exclusive CPUs as well.
 
 Source: openshift/enhancements, node-tuning/mixed-cpu-node-plugin.md, and openshift/kubernetes,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cpupool.admission.pod_requests import ContainerRequests, PodRequests
 
 Namespaces = Callable[[str], Mapping[str, object]]
-"""Gives the annotations of a namespace, or raises `NamespaceUnknown`."""
+"""A function that returns the annotations of a namespace, or raises `NamespaceUnknown`."""
 
 RESOURCE: Final = f"{OPENSHIFT_DOMAIN}/{ENABLE_SHARED_CPUS}"
 _ENABLE: Final = "enable"
@@ -38,11 +38,11 @@ _REMEDY: Final = "set the request to 1 or remove it"
 
 
 class NamespaceUnknown(CPUPoolError):
-    """Nobody says what annotations a namespace has."""
+    """A namespace whose annotations the webhook cannot read."""
 
 
-def nobody_knows(_namespace: str) -> Mapping[str, object]:
-    """Stand in for an API server where there is none.
+def no_api_server(_namespace: str) -> Mapping[str, object]:
+    """Replace the question to the API server where there is no API server.
 
     Raises:
         NamespaceUnknown: always.
@@ -53,7 +53,7 @@ def nobody_knows(_namespace: str) -> Mapping[str, object]:
 
 
 def check(pod: PodRequests) -> Iterator[Problem]:
-    """Find what keeps containers from the shared CPUs that they request."""
+    """Find why containers cannot have the shared CPUs that they request."""
     asking = [container for container in pod.containers if container.enables_shared]
     for container in asking:
         yield from _container(container)
@@ -65,7 +65,7 @@ def check(pod: PodRequests) -> Iterator[Problem]:
 
 
 def check_namespace(namespace: str, namespaces: Namespaces) -> Iterator[Problem]:
-    """Find whether pods of a namespace may request the resource at all."""
+    """Find why pods of a namespace may not request the resource."""
     path = "metadata.namespace"
     try:
         annotations = namespaces(namespace)
@@ -83,10 +83,10 @@ def check_namespace(namespace: str, namespaces: Namespaces) -> Iterator[Problem]
 
 
 def marks(pod: PodRequests) -> dict[str, str]:
-    """Give the annotations by which others know such containers, CRI-O for one.
+    """Return the annotations that mark such containers for other programs, as CRI-O.
 
-    cpupool itself does not read them. One that somebody has written for a container without a
-    request stays, as OpenShift lets it stay.
+    cpupool itself does not read them. An annotation that names a container without a request
+    stays, as on OpenShift.
     """
     asking = (container.name for container in pod.containers if container.enables_shared)
     return {f"{CRIO_SHARED_CPUS}/{name}": _ENABLE for name in asking}
@@ -103,7 +103,7 @@ def _container(container: ContainerRequests) -> Iterator[Problem]:
 
 
 def _whole(container: ContainerRequests) -> Iterator[Problem]:
-    """Find why the kubelet would give a container no CPUs of its own, beside the pod's QoS class.
+    """Find why the kubelet would give a container no CPUs of its own, except the QoS class.
 
     Source: kubernetes pkg/kubelet/cm/cpumanager/policy_static.go, guaranteedCPUs.
     """
@@ -119,7 +119,7 @@ def _whole(container: ContainerRequests) -> Iterator[Problem]:
 
 
 def _guaranteed(pod: PodRequests, name: str) -> Iterator[Problem]:
-    """Find why the pod that admission makes is not Guaranteed, which the container of a name needs.
+    """Find why the admitted pod is not Guaranteed, which the container with this name needs.
 
     Source: kubernetes pkg/apis/core/v1/helper/qos/qos.go; the API server defaults a missing request
     to its limit.

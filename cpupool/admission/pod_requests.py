@@ -1,7 +1,7 @@
-"""What a pod asks of the pools, and the fields of its body that say so.
+"""A pod's requests to the pools, and the fields of its body that contain them.
 
-A body is a dict with Kubernetes' field names (k8s.io/api/core/v1/types.go), as it came: the API
-server has looked at nothing yet.
+A body is a dict with Kubernetes' field names (k8s.io/api/core/v1/types.go). The API server has not
+validated it yet.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ Body = Mapping[str, Any]
 """A pod, or a part of one."""
 
 REQUESTING: Final = ("initContainers", "containers")
-"""The lists of containers that may have requests; the API takes none of ephemeral containers."""
+"""The lists of containers that may have requests; ephemeral containers may have none."""
 _EPHEMERAL: Final = "ephemeralContainers"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequests:
-    """A container and what it asks for.
+    """A container and its requests.
 
     Attributes:
-        path: where it stands, as `spec.containers[0]`.
+        path: its place, as `spec.containers[0]`.
         body: its fields.
         name: its name.
-        command: its entry point; empty for the image's own.
-        args: the arguments of that.
-        env: name and value of each variable; None for a value from elsewhere.
-        written: the amounts of its `resources`, of pools and its native ones.
+        command: its entry point; empty for the image's entry point.
+        args: the arguments of the command.
+        env: name and value of each variable; None for a value from a `valueFrom`.
+        written: the amounts of its `resources`, of pools and native.
         requests: resource of a pool → amount, cores or milli-CPUs.
-        enables_shared: how often it requests OpenShift's resource for shared CPUs beside its own;
-            0 where that is not switched on.
-        doubtful: resources of the domain that are no pool's, and look as if they should be.
-        readable: whether that is all it asks for; if not, a problem says why.
+        enables_shared: how many devices of OpenShift's resource for shared CPUs it requests; 0
+            where the resource is not switched on.
+        doubtful: resources of the domain that are not a pool's while their name suggests a pool.
+        readable: whether all requests could be read; if not, a problem says why.
     """
 
     path: str
@@ -66,16 +66,18 @@ class ContainerRequests:
 
     def of_kind(self, kind: ResourceKind) -> dict[Resource, int]:
         """Return the requests of one kind of pools."""
-        return {one: amount for one, amount in self.requests.items() if one.kind is kind}
+        return {
+            resource: amount for resource, amount in self.requests.items() if resource.kind is kind
+        }
 
     @property
     def has_pools(self) -> bool:
-        """Whether its CPUs are those of pools that it requests, and not native ones."""
+        """Whether its CPUs come from pools that it requests, not from its native request."""
         return bool(self.requests)
 
     @property
     def cpu_pools(self) -> str:
-        """What `CPU_POOLS` tells the container; empty where it has CPUs of no pool."""
+        """The value of `CPU_POOLS` in the container; empty where it has CPUs of no pool."""
         exclusive = bool(self.of_kind(ResourceKind.EXCLUSIVE))
         shared = bool(self.of_kind(ResourceKind.SHARED) or self.enables_shared)
         kinds = {PoolKind.EXCLUSIVE: exclusive, PoolKind.SHARED: shared}
@@ -84,17 +86,17 @@ class ContainerRequests:
 
 @dataclass(frozen=True, slots=True)
 class PodRequests:
-    """A pod and what its containers ask for.
+    """A pod and the requests of its containers.
 
     Attributes:
         body: the pod.
-        containers: those that may have requests, init containers first.
-        ephemeral: path and variables of the others.
+        containers: the containers that may have requests, init containers first.
+        ephemeral: the ephemeral containers.
         written: the amounts of the pod's own `resources`.
-        annotations: all of the pod's.
-        entries: the annotation of processes, by container.
-        problems: what is wrong with how it asks.
-        asks: whether it asks for anything, even in a way that cannot be read.
+        annotations: all annotations of the pod.
+        entries: container → its entry in the annotation of processes.
+        problems: what is wrong with the form of the requests.
+        asks: whether the pod requests anything, even in a form that cannot be read.
     """
 
     body: Body
@@ -113,10 +115,10 @@ class PodRequests:
         Args:
             body: the pod.
             names: for the resource domain.
-            mixed: whether OpenShift's resource is ours; otherwise requests of it are passed over.
+            mixed: whether cpupool serves OpenShift's resource; otherwise its requests are ignored.
 
         Raises:
-            ManifestError: a field that is read has another type than Kubernetes gives it.
+            ManifestError: a field has another type than in Kubernetes.
         """
         problems: list[Problem] = []
         if body is None:
@@ -132,7 +134,7 @@ class PodRequests:
         text = annotations.get(names.processes)
         path = f"metadata.annotations[{names.processes}]"
         entries: tuple[ContainerProcesses, ...] = ()
-        # What is too long to be stored is refused as that, and not worth reading.
+        # A text that is too long to be stored is refused for its length: reading it is a waste.
         if text is not None and len(text) <= MAX_ANNOTATIONS_BYTES:
             entries = annotation.parse(text, path, problems)
         requested = any(container.requests or container.enables_shared for container in containers)
@@ -145,16 +147,16 @@ class PodRequests:
             annotations=annotations,
             entries={entry.container: entry for entry in entries},
             problems=tuple(problems),
-            # The kubelet runs a static pod from its file; nobody reads what its mirror says.
+            # The kubelet runs a static pod from its file, not from its mirror.
             asks=bool(wanted) and STATIC_POD_MIRROR not in annotations,
         )
 
 
 def mapping(value: object, path: str) -> Mapping[str, Any]:
-    """Take a value for an object, null for an empty one.
+    """Return an object, or an empty object for null.
 
     Raises:
-        ManifestError: it is neither.
+        ManifestError: the value is neither.
     """
     if value is None:
         return {}
@@ -171,7 +173,7 @@ def _annotations(metadata: Body) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads containers, and notes requests that cannot be read."""
+    """A reader of containers that records requests that cannot be read."""
 
     names: Names
     mixed: bool
@@ -218,7 +220,7 @@ class _Reader:
                     remedy = "set the request to 1 or remove it"
                 self.problems.append(Problem(str(error), remedy, path=where, pool=pool))
                 continue
-            # The API server takes a limit alone, and makes it the request.
+            # The API server accepts a limit alone, and copies it to the request.
             if request is not None and request != limit:
                 having = "missing" if limit is None else limit
                 what = f"its limit is {having}, its request {request}"
@@ -236,7 +238,7 @@ class _Reader:
 
 
 def _amounts(body: Body, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Take the requests and the limits of a container or a pod."""
+    """Return the requests and the limits of a container or a pod."""
     path = f"{path}.resources"
     resources = mapping(body.get("resources"), path)
     requests, limits = (
@@ -267,7 +269,7 @@ def _texts(value: object, path: str) -> tuple[str, ...]:
 
 
 def _text(value: object, path: str) -> str:
-    """Take a value for text, null for an empty one, as the API server does."""
+    """Return a text, or an empty text for null, as the API server does."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The API server's question about a pod, and the answer to it: a JSON patch, or a denial.
+"""The API server's review of a pod, and the answer to it: a JSON patch, or a denial.
 
 The envelope is AdmissionReview of admission.k8s.io/v1 (k8s.io/api/admission/v1/types.go).
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _REVIEW: Final = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
 _UPDATED: Final = ("", "ephemeralcontainers")
-"""Subresources of pods whose updates can bring variables that are not the author's to set."""
+"""Subresources of pods whose updates can add variables that only cpupool may set."""
 _UNPROCESSABLE: Final = 422
 
 
@@ -28,14 +28,14 @@ def answer(document: object, rules: Rules, *, mutate: bool = True) -> dict[str, 
 
     Args:
         document: the request, as JSON.
-        rules: what to go by.
+        rules: the rules of admission.
         mutate: whether the webhook may complete pods; otherwise it only checks them.
 
     Returns:
         The AdmissionReview with the response, as JSON.
 
     Raises:
-        RemoteProtocolError: the document is no request of admission.k8s.io/v1.
+        RemoteProtocolError: the document is not a request of admission.k8s.io/v1.
     """
     request = _request(document)
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
@@ -52,11 +52,11 @@ def answer(document: object, rules: Rules, *, mutate: bool = True) -> dict[str, 
 
 
 def patch(before: object, after: object, path: str = "") -> list[dict[str, Any]]:
-    """Write the way from one document to another as a JSON patch (RFC 6902).
+    """Return the JSON patch (RFC 6902) that changes one document into another.
 
-    It knows what admission does: entries of an object are added, replaced and removed, and a list
-    grows at its end, keeps its length or is replaced. What is the same object in both is not looked
-    into, so that a body may be as deep as it likes; a general diff compares everything.
+    It covers the changes of admission: it adds, replaces and removes entries of an object; a list
+    grows at its end, keeps its length or is replaced. It does not compare parts that are the same
+    object in both documents, so a body may have any depth; a general diff compares everything.
     """
     if before is after:
         return []
@@ -102,7 +102,7 @@ def _request(document: object) -> Mapping[str, Any]:
 
 
 def _decide(request: Mapping[str, Any], rules: Rules) -> Admitted | Denied | None:
-    """Decide on the creation or update of a pod; None where the request is another one."""
+    """Decide on the creation or update of a pod; return None for any other request."""
     kind, subresource = request.get("kind"), request.get("subResource") or ""
     if isinstance(kind, Mapping) and (kind.get("group"), kind.get("kind")) == ("", "Pod"):
         if request.get("operation") == "CREATE" and not subresource:

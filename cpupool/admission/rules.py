@@ -1,4 +1,4 @@
-"""What admission goes by: the command line, the pool files, and what namespaces allow."""
+"""The rules of admission: from the command line, the pool files, and the namespaces."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
 
 MOST_THREADS: Final = 2
-"""CPUs of an exclusive core that an annotation may count on, as with multiThreaded pools."""
+"""The most CPUs of an exclusive core for an annotation, as with multiThreaded pools."""
 _EXCLUSIVE_SURPLUS_MILLI: Final = 100
-"""What CPU-Pooler adds to the limit of a container with exclusive CPUs only."""
+"""CPU-Pooler's addition to the limit of a container with exclusive CPUs only."""
 
 
 class CFSQuotas(Enum):
@@ -33,11 +33,11 @@ class CFSQuotas(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LargestPool:
-    """The most that a container can find behind a pool's name, on whichever node.
+    """The largest pool with a name on any node.
 
     Attributes:
-        cpus: the CPUs listed.
-        multi_threaded: whether an exclusive CPU brings the siblings on its core.
+        cpus: how many CPUs it offers.
+        multi_threaded: whether the siblings come with an exclusive CPU on any node.
     """
 
     cpus: int
@@ -46,32 +46,32 @@ class LargestPool:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What admission goes by.
+    """The rules of admission.
 
     Attributes:
         names: for the resource domain.
-        pools: each pool that is a resource → the most that a pool file gives it; None where the
-            pool files are not known.
+        pools: each pool that is a resource → the largest pool of this name in the pool files; None
+            where the pool files are not known.
         cfs_quotas: whether a container with exclusive CPUs gets a cpu limit, too.
-        mixed: each shared pool whose CPUs OpenShift's resource brings → the most CPUs that a pool
-            file gives it; empty where none has that switched on.
-        namespaces: asked where a pod requests that resource.
+        mixed: each shared pool behind OpenShift's resource → the most CPUs that a pool file gives
+            it; empty where no pool file has the resource switched on.
+        namespaces: returns a namespace's annotations, for pods that request this resource.
     """
 
     names: Names = field(default_factory=Names)
     pools: Mapping[str, LargestPool] | None = None
     cfs_quotas: CFSQuotas = CFSQuotas.ALL
     mixed: Mapping[str, int] = field(default_factory=dict)
-    namespaces: Namespaces = mixed_cpus.nobody_knows
+    namespaces: Namespaces = mixed_cpus.no_api_server
 
     def knowing(self, files: Sequence[NodePools]) -> Rules:
-        """Go by these pool files instead; none are files that are not known."""
+        """Return the rules with these pool files instead; no files means that none are known."""
         return replace(
             self, pools=largest_pools(files) if files else None, mixed=mixed_pools(files)
         )
 
     def limit_milli(self, container: ContainerRequests) -> int | None:
-        """Compute a container's cpu limit as CPU-Pooler does; None where it gets none."""
+        """Compute a container's cpu limit as CPU-Pooler does; None for no limit."""
         exclusive = sum(container.of_kind(ResourceKind.EXCLUSIVE).values())
         shared = container.of_kind(ResourceKind.SHARED)
         if not exclusive:
@@ -88,22 +88,22 @@ class Rules:
         return (exclusive + sum(sizes)) * MILLI_PER_CPU
 
     def awaited(self, container: ContainerRequests) -> list[str]:
-        """Name the pools for whose CPUs the process starter waits.
+        """Return the pools for whose CPUs the process starter waits.
 
-        Where pool files do not agree on the pool behind OpenShift's resource, that is none of them:
-        the starter then goes by the container's `SHARED_CPUS`.
+        If pool files name different pools behind OpenShift's resource, none of them is included:
+        the starter then reads the container's `SHARED_CPUS`.
         """
         behind = self.mixed if container.enables_shared and len(self.mixed) == 1 else ()
         return [*container.requests, *behind]
 
     def threads(self, pool: str) -> int:
-        """Give how many CPUs a core of an exclusive pool brings, at most."""
+        """Return the most CPUs that come with a core of an exclusive pool."""
         known = None if self.pools is None else self.pools.get(pool)
         return 1 if known and not known.multi_threaded else MOST_THREADS
 
 
 def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
-    """Give every pool that is a resource, with the most that any of the files gives it."""
+    """Return every pool that is a resource, with its largest form in the files."""
     found: dict[str, LargestPool] = {}
     for file in files:
         for pool in (*file.of_kind(PoolKind.EXCLUSIVE), *file.of_kind(PoolKind.SHARED)):
@@ -116,7 +116,7 @@ def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
 
 
 def mixed_pools(files: Iterable[NodePools]) -> dict[str, int]:
-    """Give the pools behind OpenShift's resource, with the most CPUs that any of the files has."""
+    """Return the pools behind OpenShift's resource, with their most CPUs in any of the files."""
     found: dict[str, int] = {}
     for file in files:
         shared = file.behind(ENABLE_SHARED_CPUS)

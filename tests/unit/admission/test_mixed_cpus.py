@@ -369,7 +369,7 @@ def test_nobody_is_asked_about_pods_that_do_not_request_it() -> None:
     assert updated == {"uid": "u-1", "allowed": True}
 
 
-def test_a_namespace_that_nobody_knows_keeps_the_pod_out() -> None:
+def test_a_namespace_that_no_api_server_keeps_the_pod_out() -> None:
     def unknown(_namespace: str) -> Mapping[str, object]:
         raise NamespaceUnknown("the API server is away; wait")
 

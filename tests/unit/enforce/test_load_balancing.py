@@ -277,7 +277,7 @@ def test_another_agent_goes_on_with_what_it_finds(node: Node) -> None:
     assert node.isolated() == ISOLATED
 
 
-def test_containers_of_pods_that_nobody_knows_keep_what_they_have(node: Node) -> None:
+def test_containers_of_pods_that_no_api_server_keep_what_they_have(node: Node) -> None:
     stranger = node.files.make("kubepods/podx/stranger-id")
     node.files.tree().isolate(stranger, CPUSet.of(7))
     node.keep()

@@ -259,7 +259,7 @@ def test_cpus_that_the_machine_shows_later_are_given_too() -> None:
     assert owned(node) == {"first-uid": "1", "second-uid": "2"}
 
 
-def test_a_policy_that_nobody_knows_is_refused() -> None:
+def test_a_policy_that_no_api_server_is_refused() -> None:
     node = Manager(cpu_managers=POLICIES)
     pools = replace(POOLS, cpu_manager=CPUManager("zz"))
     with pytest.raises(ConfigError, match="there is no CPU manager policy 'zz'; use none, static"):

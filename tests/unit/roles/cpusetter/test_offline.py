@@ -153,7 +153,7 @@ def test_a_pod_with_moved_processes_has_room_for_the_shared_cpus_that_a_containe
     assert str(node.kernel.effective(OWNER)) == "0,2,6-7"
 
 
-def test_processes_moved_into_a_pod_that_nobody_knows_stay_in_the_default_pool() -> None:
+def test_processes_moved_into_a_pod_that_no_api_server_stay_in_the_default_pool() -> None:
     node = Node()
     node.run("stranger", listed=False)
     node.setter.sweep()
