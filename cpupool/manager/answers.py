@@ -1,4 +1,4 @@
-"""What the manager answers: values, and how they are made of what it knows."""
+"""The manager's answers: values, and their construction from its facts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolChange:
-    """What a new configuration changed.
+    """The changes of a new configuration.
 
     Attributes:
         problems: its warnings.
-        added: names of pools that are new.
-        removed: names of pools that are gone.
+        added: names of new pools.
+        removed: names of removed pools.
         resized: names of pools with other CPUs, or another policy.
     """
 
@@ -42,7 +42,10 @@ class PoolChange:
         before, after = (
             {
                 **{pool.name: (pool, None) for pool in either},
-                **{one.name: (one.pool, one.units) for one in devices.advertised(either)},
+                **{
+                    resource.name: (resource.pool, resource.units)
+                    for resource in devices.advertised(either)
+                },
             }
             for either in (earlier, later)
         )
@@ -56,12 +59,12 @@ class PoolChange:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What Allocate answers.
+    """The answer of Allocate.
 
     Attributes:
-        cpus: what the container is told; offline ones are in a shared pool only.
+        cpus: the CPUs that it announces to the container; offline CPUs only of a shared pool.
         environment: variables of the container.
-        annotations: those by which the container is recognised.
+        annotations: annotations by which the agent recognises the container.
     """
 
     cpus: CPUSet
@@ -70,14 +73,14 @@ class Allocation:
 
     @classmethod
     def of(cls, offer: Offer, ids: Sequence[str], names: Names, *, mixed: bool) -> Allocation:
-        """Answer for the devices `ids` of an offer.
+        """Return the answer for the devices `ids` of an offer.
 
         Args:
-            offer: the pool's.
-            ids: some that are free.
-            names: the public strings.
-            mixed: whether OpenShift's resource is offered. Whether the container requests it, too,
-                the kubelet does not say.
+            offer: the pool's offer.
+            ids: free devices.
+            names: the public names.
+            mixed: whether the agent offers OpenShift's resource. The kubelet does not say whether
+                the container requests it, too.
         """
         resource, pool = offer.resource.name, offer.pool
         exclusive = shared = CPUSet()

@@ -1,7 +1,7 @@
-"""CPUs that the node's CPU manager policy gives to containers, as grants.
+"""The grants of CPUs that the node's CPU manager policy gives to containers.
 
-A choice depends on what was chosen before, so it is made once, for a whole pod, and kept until the
-pod ends. Where each container belongs follows from the grants (`resolve`).
+A choice depends on earlier choices, so the agent makes it once, for a whole pod, and keeps it until
+the pod ends. The placement of each container follows from the grants (`resolve`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logs.get(__name__)
 
 
 def view(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> NodeView:
-    """Return what the policies see of a node."""
+    """Return the policies' view of a node."""
     whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
     bare = NodeView(
         facts.topology,
@@ -48,22 +48,22 @@ def view(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> NodeView:
     elif facts.pools.pools or any(grants.of_pods):
         default = CPUAssignment(Placement.DEFAULT, default=extents[DEFAULT])
     else:
-        # There is nothing to keep apart, so containers stay where they are.
+        # No pool and no grant: the agent leaves containers where they are.
         default = CPUAssignment(Placement.DEFAULT)
     return replace(bare, extents=extents, default=default)
 
 
 def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
-    """Return the grants with a choice for every pod that runs, or is about to, and has none yet.
+    """Return the grants with a choice for every pod that runs or starts, and has no choice yet.
 
-    A pod that does not fit shares the default pool, and is chosen for again at the next change.
+    A pod that does not fit shares the default pool; the agent tries again at the next change.
 
     Args:
-        facts: the node's; a pod is about to run once the container runtime has told of it.
-        pods: all that are there.
+        facts: the node's facts; a pod starts when the container runtime reports it.
+        pods: all pods of the node.
         grants: who owns which CPUs.
     """
-    starting = {one.pod for one in facts.sighted.values()}
+    starting = {container.pod for container in facts.sighted.values()}
     for pod in pods:
         if not (wants := _wants(facts, pod)):
             continue
@@ -77,10 +77,10 @@ def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
 def recover(
     facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, found: Iterable[FoundContainer]
 ) -> Grants:
-    """Return the grants with what an earlier agent has chosen, by the CPUs where containers run.
+    """Return the grants with the choices of an earlier agent, from the CPUs where containers run.
 
-    Only a set of exactly the size that the policy gives to the container counts, on CPUs that it
-    could give; of two that overlap the first.
+    A set of CPUs counts only if it has exactly the size that the policy gives to the container, and
+    the policy could give these CPUs; if two sets overlap, the first counts.
     """
     runs = {(container.pod, ContainerID(container.id)): container.cpus for container in found}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
@@ -96,7 +96,7 @@ def recover(
 
 
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
-    """Return container → CPUs of its own; those that ask for pools are not the policy's."""
+    """Return container → number of its own CPUs, without containers that request pools."""
     wants = facts.policy.wants(pod)
     if not wants or pod.finished or requested.kubelet_owns(facts):
         return {}
@@ -105,14 +105,14 @@ def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
 
 
 def _available(facts: NodeFacts, seen: NodeView) -> CPUSet:
-    """Return what the policy can give; never what somebody has, or what is another pool's."""
+    """Return the CPUs that the policy can give: free CPUs of the default pool."""
     return facts.policy.available(seen) & seen.free
 
 
 def _admitted(
     facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, wants: Mapping[str, int]
 ) -> Grants:
-    """Return the grants with all that one pod gets, or as they are where it does not fit."""
+    """Return the grants with those of one pod, or unchanged if the pod does not fit."""
     kinds = {container.name: container.kind for container in pod.containers}
     made, left = grants, CPUSet()
     for name, count in wants.items():
@@ -120,7 +120,7 @@ def _admitted(
         ends = kinds[name] is ContainerKind.INIT
         if (cpus := parts.get(name)) is None:
             if ends and any(kinds.get(part) is ContainerKind.APP for part in parts):
-                # It has ended before the agent has started.
+                # The init container ended before this agent started.
                 continue
             seen = view(facts, pods, made)
             available = _available(facts, seen)

@@ -1,4 +1,4 @@
-"""The facts that the decisions about a node follow from: values, and no decision."""
+"""The facts for the decisions about a node: values, and no decision."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ContainerKey = tuple[str, ContainerID]
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Devices that Allocate has given out, to a pod that is not known yet.
+    """Devices that Allocate gave to a pod that is not known yet.
 
     Attributes:
-        number: counts promises.
-        resource: whose they are.
+        number: the number of the promise.
+        resource: the resource of the devices.
         ids: the devices.
-        told: the CPUs that the container is told.
+        told: the CPUs that Allocate announced to the container.
     """
 
     number: int
@@ -43,22 +43,24 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Everything that the decisions follow from.
+    """Every fact that the decisions depend on.
 
     Attributes:
         pools: as configured.
-        configured: whether somebody has said so; a node may well have no pools.
-        topology: as last read.
+        configured: whether a configuration was read; a node may have no pools.
+        topology: from the last reading.
         pods: this node's pods; None until a first complete list is known.
-        static: hash → which pod it stands for, of the static pods that listed pods claim to mirror.
-        sighted: the containers and sandboxes that the container runtime has told of, by id.
-        devices: what the kubelet gave to these pods.
-        promises: what it gave to pods that are not known yet.
+        static: hash → the pod with this hash, for the static pods that listed pods claim to mirror.
+        sighted: id → container or sandbox that the container runtime reported.
+        devices: the devices that the kubelet gave to these pods.
+        promises: the devices that the kubelet gave to pods that are not known yet.
         kept_shared: the shared CPUs of containers that must not follow a change of their pools.
-        blocked: CPUs that nobody may have because a topology change brought two pools together.
-        static_cpus: those that the kubelet's static CPU manager gives out; none under policy none.
-        policy: gives out the default pool's CPUs, as configured.
-        idle: pods that have no container's cgroup, where two pods claim a CPU: the one has ended.
+        blocked: CPUs that no container may have because, after a topology change, two pools share
+            a core.
+        static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
+            policy none.
+        policy: the configured policy for the default pool's CPUs.
+        idle: pods without a container's cgroup, where two pods claim a CPU: such a pod has ended.
     """
 
     pools: NodePools = field(default_factory=NodePools)

@@ -1,9 +1,9 @@
-"""Brings the pods, and what the kubelet and the runtime say of them, to the manager.
+"""The learner: it brings the facts of pods, kubelet and container runtime to the manager.
 
-Nothing is asked without need: the runtime only about containers that nobody has told of, the
-kubelet only about containers whose devices it has not named yet, both at once when one is new and
-then ever more seldom. Only what the kubelet's static CPU manager gives out is asked for again and
-again: another kubelet may give out other CPUs.
+The learner asks only where needed: the runtime only about containers that no source has reported,
+the kubelet only about containers whose devices it has not named yet. It asks at once when a
+container is new, and then with growing intervals. Only the CPUs of the kubelet's static CPU manager
+are asked for repeatedly: another kubelet may give out other CPUs.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ log = logs.get(__name__)
 _Answer = TypeVar("_Answer")
 
 _ASK_AGAIN_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""How long to wait before the kubelet is asked again what it has not answered."""
+"""How long to wait before the agent repeats a question that had no answer."""
 _KUBELET_STARTS_S: Final = 3.0
-"""How long a starting agent waits to hear of the kubelet's CPU manager: an old one never says."""
+"""How long a starting agent waits for the kubelet's CPU manager; an old kubelet never answers."""
 _PROMISES_LAST_S: Final = 60.0
-"""A pod is known within this time of the kubelet's having given it devices, or never."""
+"""A pod appears within this time after the kubelet gave it devices, or never."""
 
 _RESTART: Final = "delete cpu_manager_state in its folder and restart the kubelet"
 _OVERLAP: Final = (
@@ -65,13 +65,13 @@ NRI: Final = (
 
 
 class Sources:
-    """Asks the outside; what fails is said once, and again when it fails for another reason."""
+    """A log of failing sources: each failure is logged once, and again with another reason."""
 
     def __init__(self) -> None:
         self._failing: dict[str, str] = {}
 
     def ask(self, source: str, question: Callable[[], _Answer]) -> _Answer | None:
-        """Give the answer, or None where there is none now: what is known goes on counting."""
+        """Return the answer, or None where there is none now: known facts stay valid."""
         try:
             answer = question()
         except CPUPoolError as error:
@@ -81,27 +81,27 @@ class Sources:
         return answer
 
     def complain(self, source: str, why: str) -> None:
-        """Say once that a source gives no answer that helps."""
+        """Log once that a source gives no useful answer."""
         if self._failing.get(source) != why:
             self._failing[source] = why
             log.warning("source cannot be read", source=source, error=why)
 
 
 class Learner:
-    """Learns what the manager must know before it can place containers.
+    """The source of all facts that the manager needs before it can place containers.
 
-    One thread learns; any thread may tell of another kubelet.
+    One thread calls `learn`; any thread may call `kubelet_changed`.
 
     Args:
-        manager: takes what is learned.
-        pods: where the pods come from.
+        manager: receives the facts.
+        pods: the source of the pods.
         devices: podresources.
         checkpoint: the kubelet's checkpoint file.
         containers: the container runtime.
-        nri: tells whether the runtime asks before it creates or updates a container.
+        nri: returns whether the runtime asks before it creates or updates a container.
 
     Attributes:
-        due_s: when there is something to ask, if nothing happens before; infinite for never.
+        due_s: when to ask next, if nothing happens before; infinite for never.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class Learner:
         self._promised: deque[tuple[float, int]] = deque()
 
     def kubelet_changed(self) -> None:
-        """Say that another kubelet runs now: it may have another configuration."""
+        """Note that another kubelet runs now: it may have another configuration."""
         self._new_kubelet.set()
 
     def learn(self, found: Collection[FoundContainer], now_s: float) -> None:
-        """Ask what is due.
+        """Ask every source whose question is due.
 
         Args:
             found: every container that has a cgroup.
@@ -168,9 +168,9 @@ class Learner:
     def conflict(self) -> str:
         """What must end, and how, because the kubelet places containers, too; empty if it does not.
 
-        Where there is nothing to place there is no conflict, and none where cpupool only adds
-        shared CPUs to the kubelet's, unless these are the kubelet's, too, or pods still have CPUs
-        of pools.
+        There is no conflict where there is nothing to place. There is none either where cpupool
+        only adds shared CPUs to the kubelet's CPUs, unless the shared CPUs are the kubelet's, too,
+        or pods still have CPUs of pools.
         """
         facts, resolution = self._manager.snapshot()
         if not facts.static_cpus or not self._places():
@@ -193,10 +193,10 @@ class Learner:
         )
 
     def waiting_for(self, now_s: float) -> str:
-        """Say what must be known before any container is touched; empty once it is.
+        """Return what the agent must know before it touches any container; empty if it knows all.
 
-        Until the pods, and the kubelet's word on their devices, have been heard once, an exclusive
-        container cannot be told from any other: touching it might be the outage.
+        Before the agent has read the pods and the kubelet's devices once, it cannot distinguish an
+        exclusive container from others: a wrong write might cause an outage.
         """
         facts, resolution = self._manager.snapshot()
         if facts.pods is None:
@@ -209,11 +209,11 @@ class Learner:
             return "the kubelet's word on its devices"
         if requested.kubelet_owns(self._manager.snapshot().facts) and not self._nri():
             return NRI
-        # Last: what pods hold of pools that are gone is known by now, and goes on being listed.
+        # Last: by now the agent knows which devices of removed pools pods hold, and lists them.
         return "" if self._places() else POOL_FILE
 
     def _places(self) -> bool:
-        """Tell whether there is something to keep apart: pools, or what pods own of gone ones."""
+        """Return whether there is something to place: pools, or CPUs that pods own of old pools."""
         facts, resolution = self._manager.snapshot()
         return bool(facts.pools.pools or (facts.configured and any(resolution.grants.of_pods)))
 
@@ -230,9 +230,9 @@ class Learner:
             self.due_s = min(self.due_s, self._cpu_manager.due_s)
 
     def _take_pods(self, listed: tuple[Pod, ...], alive: Collection[str]) -> None:
-        """Take the pods; one that was known stays so while its cgroup is there.
+        """Take the pods; a known pod stays known while its cgroup exists.
 
-        A pod that is listed no longer may be ending, or the list may be wrong.
+        A pod that is no longer listed may be ending, or the list may be wrong.
         """
         facts, _ = self._manager.snapshot()
         uids = {pod.uid for pod in listed}
@@ -244,17 +244,17 @@ class Learner:
             self._assignments = _Retry()
 
     def _recall(self, alive: Collection[str]) -> None:
-        """Take what the kubelet wrote down before this agent started, once.
+        """Read the kubelet's checkpoint from before this agent's start, once.
 
-        It also tells what containers were told, which their annotations do not. Devices of pods
-        that run and are not listed yet are taken for given out; the checkpoint also names pods that
-        have ended, until the kubelet gives out devices again.
+        It has the CPUs that Allocate announced to containers, which their annotations do not have.
+        Devices of running pods that are not listed yet become promises. The checkpoint also names
+        pods that have ended, until the kubelet gives out devices again.
         """
         if self._recalled:
             return
         pods, names = sightings.present(self._manager.snapshot().facts), self._manager.names
         known = {pod.cgroup_uid for pod in pods}
-        # Where a pod lacks devices, the same question is asked again and a failure is told.
+        # Where a pod lacks devices, `_ask_devices` asks again and logs a failure.
         with suppress(CPUPoolError):
             saved = self._checkpoint.by_pod_uid()
             self._manager.accept(resolve.join_devices(pods, names, {}, saved))
@@ -267,7 +267,7 @@ class Learner:
             self._recalled = True
 
     def _recognise(self, found: Collection[FoundContainer], now_s: float) -> None:
-        """Ask the runtime about containers that neither a pod nor the runtime has told of."""
+        """Ask the runtime about containers that neither a pod nor the runtime has reported."""
         there = {
             ContainerID(container.id): container
             for container in found
@@ -288,10 +288,10 @@ class Learner:
             return
         if self._recognition.is_due(now_s):
             self._recognition = self._recognition.after(now_s)
-            told = self._sources.ask("runtime", lambda: self._containers.recognise(unknown))
-            if told:
-                self._manager.observe_containers(told)
-                self._unrecognised = unknown - {one.id for one in told}
+            recognised = self._sources.ask("runtime", lambda: self._containers.recognise(unknown))
+            if recognised:
+                self._manager.observe_containers(recognised)
+                self._unrecognised = unknown - {container.id for container in recognised}
         if self._unrecognised:
             self.due_s = min(self.due_s, self._recognition.due_s)
 
@@ -303,8 +303,8 @@ class Learner:
             self._unconfirmed, self._assignments = resolution.unconfirmed, _Retry()
         if self._assignments.is_due(now_s):
             self._assignments = self._assignments.after(now_s)
-            # A runtime remembers sandboxes of pods that have ended: without a cgroup theirs are not
-            # the devices of whoever bears their name now.
+            # A runtime keeps sandboxes of pods that have ended: without a cgroup, a pod's devices
+            # may belong to a newer pod with the same name.
             here = {*alive, *(pod.cgroup_uid for pod in facts.pods or ())}
             pods = [pod for pod in sightings.present(facts) if pod.cgroup_uid in here]
             names = self._manager.names
@@ -321,13 +321,13 @@ class Learner:
                 pods = [pod for pod in present if pod.cgroup_uid in here]
                 found = resolve.join_devices(pods, names, live or {}, saved or {})
                 self._manager.accept(found)
-            # A kubelet that has just started names nobody for a moment.
+            # A kubelet that has just started names no pods for a moment.
             self._informed |= bool(live) or saved is not None
         if self._lacks_records():
             self.due_s = min(self.due_s, self._assignments.due_s)
 
     def _lacks_records(self) -> bool:
-        """Return whether the kubelet's records may say what is not known."""
+        """Return whether the kubelet's records may have facts that are missing."""
         facts, resolution = self._manager.snapshot()
         unnamed = static_pods.uncertain(facts.pods or (), facts.static)
         return bool(resolution.unconfirmed or unnamed) or requested.kubelet_owns(facts)
@@ -336,7 +336,7 @@ class Learner:
         """Find the pods that have no container's cgroup, where two pods claim a CPU."""
         facts, resolution = self._manager.snapshot()
         placed = resolution.containers.values()
-        contested = any(one.assignment.cause is Cause.CONTESTED for one in placed)
+        contested = any(container.assignment.cause is Cause.CONTESTED for container in placed)
         pods = sightings.present(facts) if contested else ()
         self._manager.observe(idle=frozenset(pod.cgroup_uid for pod in pods).difference(alive))
 
@@ -351,7 +351,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class _Retry:
-    """How often a question was asked in vain, and when it may be asked next."""
+    """How often a question had no answer, and when to ask it next."""
 
     times: int = 0
     due_s: float = -math.inf

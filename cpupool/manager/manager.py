@@ -1,8 +1,9 @@
-"""The Manager: one state per node, one lock, every door asks it.
+"""The Manager: one state per node, under one lock, for all roles.
 
-Doors bring facts (pools, topology, pods, device assignments) and ask for answers (device lists,
-allocations, where each container belongs). Deciding is pure and in `resolve`; no I/O happens here.
-Every question has its method in this one class, under its one lock: that makes the module long.
+Roles bring facts (pools, topology, pods, device assignments) and ask for answers (device lists,
+allocations, the placement of each container). The decisions are pure and in `resolve`; no I/O
+happens here. The module is long because every question has its method in this class, under its
+lock.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from cpupool.policies.base import Choice, CPUManagerPolicies, CPUManagerPolicy
 
 _WAIT_S = 5.0
-"""A waiter looks at its own cancellation at least this often."""
+"""A waiter checks for its cancellation at least this often."""
 
 
 class Manager:
@@ -61,9 +62,9 @@ class Manager:
     Safe to call from any thread; every call is short.
 
     Args:
-        names: the public strings, with the resource domain.
-        moves_pinned: a container that has CPUs of its own follows changes of its shared pools;
-            false where the kernel would then forget to which CPUs its threads are pinned.
+        names: the public names, with the resource domain.
+        moves_pinned: whether a container with CPUs of its own follows changes of its shared pools;
+            false where the kernel would then forget the CPUs to which its threads are pinned.
         cpu_managers: the CPU manager policies that a configuration can name.
     """
 
@@ -91,12 +92,12 @@ class Manager:
         self._choices: dict[tuple[str, int], Choice] = {}
 
     def reconfigure(self, pools: NodePools, topology: CPUTopology) -> PoolChange:
-        """Take new pools, checked against the machine; refused pools change nothing.
+        """Put new pools in force; refused pools change nothing.
 
-        CPUs that a pod owns stay its own until it ends, and its devices stay listed.
+        A pod keeps its CPUs until it ends, and its devices stay listed.
 
         Raises:
-            ConfigError: the pools are not safe on this machine.
+            ConfigError: the pools are not valid on this machine.
         """
         with self._changed:
             topology = topology.remembering(self._facts.topology)
@@ -123,11 +124,11 @@ class Manager:
     def update_topology(self, topology: CPUTopology) -> tuple[Problem, ...]:
         """Take a new reading of the machine: CPUs went offline or came back.
 
-        A CPU whose return shows that two pools share its core is given to nobody until the pools
-        are mended; pods that own CPUs keep them.
+        If a CPU's return shows that two pools share its core, no container gets the CPU until the
+        pools are corrected; pods that own CPUs keep them.
 
         Returns:
-            What the pools' validation says now.
+            The problems of the pools on the new topology.
         """
         with self._changed:
             topology = topology.remembering(self._facts.topology)
@@ -150,13 +151,13 @@ class Manager:
         static_cpus: CPUSet | None = None,
         idle: frozenset[str] | None = None,
     ) -> None:
-        """Take facts that have been read anew; None for one that has not.
+        """Take new facts; None for a fact that was not read.
 
         Args:
             pods: the complete list of this node's pods.
-            static_cpus: the CPUs that the kubelet's static CPU manager gives out; none under its
+            static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
                 policy none.
-            idle: the pods that have no container's cgroup, where two pods claim a CPU.
+            idle: the pods without a container's cgroup, where two pods claim a CPU.
         """
         with self._changed:
             facts = self._facts
@@ -170,19 +171,21 @@ class Manager:
                 self._take(facts)
 
     def name_static_pods(self, names: Mapping[str, PodName]) -> None:
-        """Take the kubelet's word on the static pods for which hashes stand."""
+        """Take the kubelet's names of static pods: hash → pod."""
         with self._changed:
-            certain = {one: Identity(name, certain=True) for one, name in names.items()}
+            certain = {
+                static_hash: Identity(name, certain=True) for static_hash, name in names.items()
+            }
             if not certain.items() <= self._facts.static.items():
                 static = {**self._facts.static, **certain}
                 self._take(sightings.joined(replace(self._facts, static=static)))
 
     def observe_containers(self, found: Iterable[RuntimeContainer], *, every: bool = False) -> None:
-        """Take what the container runtime tells of containers and sandboxes.
+        """Take the container runtime's facts about containers and sandboxes.
 
         Args:
-            found: some of them.
-            every: there are no others.
+            found: some containers and sandboxes.
+            every: whether `found` has all of them.
         """
         with self._changed:
             told = {container.id: container for container in found}
@@ -191,18 +194,22 @@ class Manager:
                 self._take(sightings.joined(replace(self._facts, sighted=sighted)))
 
     def forget_containers(self, ids: Iterable[ContainerID]) -> None:
-        """Forget containers and sandboxes that the container runtime has no longer."""
+        """Forget containers and sandboxes that the container runtime no longer has."""
         with self._changed:
             gone = self._facts.sighted.keys() & set(ids)
             if gone:
-                left = {key: one for key, one in self._facts.sighted.items() if key not in gone}
+                left = {
+                    key: container
+                    for key, container in self._facts.sighted.items()
+                    if key not in gone
+                }
                 self._take(sightings.joined(replace(self._facts, sighted=left)))
 
     def accept(self, found: DeviceAssignments) -> None:
-        """Take what the kubelet says of its device assignments.
+        """Take the kubelet's device assignments.
 
-        What is known of a living pod is never forgotten, but for hints that are contradicted: a
-        kubelet that restarts or does not answer takes no CPU from anybody.
+        The manager never forgets facts about a living pod, except contradicted hints: a kubelet
+        that restarts or does not answer takes no CPU from any pod.
         """
         with self._changed:
             merged = dict(sightings.corrected(self._facts.devices, found))
@@ -220,22 +227,22 @@ class Manager:
                 self._take(replace(self._facts, devices=merged, promises=promises))
 
     def promise(self, resource: Resource, ids: Iterable[str], told: CPUSet | None = None) -> None:
-        """Note devices that the kubelet has given to a pod which is not known yet.
+        """Record devices that the kubelet gave to a pod which is not known yet.
 
-        Nobody else gets them, and they stay listed, until a pod is known to hold them or
-        `release` says that none ever will.
+        No other pod gets them, and they stay listed, until a known pod holds them or `release`
+        forgets them.
 
         Args:
-            resource: which.
+            resource: the resource.
             ids: the devices.
-            told: the CPUs that the container was told.
+            told: the CPUs that Allocate announced to the container.
         """
         with self._changed:
             promise = self._new_promise(resource, ids, told or CPUSet())
             self._take(replace(self._facts, promises=(*self._facts.promises, promise)))
 
     def promised_until(self) -> int:
-        """Give the number of the last promise."""
+        """Return the number of the last promise."""
         with self._changed:
             return self._promised
 
@@ -247,11 +254,11 @@ class Manager:
                 self._take(replace(self._facts, promises=kept))
 
     def adopt(self, found: Iterable[FoundContainer]) -> None:
-        """Take over what an earlier agent has decided; from then on this one decides.
+        """Take over the decisions of an earlier agent; after this call this agent decides.
 
-        A container of the CPU manager policy owns the CPUs that it runs on. One that kept an older
-        shared part runs on exactly its own CPUs and those that its shared pools had when it was
-        started.
+        A container of the CPU manager policy owns the CPUs that it runs on. A container that kept
+        older shared CPUs runs on exactly its own CPUs and the CPUs that its shared pools had when
+        the container started.
         """
         with self._changed:
             found = tuple(found)
@@ -266,24 +273,24 @@ class Manager:
     def advertised(self) -> tuple[Advertised, ...]:
         """Return the resources that have devices to list.
 
-        One that is configured no longer is among them, without CPUs, while a pod holds devices of
-        it.
+        A resource that is no longer configured is included, without CPUs, while a pod holds its
+        devices.
         """
         with self._changed:
             return tuple(listed.offer.resource for listed in self._lists.values())
 
     def pools(self) -> NodePools:
-        """Give the pools in force."""
+        """Return the pools in force."""
         with self._changed:
             return self._facts.pools
 
     def snapshot(self) -> Snapshot:
-        """Return the facts and what follows from them, as of one moment."""
+        """Return the facts and the decisions of one moment."""
         with self._changed:
             return Snapshot(self._facts, self._resolution)
 
     def devices(self, pool: str) -> DeviceList:
-        """Give what a pool offers now.
+        """Return the devices that a pool offers now.
 
         Raises:
             AllocationError: there is no such pool.
@@ -294,11 +301,11 @@ class Manager:
     def wait_for_devices(
         self, pool: str, seen: int, cancelled: Callable[[], bool]
     ) -> DeviceList | None:
-        """Wait until a pool's list differs from the one with the generation `seen`.
+        """Wait until a pool's list differs from the list with the generation `seen`.
 
         Returns:
-            The new list at once if it already differs; None when cancelled, or when the pool has
-            gone.
+            The new list, at once if it already differs; None when cancelled, or when the pool no
+            longer exists.
         """
         with self._changed:
             while not cancelled():
@@ -311,7 +318,7 @@ class Manager:
             return None
 
     def notify(self) -> None:
-        """Wake every waiter so that it looks at its cancellation."""
+        """Wake every waiter so that it checks for its cancellation."""
         with self._changed:
             self._changed.notify_all()
 
@@ -326,7 +333,7 @@ class Manager:
         """
         with self._changed:
             listed, view = self._list_of(pool), self._resolution.view
-            # Of a burst of pods the last is asked for before the first is seen.
+            # In a burst of pods the kubelet asks for the last before the agent knows the first.
             promised = [promise.ids for promise in self._facts.promises if promise.resource == pool]
         offer = listed.offer
         offer.check_listed(available)
@@ -336,7 +343,7 @@ class Manager:
         free = devices.exclusive_cpus(available) - draining | required
         if not len(required) <= size <= len(free):
             raise NotEnoughDevices(pool, size, len(free))
-        # The kubelet knows first that a pod has ended: what it calls free nobody holds.
+        # The kubelet knows first that a pod has ended: no pod holds the devices it calls free.
         held = devices.exclusive_cpus(listed.held.union(*promised)) - free
         ask = Ask(offer.resource.name, size, free, required, others=held)
         try:
@@ -348,7 +355,7 @@ class Manager:
         return tuple(str(cpu) for cpu in choice.cpus)
 
     def choices(self) -> Mapping[tuple[str, int], Choice]:
-        """Give what was chosen last, by pool and CPU, until a pod that had the CPU has ended.
+        """Return pool and CPU → the last choice, until a pod that had the CPU has ended.
 
         The kubelet may have taken other devices.
         """
@@ -359,8 +366,8 @@ class Manager:
         """Answer Allocate for one container; the kubelet names no pod, so this is a promise.
 
         Raises:
-            AllocationError: no ids, unknown ids, the same twice, CPUs that cannot be given out, or
-                parts of cores of a pool that gives whole ones.
+            AllocationError: no ids, unknown ids, an id twice, CPUs that are not available, or
+                parts of cores of a pool that gives whole cores.
         """
         with self._changed:
             offer = self._list_of(pool).offer
@@ -370,19 +377,19 @@ class Manager:
             mixed = self._decided.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
             promise = self._new_promise(offer.resource.name, ids, allocation.cpus)
-            # It moves no container, so no waiter wakes; the next reader of the facts merges it.
+            # An answer moves no container, so no waiter wakes; the next reader merges it.
             self._answered.append(promise)
         return allocation
 
     @property
     def _facts(self) -> NodeFacts:
-        """What is known, every answer of Allocate included."""
+        """The facts, every answer of Allocate included."""
         self._read_answers()
         return self._decided
 
     @property
     def _resolution(self) -> Resolution:
-        """What follows from that."""
+        """The decisions that follow from the facts."""
         self._read_answers()
         return self._followed
 
@@ -396,7 +403,7 @@ class Manager:
         """Make the CPU manager policy of a configuration.
 
         Raises:
-            ConfigError: it is not lawful on this machine, or no policy has its name.
+            ConfigError: it is not valid on this machine, or no policy has its name.
         """
         asked = pools.cpu_manager
         factory = self.cpu_managers.get(asked.policy)
@@ -407,7 +414,7 @@ class Manager:
         return factory(asked, topology)
 
     def _as_told(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
-        # podresources does not say what a container was told.
+        # podresources does not have the CPUs that Allocate announced.
         told = given.told or sightings.told(self._facts.promises, resource, given.ids)
         return replace(given, told=told)
 
@@ -416,10 +423,10 @@ class Manager:
         return Promise(self._promised, resource, frozenset(ids), told)
 
     def _as_granted(self) -> DeviceAssignments:
-        """Write down what each grant comes to under the pools in force, before they change.
+        """Return the devices with the CPUs of each grant under the pools in force.
 
-        Of a pool that is not in force it is not known whether siblings belong to it; and what a pod
-        does not own nobody has given to it.
+        It runs before the pools change. For a pool that is not in force it is not known whether
+        siblings belong to a grant.
         """
         in_force = {pool.name for pool in self._facts.pools}
         grants = self._resolution.grants
@@ -443,11 +450,11 @@ class Manager:
         return listed
 
     def _take(self, facts: NodeFacts, grants: Grants | None = None) -> None:
-        """Decide anew by these facts.
+        """Decide again with these facts.
 
         Args:
-            facts: what is known now.
-            grants: who owned which CPUs until now; None for what was decided last.
+            facts: the facts now.
+            grants: who owned which CPUs until now; None for the last decision.
         """
         pods = sightings.present(facts)
         if grants is None:
@@ -463,7 +470,7 @@ class Manager:
         holdings = (facts.devices, facts.promises)
         if holdings != self._holdings:
             self._holdings = holdings
-            # An offer is made anew for another set only.
+            # The same set keeps its offer: only another set needs a new one.
             held = {
                 pool: before if (before := self._held.get(pool)) == ids else ids
                 for pool, ids in offers.held_ids(facts).items()
@@ -475,7 +482,7 @@ class Manager:
         self._changed.notify_all()
 
     def _forget_choices(self, held: Mapping[Resource, frozenset[str]]) -> None:
-        """Forget what was chosen for pods that have ended: whoever comes next is asked for anew."""
+        """Forget the choices for pods that have ended: the kubelet asks again for the next pod."""
         for resource, ids in self._held.items():
             for cpu in devices.exclusive_cpus(ids - held.get(resource, frozenset())):
                 self._choices.pop((resource, cpu), None)

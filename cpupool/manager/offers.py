@@ -1,4 +1,4 @@
-"""What the kubelet is told of each resource, in numbered lists, and what pods hold of it."""
+"""The numbered device list of each resource for the kubelet, and the devices that pods hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DeviceList:
     """A pool's offer, numbered.
 
     Attributes:
-        generation: differs from an earlier list of this pool where a device differs.
+        generation: differs from that of an earlier list of this pool if a device differs.
         offer: the devices.
         held: the ids that pods hold.
     """
@@ -33,7 +33,7 @@ class DeviceList:
 
 
 def held_ids(facts: NodeFacts) -> Mapping[Resource, frozenset[str]]:
-    """Return resource → the device ids that pods hold, known pods or not."""
+    """Return resource → the device ids that pods hold, also pods that are not known yet."""
     held: defaultdict[Resource, set[str]] = defaultdict(set)
     for by_resource in facts.devices.values():
         for resource, given in by_resource.items():
@@ -44,16 +44,16 @@ def held_ids(facts: NodeFacts) -> Mapping[Resource, frozenset[str]]:
 
 
 def offered(facts: NodeFacts, held: Iterable[Resource]) -> tuple[Advertised, ...]:
-    """Return what the kubelet knows: what is configured, and what is still held.
+    """Return the kubelet's resources: those configured, and those that pods still hold.
 
     Args:
-        facts: the node's.
-        held: the resources that pods hold devices of; one that is configured no longer is returned
-            without CPUs.
+        facts: the node's facts.
+        held: the resources whose devices pods hold; a resource that is no longer configured has no
+            CPUs in the result.
     """
     configured = advertised(facts.pools)
-    known = {one.name for one in configured}
-    devices = (one for one in held if not one.kind.native)
+    known = {resource.name for resource in configured}
+    devices = (resource for resource in held if not resource.kind.native)
     return (
         *configured,
         *(Advertised.gone(resource) for resource in devices if resource not in known),
@@ -70,13 +70,12 @@ def lists(
     """Return the list of every resource that the kubelet knows.
 
     Args:
-        facts: the node's.
-        resolution: what follows from them.
-        held: the device ids that pods hold. Of a resource whose ids have not changed it is the same
-            object as in the list before: a shared pool may have a hundred thousand.
-        before: the lists until now; one that the kubelet would see no difference in keeps its
-            number.
-        numbers: for the others.
+        facts: the node's facts.
+        resolution: the decisions that follow from them.
+        held: resource → the device ids that pods hold. Unchanged ids are the same object as in the
+            list before: a shared pool may have a hundred thousand.
+        before: the lists until now; a list without a difference for the kubelet keeps its number.
+        numbers: the numbers of the other lists.
     """
     found: dict[str, DeviceList] = {}
     for resource in offered(facts, held):
@@ -99,18 +98,19 @@ def _offer(
     taken = resolution.held_elsewhere(resource.name)
     beside = facts.blocked
     if resource.name.kind.exclusive:
-        beside |= _beside(facts, resolution, resource, held)
+        beside |= _additional_cpus(facts, resolution, resource, held)
     if before is not None and before.held is held and before.offer.resource == resource:
         return replace(before.offer, topology=facts.topology, taken=taken, beside=beside)
     return Offer.of(resource, facts.topology, taken, held, beside)
 
 
-def _beside(
+def _additional_cpus(
     facts: NodeFacts, resolution: Resolution, resource: Advertised, held: Iterable[str]
 ) -> CPUSet:
-    """Return what pods have with their devices of an exclusive pool, now or from before an edit.
+    """Return the CPUs that pods have in addition to their devices of an exclusive pool.
 
-    A pool without a `cpuBindPolicy` promises that the siblings stay idle.
+    They may come from before an edit. A pool without a `cpuBindPolicy` promises that the siblings
+    stay idle, so these are included.
     """
     cpus = exclusive_cpus(held)
     grants = (grant for grant in resolution.grants if grant.resource == resource.name)

@@ -1,7 +1,7 @@
-"""Who owns which CPU, by the kubelet's word, and by a policy's which was written down before.
+"""The owner of each CPU, from the kubelet's records and from the recorded choices of a policy.
 
-A CPU has one owner, a pod. So has a core, but for pods of one pool that lists siblings, as a pool
-with a `cpuBindPolicy` does: an exclusive CPU is bought against neighbours on its core.
+A CPU has one owner, a pod. A core has one owner, too, except for pods of one pool that lists
+siblings, as a pool with a `cpuBindPolicy`: an exclusive CPU must have no neighbours on its core.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class _Claim(NamedTuple):
-    """What a container holds of a resource.
+    """A container's claim to CPUs of a resource.
 
     Attributes:
-        grant: what it would have if nobody else had any of it.
-        told: its CPUs are what Allocate has answered.
-        idle: its pod has no container, and none that is being created.
+        grant: the grant that it would have without other claims.
+        told: whether the CPUs come from Allocate's answer.
+        idle: whether its pod has no container, not even one that the runtime is creating.
     """
 
     grant: Grant
@@ -42,11 +42,11 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     """Return the owner of every exclusive CPU.
 
     Args:
-        facts: what is known now.
-        pods: all that are there.
+        facts: the facts now.
+        pods: all pods of the node.
         before: who owned which CPUs until now; where facts contradict each other, the owner stays.
     """
-    idle = facts.idle - {one.pod for one in facts.sighted.values() if one.name}
+    idle = facts.idle - {container.pod for container in facts.sighted.values() if container.name}
     living = [pod for pod in pods if not pod.finished]
     alive = {pod.cgroup_uid for pod in living}
     holders = {ref.pod for ref in facts.devices}
@@ -62,14 +62,16 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
         kept = claim.grant.cut(earlier.cpus if earlier else none)
         return kept.cut(kept.cpus - needed) if claim.idle else kept
 
-    # Earlier owners first: a contradiction between facts never takes a CPU from a running pod. Then
-    # those whom Allocate has given theirs: it gives nothing twice. An idle pod has ended, where one
-    # with containers claims the same CPU: the kubelet gives devices away before the pod is gone.
-    # Answers last: each was made for a pod that may be among them.
+    # Earlier owners come first: a contradiction between facts never takes a CPU from a running pod.
+    # Then come claims with CPUs from Allocate, which gives no CPU twice. An idle pod has ended if a
+    # pod with containers claims the same CPU: the kubelet gives devices out before the old pod is
+    # gone. Answers come last: each belongs to a pod that may be among the claims.
     kept = [had(claim) for claim in claims]
-    chosen = [one for uid, one in before.of_pods if one.source is Source.POLICY and uid in alive]
+    chosen = [
+        grant for uid, grant in before.of_pods if grant.source is Source.POLICY and uid in alive
+    ]
     new = [claim for claim, part in zip(claims, kept, strict=True) if part.cpus != claim.grant.cpus]
-    later = (one.grant for one in sorted(new, key=lambda one: (one.idle, not one.told)))
+    later = (claim.grant for claim in sorted(new, key=lambda claim: (claim.idle, not claim.told)))
     answered = answers(facts, facts.promises)
     return Grants().adding((*kept, *chosen)).adding((*later, *answered), facts.topology)
 
@@ -77,8 +79,8 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
 def granted(facts: NodeFacts, resource: Resource, given: AllocatedDevices) -> CPUSet:
     """Return the exclusive CPUs that come with devices; none for a shared resource.
 
-    What the container was told is what it has: its pool may have changed its policy since, or
-    be gone. Where nobody remembers, it is what the pool gives now.
+    A container has the CPUs that Allocate announced: since then its pool may have another policy,
+    or be gone. Where these CPUs are not known, the container has what the pool gives now.
     """
     if not resource.kind.exclusive:
         return CPUSet()
@@ -95,7 +97,7 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
         for resource, given in held.items():
             kubelets = resource.kind is ResourceKind.KUBELET
             if kubelets and resource not in requested.counted(facts, pod, container).amounts:
-                # They were the kubelet's to give, and it gives none any more.
+                # The kubelet's CPU manager gave these CPUs, and no longer gives any.
                 continue
             if cpus := granted(facts, resource, given):
                 pool = facts.pools.by_name(resource)
@@ -106,16 +108,16 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
                     resource,
                     Source.KUBELET if kubelets else Source.DEVICES,
                     {container.name: cpus},
-                    # The kubelet gives out the siblings of its own to whom it likes.
+                    # The kubelet may give the siblings of its CPUs to other containers.
                     whole_cores=not kubelets,
-                    # As they were told, siblings may once have been listed.
+                    # The pool may have listed siblings when Allocate announced the CPUs.
                     beside=lists_siblings or told,
                 )
                 yield _Claim(grant, told, pod.cgroup_uid in idle)
 
 
 def answers(facts: NodeFacts, promises: Iterable[Promise]) -> Iterator[Grant]:
-    """Return what answers of Allocate own until a pod turns up with it."""
+    """Return the grants of Allocate's answers, until a pod has their devices."""
     for promise in promises:
         given = AllocatedDevices(promise.ids, promise.told)
         if cpus := granted(facts, promise.resource, given):

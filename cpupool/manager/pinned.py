@@ -1,7 +1,7 @@
 """Containers that keep the shared CPUs which their pools had before an edit.
 
-A container with CPUs of its own may have pinned its threads. Where the kernel forgets to which CPUs
-they are pinned when its cpuset changes, it stays until it restarts.
+A container with CPUs of its own may have pinned its threads. Some kernels forget the pinned CPUs
+when the cpuset changes; there the container keeps its shared CPUs until it restarts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def concerned(
     """Return the containers that an edit of the pools must not move, and the shared CPUs they keep.
 
     Args:
-        containers: where each belongs before the edit.
+        containers: the placement of each container before the edit.
         before: the pools until now.
         after: the pools after the edit.
     """
@@ -42,10 +42,10 @@ def concerned(
 def found_stale(
     facts: NodeFacts, resolution: Resolution, found: Iterable[FoundContainer]
 ) -> dict[ContainerKey, CPUSet]:
-    """Recognise containers that an earlier agent did not move.
+    """Return the containers that an earlier agent did not move, with their shared CPUs.
 
-    Such a container runs on exactly its own CPUs and those that its shared pools had when it was
-    started.
+    Such a container runs on exactly its own CPUs and the CPUs that its shared pools had when the
+    container started.
     """
     kept: dict[ContainerKey, CPUSet] = {}
     for container in found:
@@ -61,7 +61,7 @@ def found_stale(
 
 
 def still_stale(facts: NodeFacts, resolution: Resolution) -> dict[ContainerKey, CPUSet]:
-    """Return which of the kept CPUs go on counting.
+    """Return the kept CPUs that are still valid.
 
     A container that has ended keeps nothing; its successor starts with the pools in force.
     """
@@ -79,7 +79,7 @@ def _mixes(assignment: CPUAssignment) -> bool:
 
 def _shared_cpus(pools: NodePools, placed: PlacedContainer) -> CPUSet:
     shared = (resource for resource in placed.container.requests if not resource.kind.exclusive)
-    behind = (pools.behind(one) for one in shared)
+    behind = (pools.behind(resource) for resource in shared)
     return CPUSet.union(pool.cpus for pool in behind if pool is not None)
 
 

@@ -1,4 +1,4 @@
-"""What the manager and the roles need of the outside; adapters satisfy these structurally."""
+"""The interfaces that the manager and the roles need; adapters satisfy them structurally."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod, RuntimeContainer
 
 POD_ITSELF: Final = ContainerID("")
-"""The id of a pod's own directory, which no container has."""
+"""The id of a pod's own directory; no container has this id."""
 
 
 class Writer(Enum):
-    """Who writes a container's cgroup."""
+    """Which program writes a container's cgroup."""
 
     NRI = "nri"
-    """The runtime, as this plugin of it answers: right before the first instruction."""
+    """The runtime, which asks cpupool's NRI plugin: right before the first instruction."""
     CRI = "cri"
-    """The runtime, called as the kubelet calls it: right once the container is seen."""
+    """The runtime, through CRI as the kubelet: right after the agent sees the container."""
     CGROUP = "cgroup"
-    """cpupool itself: right once the container is seen, and sooner than through CRI."""
+    """cpupool itself: right after the agent sees the container, and sooner than through CRI."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupNode:
-    """One cgroup as it is.
+    """The present state of one cgroup.
 
     Attributes:
         path: relative to the cgroup tree.
         cpus: its own set; empty where it inherits the parent's (cgroup v2) or has none yet (v1).
-        children: the cgroups below; empty for an ancestor, whose others do not matter.
+        children: the cgroups below; empty for an ancestor.
     """
 
     path: str
@@ -49,10 +49,10 @@ class CgroupNode:
 
 
 class PodSource(Protocol):
-    """Where the pods of this node come from."""
+    """The source of this node's pods."""
 
     def pods(self) -> tuple[Pod, ...] | None:
-        """Give every pod of this node, or None until a first complete list is known.
+        """Return every pod of this node, or None until a first complete list is known.
 
         Raises:
             CPUPoolError: the source cannot be read now.
@@ -61,30 +61,30 @@ class PodSource(Protocol):
 
 
 class NodeLabels(Protocol):
-    """Where this node's labels come from."""
+    """The source of this node's labels."""
 
     def labels(self) -> Mapping[str, str] | None:
-        """Give the labels, or None until they are known."""
+        """Return the labels, or None until they are known."""
         ...
 
 
 class ConfigMapSource(Protocol):
-    """Where the ConfigMap with the pool files comes from."""
+    """The source of the ConfigMap with the pool files."""
 
     def entries(self) -> Mapping[str, bytes] | None:
-        """Return key → content as the API server showed it last, or None until it has."""
+        """Return key → content from the API server's last answer, or None before the first."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the API server's first answer, no longer than this."""
+        """Wait for the API server's first answer, at most this time."""
         ...
 
 
 class EventSink(Protocol):
-    """Where a pod's author or a node's admin is told something; never blocks, never raises."""
+    """The sink of Events for a pod's author or a node's admin; never blocks, never raises."""
 
     def pod(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
-        """Tell something about a pod.
+        """Send an Event about a pod.
 
         Args:
             pod: the pod.
@@ -95,15 +95,15 @@ class EventSink(Protocol):
         ...
 
     def node(self, reason: str, message: str, *, warning: bool = True) -> None:
-        """Tell something about this node."""
+        """Send an Event about this node."""
         ...
 
 
 class DeviceSource(Protocol):
-    """Where the kubelet tells which devices it gave to whom: podresources."""
+    """The kubelet's podresources: which devices it gave to which container."""
 
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
-        """Give (namespace, pod name) → container name → resource name → what it was given.
+        """Return (namespace, pod name) → container name → resource name → devices.
 
         Raises:
             RemoteProtocolError: the kubelet does not answer.
@@ -111,7 +111,7 @@ class DeviceSource(Protocol):
         ...
 
     def allocatable_cpus(self) -> CPUSet:
-        """Give the CPUs that the kubelet's own CPU manager hands out; none under policy none.
+        """Return the CPUs that the kubelet's CPU manager gives out; empty under its policy none.
 
         Raises:
             RemoteProtocolError: the kubelet does not answer.
@@ -120,10 +120,10 @@ class DeviceSource(Protocol):
 
 
 class CheckpointSource(Protocol):
-    """The kubelet's checkpoint file, which also knows init containers."""
+    """The kubelet's checkpoint file, which also has init containers."""
 
     def by_pod_uid(self) -> Mapping[str, PodDevices]:
-        """Give pod UID → container name → resource name → what it was given.
+        """Return pod UID → container name → resource name → devices.
 
         Raises:
             CPUPoolError: the file is missing or damaged.
@@ -132,30 +132,30 @@ class CheckpointSource(Protocol):
 
 
 class TopologySource(Protocol):
-    """Where the machine's CPUs are read from."""
+    """The source of the machine's CPUs."""
 
     def online(self) -> CPUSet:
-        """Give the CPUs that are online now; cheap enough to ask 20 times a second."""
+        """Return the CPUs that are online now; cheap enough for 20 calls a second."""
         ...
 
     def topology(self) -> CPUTopology:
         """Read the whole topology.
 
         Raises:
-            HostFileError: sysfs holds something else than the kernel documents.
+            HostFileError: sysfs does not have the content that the kernel documents.
         """
         ...
 
 
 class ContainerSource(Protocol):
-    """Where containers and sandboxes are recognised by their ids: the container runtime."""
+    """The container runtime, which recognises containers and sandboxes by their ids."""
 
     def connected(self) -> bool:
-        """Tell whether the runtime can be asked now; asks nobody, or quickly."""
+        """Return whether the runtime can answer now; makes no call, or a short one."""
         ...
 
     def recognise(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
-        """Give those of these containers and sandboxes that the runtime knows.
+        """Return the containers and sandboxes with these ids that the runtime knows.
 
         Raises:
             CPUPoolError: the runtime does not answer.
@@ -164,16 +164,16 @@ class ContainerSource(Protocol):
 
 
 class ContainerRuntime(Protocol):
-    """A way by which the container runtime itself sets a container's CPUs, and remembers them."""
+    """A container runtime that sets a container's CPUs, and remembers them."""
 
     def connected(self) -> bool:
-        """Tell whether the runtime can be reached this way now; asks nobody, or quickly."""
+        """Return whether the runtime can be reached now; makes no call, or a short one."""
         ...
 
     def cpu_list(self, container: ContainerID) -> str | None:
-        """Give the CPU list that the runtime has for a container.
+        """Return the CPU list that the runtime has for a container.
 
-        Empty where it has none, and None where it does not know the container.
+        It is empty if the runtime has none, and None if the runtime does not know the container.
 
         Raises:
             CPUPoolError: the runtime does not answer.
@@ -181,62 +181,62 @@ class ContainerRuntime(Protocol):
         ...
 
     def starting(self, container: ContainerID) -> bool:
-        """Tell whether the runtime has been told its CPUs and is still bringing it onto them."""
+        """Return whether the runtime has a starting container's CPUs but has not applied them."""
         ...
 
     def update(self, container: ContainerID, cpus: CPUSet) -> None:
-        """Let the runtime set a container's CPUs.
+        """Set a container's CPUs through the runtime.
 
         Raises:
-            ContainerNotFound: it has ended.
-            RuntimeBusy: it may be asked again in a moment.
-            RuntimeSilent: it does not answer.
-            RuntimeRefused: it did not.
+            ContainerNotFound: the container has ended.
+            RuntimeBusy: the agent may repeat the call in a moment.
+            RuntimeSilent: the runtime does not answer.
+            RuntimeRefused: the runtime did not set them.
         """
         ...
 
     def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
-        """Let the runtime set how long a container may run in each period.
+        """Set through the runtime how long a container may run in each period.
 
         Raises:
-            ContainerNotFound: it has ended.
-            RuntimeBusy: it may be asked again in a moment.
-            RuntimeSilent: it does not answer.
-            RuntimeRefused: it did not.
+            ContainerNotFound: the container has ended.
+            RuntimeBusy: the agent may repeat the call in a moment.
+            RuntimeSilent: the runtime does not answer.
+            RuntimeRefused: the runtime did not set it.
         """
         ...
 
 
 class BatchingRuntime(ContainerRuntime, Protocol):
-    """The container runtime as its own plugin reaches it: it takes several containers in one call.
+    """The container runtime through its NRI plugin: a call can change several containers.
 
-    It asks the plugin about changes that others make over CRI, cpupool itself included.
+    The runtime asks the plugin about changes that others make over CRI, cpupool itself included.
     """
 
     @property
     def may_lock_up(self) -> bool:
-        """Whether a change by this way can lock the runtime up for good."""
+        """Whether such a change can lock up the runtime for ever."""
         ...
 
     def expecting(self, container: ContainerID, cpus: CPUSet) -> AbstractContextManager[None]:
-        """Let a change that cpupool makes over CRI meanwhile pass as it is.
+        """Accept, inside the context, a change that cpupool makes over CRI.
 
         Args:
-            container: what is changed.
-            cpus: those that it is given; none where they stay.
+            container: the changed container.
+            cpus: its new CPUs; empty where they stay.
 
         Raises:
-            RuntimeBusy: it may be changed in a moment.
+            RuntimeBusy: the agent may make the change in a moment.
         """
         ...
 
     def update_all(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
-        """Let the runtime set containers' CPUs; what it refuses of one changes no other.
+        """Set containers' CPUs through the runtime; a refused container does not affect others.
 
         Raises:
-            RuntimeBusy: it may be asked again in a moment.
-            RuntimeSilent: it does not answer.
-            RuntimeRefused: it has done nothing.
+            RuntimeBusy: the agent may repeat the call in a moment.
+            RuntimeSilent: the runtime does not answer.
+            RuntimeRefused: the runtime has changed nothing.
         """
         ...
 
@@ -245,14 +245,14 @@ class BatchingRuntime(ContainerRuntime, Protocol):
 class FoundContainer:
     """A directory below a pod's cgroup: a container, a sandbox, or something unknown.
 
-    Or the pod's own, where the kernel has moved a container's processes into it.
+    It may be the pod's own directory, if the kernel has moved a container's processes into it.
 
     Attributes:
         pod: the id in the pod's cgroup name: UID or static pod hash.
         id: the container id in the directory's name, or the whole name where it has none;
             `POD_ITSELF` for the pod's own directory.
         path: the directory, relative to the cgroup tree.
-        cpus: the list of CPUs that it runs on now, as the kernel writes it.
+        cpus: the CPUs that it runs on now, in the kernel's text.
     """
 
     pod: str
@@ -263,11 +263,11 @@ class FoundContainer:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file or folder that a container sees, and cannot write.
+    """A file or folder that is mounted read-only into a container.
 
     Attributes:
-        container_path: where the container sees it.
-        host_path: what it is, as the kubelet and the container runtime name it.
+        container_path: its path in the container.
+        host_path: its path for the kubelet and the container runtime.
     """
 
     container_path: str
@@ -275,10 +275,10 @@ class Mount:
 
 
 class CgroupAccess(Protocol):
-    """Reads and writes container cgroups. One thread only writes."""
+    """Read and write access to container cgroups. Only one thread writes."""
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
-        """Read the ancestors that may be widened for a directory, root first, and its subtree.
+        """Read a directory's subtree, and the ancestors that may be widened for it, root first.
 
         Raises:
             CgroupNotFound: it has ended.
@@ -309,19 +309,20 @@ class CgroupTree(CgroupAccess, Protocol):
     def containers(self) -> Iterator[FoundContainer]:
         """Walk every directory of every pod, with the CPUs that it runs on now.
 
-        A pod's own comes after those below it, and only while the kernel has moved processes there.
+        A pod's own directory comes after those below it, and only while the kernel has moved
+        processes there.
         """
         ...
 
     def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
-        """Let the cgroups above containers have CPUs that have come back.
+        """Give CPUs that came back online to the cgroups above containers.
 
         Args:
-            online: for those above pods.
-            of_pod: the id in a pod's cgroup name → what the pod's needs.
+            online: the CPUs for the cgroups above pods.
+            of_pod: the id in a pod's cgroup name → the CPUs for the pod's cgroup.
 
         Raises:
-            HostError: one cannot be read or written.
+            HostError: a cgroup cannot be read or written.
         """
         ...
 
@@ -330,7 +331,7 @@ class BandwidthTree(Protocol):
     """The CPU time of the cgroups in a `CgroupTree`, under the same paths."""
 
     def bandwidth(self, path: str) -> Bandwidth | None:
-        """Read how long a cgroup may run; None where there is nothing to limit.
+        """Read how long a cgroup may run; None without the cgroup or its controller.
 
         Raises:
             HostError: it cannot be read.
@@ -348,16 +349,16 @@ class BandwidthTree(Protocol):
 
 
 ISOLATED: Final = "isolated"
-"""What the kernel says of a cgroup on whose CPUs the scheduler balances no load."""
+"""The kernel's word for a cgroup on whose CPUs the scheduler does not balance load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """How far a cgroup has CPUs for itself.
+    """The partition state of a cgroup, and its exclusive CPUs.
 
     Attributes:
         state: in the kernel's words: `member`, `isolated`, `isolated invalid (why)`...
-        cpus: those that it lists as its own; they count while it is isolated.
+        cpus: the CPUs that it lists as exclusive; they count while it is isolated.
     """
 
     state: str
@@ -369,21 +370,21 @@ class PartitionTree(Protocol):
 
     @property
     def obstacle(self) -> str:
-        """Why there can be none on this node; empty where there can."""
+        """Why this node cannot have isolated partitions; empty where it can."""
         ...
 
     def reserved(self) -> Iterator[tuple[str, CPUSet]]:
-        """Walk the cgroups that list CPUs as their own which no cgroup below them lists.
+        """Walk the cgroups that list exclusive CPUs which no cgroup below them lists.
 
-        Those are containers, and what lies above containers that have ended.
+        These are containers, and cgroups above containers that have ended.
 
         Raises:
-            HostError: one cannot be read.
+            HostError: a cgroup cannot be read.
         """
         ...
 
     def partition(self, path: str) -> Partition:
-        """Read what a cgroup is.
+        """Read a cgroup's partition state.
 
         Raises:
             CgroupNotFound: it has ended.
@@ -392,19 +393,19 @@ class PartitionTree(Protocol):
         ...
 
     def isolate(self, path: str, cpus: CPUSet) -> None:
-        """Make a cgroup an isolated partition of exactly these CPUs, or leave all as it was.
+        """Make a cgroup an isolated partition of exactly these CPUs, or change nothing.
 
         Raises:
             CgroupNotFound: it has ended.
             CgroupWriteRejected: the kernel refuses.
-            HostError: what lies above it cannot be read.
+            HostError: a cgroup above it cannot be read.
         """
         ...
 
     def release(self, path: str, cpus: CPUSet) -> None:
-        """Make a cgroup an ordinary one again, if it is there, and take its CPUs from those above.
+        """Make a cgroup a member again, if it exists, and remove its CPUs from those above it.
 
         Raises:
-            HostError: one cannot be read or written.
+            HostError: a cgroup cannot be read or written.
         """
         ...

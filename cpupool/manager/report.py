@@ -39,14 +39,14 @@ class PoolShare:
     """What a container requests of one pool, and has.
 
     Attributes:
-        pool: the pool's, or another that comes with CPUs.
-        requested: cores of an exclusive pool, milli-CPUs of a shared one; 1 of OpenShift's.
-        devices: how many devices the kubelet gave; 0 while it has named none.
+        pool: the pool's resource, or another resource that comes with CPUs.
+        requested: cores of an exclusive pool, milli-CPUs of a shared pool; 1 of OpenShift's.
+        devices: how many devices the kubelet gave; 0 before it has named any.
         given: the CPUs of these devices; none for a shared pool.
-        siblings: the CPUs that come along under multiThreaded, whether they are online or not.
+        siblings: the CPUs that come with them under multiThreaded, online or not.
         reused_from: the pod's init container that had some of these devices first; empty if none.
-        choice: what cpupool chose when the kubelet asked; None where nobody remembers.
-        cpus: the CPUs of this pool that the container belongs on.
+        choice: cpupool's choice when the kubelet asked; None where it is not known.
+        cpus: the CPUs of this pool that the container must run on.
     """
 
     pool: Resource
@@ -64,15 +64,15 @@ class ContainerStatus:
     """One container directory of the node.
 
     Attributes:
-        name: `namespace/pod/container`; `namespace/pod` for its sandbox and what is not reported
-            yet, the same marked for its own directory, and the ids in its path where the pod is
-            not known.
-        placement: why it belongs there.
-        wanted: the CPUs that it belongs on.
-        found: the CPUs that it was found on, as the kernel wrote them.
-        reason: why it is confined, or is not on its pools' present CPUs.
+        name: `namespace/pod/container`; `namespace/pod` for its sandbox and for a container that is
+            not reported yet; the same with a mark for the pod's own directory; the ids in its path
+            where the pod is not known.
+        placement: why it must run there.
+        wanted: the CPUs that it must run on.
+        found: the CPUs that it runs on, in the kernel's text.
+        reason: why it is confined, or does not run on its pools' present CPUs.
         exclusive: the part of `wanted` that is its own.
-        shares: what it has of each pool that it requests.
+        shares: its share of each pool that it requests.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ContainerStatus:
 
     @property
     def right(self) -> bool:
-        """Whether it is where it belongs; where the kubelet places it that is not ours to say."""
+        """Whether it runs on the wanted CPUs; true where the kubelet places it."""
         return self.placement is Placement.KUBELET or str(self.wanted) == self.found
 
 
@@ -96,12 +96,12 @@ class NodeStatus:
     Attributes:
         pools: as configured.
         containers: by name.
-        draining: pool → how many devices pods hold that it has lost; those of pools that are
-            configured no longer included.
-        enforcement: the writer of a container that starts now.
-        waiting_for: what must be known before any container is touched; empty once it is.
+        draining: pool → how many devices pods hold that the pool has lost; includes pools that are
+            no longer configured.
+        enforcement: the way in which a container that starts now gets its CPUs.
+        waiting_for: what the agent must know before it touches any container; empty if it knows.
         offline: the machine's CPUs that are offline.
-        blocked: CPUs that nobody may have because two pools turned out to share a core.
+        blocked: CPUs that no container may have because two pools share their core.
     """
 
     pools: NodePools
@@ -113,11 +113,11 @@ class NodeStatus:
     blocked: CPUSet = field(default_factory=CPUSet)
 
     def offered(self, pool: Pool) -> CPUSet:
-        """Give the CPUs of a pool that containers may have, if nobody else has them."""
+        """Return the CPUs of a pool that containers may have, free or not."""
         return pool.offered - self.offline - self.blocked
 
     def free(self, pool: Pool) -> CPUSet:
-        """Give the CPUs of an exclusive pool that a container which starts now may get."""
+        """Return the CPUs of an exclusive pool that a container which starts now may get."""
         return self.offered(pool) - CPUSet.union(
             container.exclusive for container in self.containers
         )
@@ -132,20 +132,20 @@ def describe(
     *,
     choices: Mapping[tuple[str, int], Choice] | None = None,
 ) -> NodeStatus:
-    """Put what was found beside what should be, and why.
+    """Return the actual and the wanted CPUs of every container, and why.
 
     Args:
-        facts: the node's.
-        resolution: what follows from them.
+        facts: the node's facts.
+        resolution: the decisions that follow from them.
         found: every container directory.
         waiting_for: as the attribute.
         enforcement: as the attribute.
-        choices: what was chosen last when the kubelet asked, by pool and CPU.
+        choices: pool and CPU → the last choice when the kubelet asked.
     """
     containers = [_container(facts, resolution, choices or {}, container) for container in found]
     return NodeStatus(
         facts.pools,
-        tuple(sorted(containers, key=lambda one: one.name)),
+        tuple(sorted(containers, key=lambda container: container.name)),
         waiting_for,
         {pool.name: pool.draining for pool in usage(facts) if pool.draining},
         enforcement,
@@ -194,12 +194,14 @@ def _share(
 
     grant = grant_of(container.name)
     given = devices.exclusive_cpus(grant.ids) if pool.kind.exclusive else CPUSet()
-    # Init containers are the only ones whose devices the kubelet gives to others of the pod.
-    before = takewhile(lambda one: one.name != container.name, pod.containers)
-    shared_with = (one.name for one in before if grant_of(one.name).ids & grant.ids)
+    # The kubelet gives only devices of init containers to other containers of the pod.
+    before = takewhile(lambda earlier: earlier.name != container.name, pod.containers)
+    shared_with = (earlier.name for earlier in before if grant_of(earlier.name).ids & grant.ids)
     advice = (choices.get((pool, cpu)) for cpu in given)
-    # The kubelet asks for as many as it gives: another number was for somebody else.
-    choice = next((one for one in advice if one and len(one.cpus) == len(given)), None)
+    # The kubelet asks for as many as it gives: another number was for another container.
+    choice = next(
+        (advised for advised in advice if advised and len(advised.cpus) == len(given)), None
+    )
     return PoolShare(
         pool=pool,
         requested=requested,
@@ -302,10 +304,10 @@ def _share_from_json(share: Mapping[str, Any]) -> PoolShare:
 
 
 def resource(name: str) -> Resource:
-    """Return the reference that a status names.
+    """Return the resource that a status names.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a resource of cpupool.
     """
     found = KUBELET_CPUS if name == KUBELET_CPUS else resource_named(name)
     if found is None:
@@ -322,7 +324,7 @@ def steps_from_json(steps: Sequence[Mapping[str, str]]) -> tuple[Step, ...]:
     """Read what `steps_to_json` wrote.
 
     Raises:
-        ValueError: a list of CPUs is none.
+        ValueError: a text is not a CPU list.
         KeyError: a key is missing.
     """
     return tuple(Step(step["rule"], step["why"], CPUSet.parse(step["left"])) for step in steps)
@@ -332,7 +334,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
     """Read a status that `to_json` wrote.
 
     Raises:
-        ValueError: it is of another schema.
+        ValueError: it has another schema.
         KeyError: a key is missing.
     """
     if document.get("schema") != SCHEMA:

@@ -1,4 +1,4 @@
-"""What counts of what containers request."""
+"""The part of containers' requests that cpupool serves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def kubelet_owns(facts: NodeFacts) -> bool:
-    """Return whether the kubelet gives out exclusive CPUs, and cpupool adds shared ones to them.
+    """Return whether the kubelet gives out exclusive CPUs, and cpupool adds shared CPUs to them.
 
-    So it is with OpenShift's mixed CPUs, also while containers have not given theirs back.
+    This is so with OpenShift's mixed CPUs, also after they are off while containers still have
+    devices.
     """
     if not facts.static_cpus or not facts.pools.shared_alone:
         return False
@@ -25,11 +26,11 @@ def kubelet_owns(facts: NodeFacts) -> bool:
 
 
 def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
-    """Return what counts of what a container requests.
+    """Return the part of a container's request that cpupool serves.
 
-    OpenShift's resource counts while it is on or the container has it, and only beside CPUs of
-    its own. These are an exclusive pool's or else, for a whole native request, the kubelet's;
-    not an init container's that ends, whose CPUs the kubelet tells nobody.
+    OpenShift's resource counts while it is on or the container has it, and only in addition to CPUs
+    of its own. These come from an exclusive pool or else, for a whole native request, from the
+    kubelet; not for an init container that ends, whose CPUs the kubelet does not report.
     """
     asked = container.requests
     if not asked and not container.whole_cpus:
@@ -42,11 +43,13 @@ def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     )
     exclusive = CPURequest(asked).exclusive
     if not exclusive and container.kind is not ContainerKind.INIT:
-        # Of a pod that is not listed yet only its annotations are known.
+        # For a pod that is not listed yet, only its annotations are known.
         unlisted = enabled and pod.qos is None
         whole = container.whole_cpus and (enabled or (asked and kubelet_owns(facts)))
         if unlisted or whole:
             return CPURequest({**asked, KUBELET_CPUS: container.whole_cpus})
     if enabled and exclusive:
         return CPURequest(asked)
-    return CPURequest({one: n for one, n in asked.items() if one != ENABLE_SHARED_CPUS})
+    return CPURequest(
+        {resource: n for resource, n in asked.items() if resource != ENABLE_SHARED_CPUS}
+    )

@@ -1,7 +1,7 @@
 """From the facts about a node to the CPUs of every container: pure functions of values.
 
-The owner of an exclusive CPU is the pod, from the moment the kubelet has given it the device until
-the pod ends. Whatever the pools say meanwhile, nobody else is placed on it.
+A pod owns an exclusive CPU from the moment the kubelet gives it the device until the pod ends.
+Whatever the pools say meanwhile, cpupool places no other container on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacedContainer:
-    """A container instance and where it belongs."""
+    """A container instance and the CPUs that it must run on."""
 
     pod: Pod
     container: Container
@@ -43,14 +43,14 @@ class PlacedContainer:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What follows from the facts.
+    """The decisions that follow from the facts.
 
     Attributes:
-        view: what the policies have seen: the machine, the pools, the grants, the shared sets.
-        kept_shared: CPUs of shared pools as they were, on which containers still run.
+        view: the policies' view: the machine, the pools, the grants, the shared sets.
+        kept_shared: earlier CPUs of shared pools on which containers still run.
         containers: every known container instance.
-        pods: every pod by the id in its cgroup's name.
-        unknown: for the directories of a pod that is not known.
+        pods: the id in a pod's cgroup name → the pod.
+        unknown: the assignment of the directories of a pod that is not known.
         missing: containers that request devices which no source has named yet.
         unconfirmed: these, and containers whose devices only a hint names.
     """
@@ -65,7 +65,7 @@ class Resolution:
 
     @property
     def grants(self) -> Grants:
-        """Who has which CPUs of its own."""
+        """Which owner has which CPUs of its own."""
         return self.view.grants
 
     @property
@@ -79,29 +79,29 @@ class Resolution:
         return {name: cpus for name, cpus in self.view.extents.items() if name != DEFAULT}
 
     def held_elsewhere(self, resource: Resource) -> CPUSet:
-        """Return the CPUs that containers hold through other resources than this one."""
+        """Return the CPUs that containers hold through other resources."""
         others = (grant.cpus for grant in self.grants if grant.resource != resource)
         return CPUSet.union((self.kept_shared, *others))
 
     def owned_by_others(self, pod: str) -> CPUSet:
-        """Return the exclusive CPUs of all pods but one, named by the id in its cgroup's name."""
+        """Return the exclusive CPUs of all pods but this one; `pod` is its id in cgroup names."""
         return CPUSet.union(grant.cpus for uid, grant in self.grants.of_pods if uid != pod)
 
     def assignment(self, key: ContainerKey) -> CPUAssignment:
-        """Give the CPUs for a directory below a pod's cgroup, or for the pod's own."""
+        """Return the CPUs for a directory below a pod's cgroup, or for the pod's own."""
         placed = self.containers.get(key)
         if placed is not None:
             return placed.assignment
         pod = self.pods.get(key[0])
         if pod is None:
             return self.unknown
-        # Its sandbox, or what is not reported yet.
+        # Its sandbox, or a container that is not reported yet.
         return self._itself(pod) if key[1] == POD_ITSELF else self.view.default
 
     def _itself(self, pod: Pod) -> CPUAssignment:
-        """Give room for every container of a pod, one that starts next included, and for no other.
+        """Return the CPUs of all containers of a pod, also of one that starts next.
 
-        On cgroup v1 a container cannot be given a CPU that its pod's cgroup lacks.
+        On cgroup v1 a container cannot get a CPU that its pod's cgroup lacks.
         """
         if self.view.kubelet_places:
             return self.view.default
@@ -109,7 +109,7 @@ class Resolution:
         room = CPUSet.union(
             (
                 self.view.default.default,
-                *(one.cpus for one in self.grants.of(PodOwner(pod.cgroup_uid)).values()),
+                *(grant.cpus for grant in self.grants.of(PodOwner(pod.cgroup_uid)).values()),
                 *(cpus for pool, cpus in self.shared.items() if pool in asked),
                 *(
                     placed.assignment.cpus
@@ -127,7 +127,7 @@ class Resolution:
 
 
 class Snapshot(NamedTuple):
-    """What is known and what follows from it, as of one moment."""
+    """The facts and the decisions that follow from them, of one moment."""
 
     facts: NodeFacts
     resolution: Resolution
@@ -140,7 +140,7 @@ class Snapshot(NamedTuple):
 def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) -> Resolution:
     """Return a resolution with more answers of Allocate among the grants.
 
-    The placement of containers does not change: the pod of an answer has not come yet.
+    The placement of containers does not change: the pod of an answer is not known yet.
     """
     claims = ownership.answers(facts, promises)
     grants = before.grants.adding(claims, facts.topology)
@@ -148,11 +148,11 @@ def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) 
 
 
 def resolve(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Resolution:
-    """Place every container, by the policy that its request is for.
+    """Place every container by the policy for its request.
 
     Args:
-        facts: what is known now.
-        pods: all that are there.
+        facts: the facts now.
+        pods: all pods of the node.
         grants: who owns which CPUs.
     """
     view = choosing.view(facts, pods, grants)
@@ -186,11 +186,11 @@ def join_devices(
     by_pod_name: Mapping[tuple[str, str], PodDevices],
     by_pod_uid: Mapping[str, PodDevices],
 ) -> DeviceAssignments:
-    """Bring the kubelet's answers to our pods: the checkpoint by UID, podresources by name.
+    """Join the kubelet's records to our pods: the checkpoint by UID, podresources by name.
 
-    The checkpoint's word counts first: a name may be that of an earlier pod, whose successor a
-    StatefulSet has made already. So podresources is believed only of pods whose name no other has.
-    A pod that has finished holds nothing, although the checkpoint may name it for a while.
+    The checkpoint counts first: a name may still belong to an earlier pod, whose successor a
+    StatefulSet has already made. So podresources counts only for pods with a unique name. A pod
+    that has finished holds nothing, although the checkpoint may name it for a while.
     """
     listed = tuple(pod for pod in pods if not pod.finished)
     bearers = Counter((pod.namespace, pod.name) for pod in listed)
@@ -198,7 +198,7 @@ def join_devices(
     for pod in listed:
         name = (pod.namespace, pod.name)
         live = by_pod_name.get(name, {}) if bearers[name] == 1 else {}
-        # The kubelet knows a static pod by its config hash, as the cgroup does.
+        # The kubelet identifies a static pod by its config hash, as in the cgroup's name.
         saved = by_pod_uid.get(pod.cgroup_uid, {})
         for container in pod.containers:
             resources = {**live.get(container.name, {}), **saved.get(container.name, {})}
@@ -213,7 +213,7 @@ def join_devices(
 def of_pools(
     resources: Mapping[str, AllocatedDevices], names: Names
 ) -> dict[Resource, AllocatedDevices]:
-    """Pick what is ours: extended resource in, its reference out."""
+    """Return the entries of our resources, under their references."""
     return {
         pool: grant
         for resource, grant in resources.items()

@@ -1,10 +1,10 @@
-"""What the container runtime tells of containers, joined to what the API server and kubelet tell.
+"""The container runtime's facts about containers, joined to those of API server and kubelet.
 
 The runtime knows a container before its pod reports it, and pods that the API server has not listed
-yet. What it says is never more than a beginning: what is known already counts first.
+yet. Its facts count only until better facts are known.
 
 The devices that a container's annotation names are a hint (ADR 0018): a pod's author may have
-written it, and the kubelet's records take it back.
+written the annotation, and the kubelet's records correct it.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ if TYPE_CHECKING:
 
 
 def present(facts: NodeFacts) -> tuple[Pod, ...]:
-    """Return every pod: those listed, and those that only the container runtime has told of.
+    """Return every pod: the listed pods, and the pods that only the container runtime reports.
 
-    A container of these that has ended may start again, and keeps its devices.
+    If a container of the latter has ended, it may start again, and keeps its devices.
     """
     listed = tuple(static_pods.true(facts.pods or (), facts.static))
     known = {pod.cgroup_uid for pod in listed}
-    strangers: defaultdict[str, list[RuntimeContainer]] = defaultdict(list)
-    for one in facts.sighted.values():
-        if one.pod not in known:
-            strangers[one.pod].append(one)
+    unlisted: defaultdict[str, list[RuntimeContainer]] = defaultdict(list)
+    for container in facts.sighted.values():
+        if container.pod not in known:
+            unlisted[container.pod].append(container)
     requests: defaultdict[str, dict[str, Mapping[Resource, int]]] = defaultdict(dict)
-    for ref, held in facts.devices.items() if strangers else ():
-        requests[ref.pod][ref.name] = {resource: len(one.ids) for resource, one in held.items()}
-    return (*listed, *(_stranger(told, requests[pod]) for pod, told in strangers.items()))
+    for ref, held in facts.devices.items() if unlisted else ():
+        requests[ref.pod][ref.name] = {resource: len(grant.ids) for resource, grant in held.items()}
+    return (*listed, *(_unlisted_pod(told, requests[pod]) for pod, told in unlisted.items()))
 
 
 def instances(
     pods: Iterable[Pod], sighted: Mapping[ContainerID, RuntimeContainer]
 ) -> Iterator[tuple[ContainerID, Pod, Container]]:
-    """Give every container that is there: as its pod reports it, or as the runtime tells."""
+    """Return every container instance that its pod or the runtime reports."""
     by_cgroup = {}
     for pod in pods:
         by_cgroup[pod.cgroup_uid] = pod
         for container in pod.containers:
             if container.id is not None and container.id not in sighted:
                 yield container.id, pod, container
-    for one in sighted.values():
-        if one.name:
-            pod = by_cgroup[one.pod]
-            yield one.id, pod, _named(pod, one.name)
+    for found in sighted.values():
+        if found.name:
+            pod = by_cgroup[found.pod]
+            yield found.id, pod, _named(pod, found.name)
 
 
 def joined(facts: NodeFacts) -> NodeFacts:
-    """Bring the devices of pods that are there up to date; a hint must be what the spec asks."""
+    """Return the facts with the devices of present pods; a hint must match the pod's spec."""
     listed = facts.pods or ()
     static = static_pods.identities(listed, facts.sighted.values(), facts.static)
     facts = replace(facts, static=static)
@@ -79,10 +79,10 @@ def joined(facts: NodeFacts) -> NodeFacts:
 
 
 def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssignments:
-    """Drop the hints that the kubelet's records contradict.
+    """Return the known devices without the hints that the kubelet's records contradict.
 
     Args:
-        known: what is known of containers' devices.
+        known: the known devices of containers.
         found: the kubelet's records.
     """
 
@@ -107,7 +107,7 @@ def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssig
 
 
 def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
-    """Leave out the devices that the kubelet's records name: it gives none of them twice."""
+    """Return the promises without devices that the kubelet's records name."""
     if not (promises and found):
         return promises
     fulfilled: defaultdict[Resource, set[str]] = defaultdict(set)
@@ -115,25 +115,29 @@ def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tupl
         for resource, grant in held.items():
             fulfilled[resource] |= grant.ids
     left = (replace(promise, ids=promise.ids - fulfilled[promise.resource]) for promise in promises)
-    return tuple(one for one in left if one.ids)
+    return tuple(promise for promise in left if promise.ids)
 
 
 def _with_hints(
     facts: NodeFacts, pods: Mapping[str, Pod], known: DeviceAssignments
 ) -> DeviceAssignments:
-    """Add the devices that annotations name, where nothing is known and Allocate has given them.
+    """Add the devices that annotations name, where none are known and Allocate gave them.
 
-    A listed pod comes before one that only the runtime has told of.
+    Listed pods come before pods that only the runtime reports.
     """
     found = dict(known)
-    annotated = (one for one in facts.sighted.values() if one.devices and one.pod in pods)
-    for one in sorted(annotated, key=lambda one: pods[one.pod].qos is None):
-        ref = ContainerRef(one.pod, one.name)
-        for resource, ids in one.devices.items():
+    annotated = (
+        container
+        for container in facts.sighted.values()
+        if container.devices and container.pod in pods
+    )
+    for container in sorted(annotated, key=lambda container: pods[container.pod].qos is None):
+        ref = ContainerRef(container.pod, container.name)
+        for resource, ids in container.devices.items():
             held = found.get(ref, {})
-            if resource in held or not _asks(pods[one.pod], one.name, resource, ids):
+            if resource in held or not _asks(pods[container.pod], container.name, resource, ids):
                 continue
-            if _given(facts.promises, found, one.pod, resource, ids):
+            if _given(facts.promises, found, container.pod, resource, ids):
                 grant = AllocatedDevices(ids, told(facts.promises, resource, ids), hint=True)
                 found[ref] = {**held, resource: grant}
     return found
@@ -150,9 +154,9 @@ def _given(
     resource: Resource,
     ids: frozenset[str],
 ) -> bool:
-    """Return whether Allocate has given exactly these devices, and no other pod has one of them.
+    """Return whether Allocate gave exactly these devices, and no other pod has one of them.
 
-    Besides, the kubelet lets containers of a pod have the devices of its init containers.
+    The kubelet also gives the devices of a pod's init containers to its other containers.
     """
     of_pod: set[str] = set()
     for ref, held in known.items():
@@ -167,28 +171,28 @@ def _given(
 
 
 def told(promises: Iterable[Promise], resource: Resource, ids: frozenset[str]) -> CPUSet:
-    """Give the CPUs that a container was told when it was promised these devices."""
+    """Return the CPUs that Allocate announced to a container with these devices."""
     return CPUSet.union(
         promise.told for promise in promises if promise.resource == resource and ids <= promise.ids
     )
 
 
 def _named(pod: Pod, name: str) -> Container:
-    # An ephemeral container runs before the list shows it; it can ask for no device.
+    # An ephemeral container runs before the list shows it; it cannot request devices.
     return next(
         (container for container in pod.containers if container.name == name), Container(name)
     )
 
 
-def _stranger(
+def _unlisted_pod(
     sighted: Sequence[RuntimeContainer], held: Mapping[str, Mapping[Resource, int]]
 ) -> Pod:
     first = sighted[0]
     requests = {**held}
-    for one in sighted:
-        if one.name:
-            asked = {resource: len(ids) for resource, ids in one.devices.items()}
-            requests[one.name] = {**requests.get(one.name, {}), **asked}
+    for container in sighted:
+        if container.name:
+            asked = {resource: len(ids) for resource, ids in container.devices.items()}
+            requests[container.name] = {**requests.get(container.name, {}), **asked}
     return Pod(
         uid=PodUID(first.pod),
         namespace=first.namespace,

@@ -1,8 +1,7 @@
-"""Which listed pod is the mirror of a static pod, which the kubelet knows by a hash.
+"""The listed pods that are mirrors of static pods, which the kubelet identifies by a hash.
 
-A mirror says of which static pod it is the copy by an annotation, and any pod's author can write
-it. So the kubelet's word on the hash decides: the labels of the sandbox, or its own records
-(ADR 0018).
+An annotation of a mirror names the static pod that it copies, but any pod's author can write it. So
+the kubelet's facts about the hash decide: the labels of the sandbox, or its own records (ADR 0018).
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ PodName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which pod a hash stands for.
+    """The pod with a hash.
 
     Attributes:
-        name: the pod's.
-        certain: the kubelet says so; else a pod does, and no other has contradicted it in time.
+        name: the pod's name.
+        certain: whether the kubelet says so; otherwise a pod says so, and no other pod has
+            contradicted it in time.
     """
 
     name: PodName
@@ -37,15 +37,19 @@ class Identity:
 def identities(
     pods: Iterable[Pod], sighted: Iterable[RuntimeContainer], before: Mapping[str, Identity]
 ) -> dict[str, Identity]:
-    """Find the pod for which each claimed hash stands; none while the claims differ.
+    """Return hash → pod for each claimed hash, without hashes that several pods claim.
 
     Args:
-        pods: as listed.
-        sighted: by the container runtime, with the labels that the kubelet has given.
-        before: what was found until now. It stays while it is claimed, or is the kubelet's word.
+        pods: the listed pods.
+        sighted: the container runtime's containers, with the labels from the kubelet.
+        before: the result until now; an entry stays while a pod claims it, or if it is certain.
     """
     claims = _claims(pods)
-    words = {one.pod: (one.namespace, one.pod_name) for one in sighted} if claims else {}
+    words = (
+        {container.pod: (container.namespace, container.pod_name) for container in sighted}
+        if claims
+        else {}
+    )
     found = {}
     for static, names in claims.items():
         known = before.get(static)
@@ -59,7 +63,7 @@ def identities(
 
 
 def true(pods: Iterable[Pod], known: Mapping[str, Identity]) -> Iterator[Pod]:
-    """Leave out the mirrors that are not believed, and all but the first of each static pod."""
+    """Return the pods without false mirrors, and with only the first mirror of each static pod."""
     taken = set()
     for pod in pods:
         if pod.cgroup_uid != pod.uid:
@@ -70,21 +74,21 @@ def true(pods: Iterable[Pod], known: Mapping[str, Identity]) -> Iterator[Pod]:
 
 
 def forged(pods: Iterable[Pod], known: Mapping[str, Identity]) -> Iterator[Pod]:
-    """Return the mirrors that are not believed."""
+    """Return the false mirrors: their claim to a static pod does not count."""
     return (pod for pod in pods if pod.cgroup_uid != pod.uid and not _believed(pod, known))
 
 
 def uncertain(pods: Iterable[Pod], known: Mapping[str, Identity]) -> frozenset[str]:
-    """Return the hashes about which the kubelet has to be asked.
+    """Return the hashes whose pod only the kubelet can name.
 
-    A static pod without devices needs no identity: its place is the default pool.
+    A static pod without devices needs no identity: it runs on the default pool.
     """
     return frozenset(
         pod.cgroup_uid
         for pod in pods
         if pod.cgroup_uid != pod.uid
         and any(container.requests for container in pod.containers)
-        and not ((one := known.get(pod.cgroup_uid)) and one.certain)
+        and not ((identity := known.get(pod.cgroup_uid)) and identity.certain)
     )
 
 
@@ -93,12 +97,12 @@ def recorded(
     saved: Mapping[str, PodDevices],
     live: Mapping[PodName, PodDevices],
 ) -> dict[str, PodName]:
-    """Find the names of static pods by the devices that the kubelet's two records have in common.
+    """Find the names of static pods by the devices that both of the kubelet's records have.
 
     Args:
-        hashes: those to find.
-        saved: the checkpoint, which knows no names.
-        live: podresources, which knows no hashes.
+        hashes: the hashes to find.
+        saved: the checkpoint, which has no names.
+        live: podresources, which has no hashes.
     """
     found = {}
     for static in hashes:
@@ -110,8 +114,8 @@ def recorded(
 
 
 def _believed(pod: Pod, known: Mapping[str, Identity]) -> bool:
-    one = known.get(pod.cgroup_uid)
-    return one is not None and one.name == (pod.namespace, pod.name)
+    identity = known.get(pod.cgroup_uid)
+    return identity is not None and identity.name == (pod.namespace, pod.name)
 
 
 def _claims(pods: Iterable[Pod]) -> Mapping[str, set[PodName]]:

@@ -1,4 +1,4 @@
-"""How much of each pool is in use, and how scattered what is left is."""
+"""How much of each pool is in use, and how scattered the free CPUs are."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LEVELS: Final = {"numa_node": Level.NODE, "uncore_cache": Level.UNCORE}
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """One pool that the kubelet knows, in devices: CPUs, of a shared pool milli-CPUs, or units.
+    """One pool of the kubelet's, in devices: CPUs, milli-CPUs of a shared pool, or units.
 
     Attributes:
         name: the pool's name.
         kind: exclusive or shared.
-        capacity: devices of the pool as configured; 0 where it is configured no longer.
+        capacity: devices of the configured pool; 0 where it is no longer configured.
         allocated: devices that pods hold.
-        offline: devices of the pool as configured whose CPU is offline.
+        offline: devices of the configured pool whose CPU is offline.
         draining: devices that pods hold and that the pool has lost.
     """
 
@@ -44,37 +44,39 @@ class PoolUsage:
 
 
 def usage(facts: NodeFacts) -> tuple[PoolUsage, ...]:
-    """Count the devices of every pool, those included that only pods still hold something of."""
+    """Return the usage of every pool, also of pools that exist only because pods hold devices."""
     return tuple(_usage(facts))
 
 
 def _usage(facts: NodeFacts) -> Iterator[PoolUsage]:
     held = offers.held_ids(facts)
-    for one in offers.offered(facts, held):
-        ids = held.get(one.name, frozenset())
+    for resource in offers.offered(facts, held):
+        ids = held.get(resource.name, frozenset())
         yield PoolUsage(
-            name=one.name,
-            kind=one.pool.kind,
-            capacity=one.capacity,
+            name=resource.name,
+            kind=resource.pool.kind,
+            capacity=resource.capacity,
             allocated=len(ids),
-            offline=one.offline(facts.topology),
-            draining=len(Offer.of(one, facts.topology, CPUSet(), ids).draining),
+            offline=resource.offline(facts.topology),
+            draining=len(Offer.of(resource, facts.topology, CPUSet(), ids).draining),
         )
 
 
 def fragmentation(facts: NodeFacts) -> dict[str, dict[str, float]]:
-    """Tell how scattered the free CPUs of each exclusive pool are.
+    """Return how scattered the free CPUs of each exclusive pool are.
 
     Returns:
         pool → `numa_node` and `uncore_cache` → 0 to 1, as `policies.fragmentation.score`.
     """
     held = offers.held_ids(facts)
     return {
-        one.name: _scores(
-            one.pool, facts.topology, devices.exclusive_cpus(held.get(one.name, frozenset()))
+        resource.name: _scores(
+            resource.pool,
+            facts.topology,
+            devices.exclusive_cpus(held.get(resource.name, frozenset())),
         )
-        for one in offers.offered(facts, held)
-        if one.name.kind.exclusive
+        for resource in offers.offered(facts, held)
+        if resource.name.kind.exclusive
     }
 
 
