@@ -22,7 +22,7 @@ from cpupool.host.files import FileLock
 from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
 from cpupool.host.pool_files import PoolFiles
-from cpupool.host.status import StatusFile
+from cpupool.host.status_file import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner

@@ -1,6 +1,6 @@
-"""How long cgroups may run, version 1 or 2: read and write.
+"""The CPU time of cgroups, version 1 or 2: read and write.
 
-Paths are those of the cpuset hierarchy. Version 1 has CPU time in a hierarchy of its own, in which
+Paths are those of the cpuset hierarchy. Version 1 has a separate hierarchy for CPU time, in which
 the kubelet and the runtime make the same directories. The rules are the kernel's:
 Documentation/scheduler/sched-bwc.rst, and Documentation/admin-guide/cgroup-v2.rst, section "CPU".
 """
@@ -37,8 +37,8 @@ class CFSBandwidth:
     Where no hierarchy has the cpu controller there is nothing to limit.
 
     Args:
-        cgroup: what plays `/sys/fs/cgroup`.
-        cgroup_root: the kubelet's `--cgroup-root`; empty looks in the usual places.
+        cgroup: the folder that stands for `/sys/fs/cgroup`.
+        cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
 
     Raises:
         HostFileError: no hierarchy has the cpuset controller.
@@ -49,20 +49,22 @@ class CFSBandwidth:
         self._v1 = version is CgroupVersion.V1
         if self._v1:
             mounted = (cgroup / name for name in _V1_HIERARCHIES)
-            base = next((one for one in mounted if one.is_dir()), cgroup / _V1_HIERARCHIES[-1])
+            base = next(
+                (folder for folder in mounted if folder.is_dir()), cgroup / _V1_HIERARCHIES[-1]
+            )
         self._base = base
         self._files = CgroupFiles(base, _HINTS, "see sched-bwc.rst")
         self._kubepods = cgroup_names.kubepods(cgroup_root)
 
     def places(self) -> tuple[Path, ...]:
-        """Give the directories where pods can be, if they are others than `CgroupFS` has."""
+        """Return the directories where pods can be, if they differ from those of `CgroupFS`."""
         return tuple(self._base / place for place in self._kubepods) if self._v1 else ()
 
     def bandwidth(self, path: str) -> Bandwidth | None:
         """Read how long a cgroup may run; None where there is no such cgroup, or no controller.
 
         Raises:
-            HostFileError: a file cannot be read, or holds something else.
+            HostFileError: a file cannot be read, or has unexpected content.
         """
         names = (_QUOTA, _PERIOD) if self._v1 else (_MAX,)
         try:
@@ -93,7 +95,7 @@ class CFSBandwidth:
             self._files.write(path, _MAX, str(bandwidth))
             return
         if self._files.read(path, _PERIOD) != str(bandwidth.period_us):
-            # Each period is lawful for a cgroup that has no limit.
+            # The kernel accepts any period for a cgroup without a limit.
             self._files.write(path, _QUOTA, str(UNLIMITED_US))
             self._files.write(path, _PERIOD, str(bandwidth.period_us))
         self._files.write(path, _QUOTA, str(bandwidth.quota_us))

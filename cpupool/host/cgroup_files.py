@@ -1,4 +1,4 @@
-"""The files of cgroups: read one, write one, with what the kernel's answers mean."""
+"""The files of cgroups: read and write, with the meaning of the kernel's errors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""A cgroup that is removed answers ENODEV through a file that is open already."""
+"""An open file of a removed cgroup answers ENODEV."""
 _LONGEST_BYTES: Final = 32 * 1024
-"""Every second one of 8192 CPUs takes 20 KiB; the kernel gives it in one read."""
+"""A list of every second of 8192 CPUs takes 20 KiB; the kernel returns it in one read."""
 
 
 class CgroupFiles:
     """The files below one base.
 
     Args:
-        base: of a cgroup hierarchy; paths are relative to it.
+        base: the base of a cgroup hierarchy; paths are relative to it.
         hints: errno of a refused write → what to do.
-        otherwise: what to do after any other.
+        otherwise: what to do after any other errno.
     """
 
     def __init__(self, base: Path, hints: Mapping[int, str], otherwise: str) -> None:
@@ -78,10 +78,10 @@ class CgroupFiles:
             CgroupWriteRejected: the kernel refuses the text.
         """
         try:
-            # Not created: a cgroup's files come with it. Cut for the sake of ordinary files.
+            # No O_CREAT: the kernel creates a cgroup's files. O_TRUNC is for emulated cgroups.
             descriptor = os.open(f"{self._base}/{path}/{name}", os.O_WRONLY | os.O_TRUNC)
             try:
-                # The kernel hears nothing of an empty write.
+                # The kernel ignores an empty write.
                 os.write(descriptor, text.encode() or b"\n")
             finally:
                 os.close(descriptor)
@@ -94,7 +94,7 @@ class CgroupFiles:
             raise CgroupWriteRejected(path, text, number, why) from error
 
     def directories(self, path: str) -> list[str]:
-        """Give the names of the cgroups in one; none where it is gone.
+        """Return the names of the cgroups in a cgroup; none where it no longer exists.
 
         Raises:
             HostFileError: they cannot be read.
@@ -118,5 +118,5 @@ class CgroupFiles:
 
 
 def above(path: str) -> tuple[str, ...]:
-    """Give the cgroups above one, the nearest first, without the base."""
+    """Return the cgroups above a cgroup, the nearest first, without the base."""
     return tuple(str(parent) for parent in PurePosixPath(path).parents)[:-1]

@@ -1,8 +1,8 @@
-"""Recognise kubepods, pods and containers by the names of their cgroups.
+"""The names of the cgroups of kubepods, pods and containers.
 
-The kubelet names everything down to the pod, by its cgroup driver (kubernetes:
+The kubelet's cgroup driver names everything down to the pod (kubernetes:
 pkg/kubelet/cm/cgroup_manager_linux.go): plain names with `cgroupfs`, nested slices with `systemd`,
-where a name's own dashes become underscores. The runtime names what lies in the pod.
+where a name's own dashes become underscores. The runtime names the cgroups in the pod.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?([0-9a-f]{6
 
 
 def kubepods(cgroup_root: str) -> tuple[str, ...]:
-    """Give the places where the cgroup of all pods can be, relative to the hierarchy's base.
+    """Return the places where the cgroup of all pods can be, relative to the hierarchy's base.
 
     Args:
-        cgroup_root: the kubelet's `--cgroup-root`, as `/` or `/kubelet`; empty looks in `/` and in
+        cgroup_root: the kubelet's `--cgroup-root`, as `/` or `/kubelet`; empty for `/` and
             `/kubelet`, which kind sets.
     """
     roots = (cgroup_root,) if cgroup_root else ("/", _KIND_ROOT)
@@ -28,12 +28,12 @@ def kubepods(cgroup_root: str) -> tuple[str, ...]:
 
 
 def is_cgroup(name: str) -> bool:
-    """Tell a cgroup's directory from the kernel's files in it, which are `<controller>.<file>`."""
+    """Return whether a name is a cgroup's, not one of the kernel's files `<controller>.<file>`."""
     return "." not in name or name.endswith((".slice", ".scope"))
 
 
 def is_qos_level(name: str) -> bool:
-    """Tell whether a directory below kubepods holds the pods of one QoS class.
+    """Return whether a directory below kubepods holds the pods of one QoS class.
 
     Guaranteed pods have no such level.
     """
@@ -41,9 +41,9 @@ def is_qos_level(name: str) -> bool:
 
 
 def pod_id(name: str) -> str | None:
-    """Give the UID in a pod's directory name, or the config hash of a static pod; None for others.
+    """Return the UID or the static pod's config hash in a pod's directory name; else None.
 
-    A UID has no underscores of its own, so those of a slice were dashes.
+    A UID has no underscores of its own, so the underscores of a slice were dashes.
     """
     match = _POD.fullmatch(name)
     if match is None:
@@ -52,10 +52,10 @@ def pod_id(name: str) -> str | None:
 
 
 def container_id(name: str) -> str:
-    """Give the container id in a directory's name, or the whole name where it has none.
+    """Return the container id in a directory's name, or the whole name where it has none.
 
-    CRI-O's monitor, `crio-conmon-<id>`, is not the container that it watches: it keeps its whole
-    name, and with it none of the container's CPUs.
+    CRI-O's monitor, `crio-conmon-<id>`, is not the container that it watches: the id is its whole
+    name, so it gets none of the container's CPUs.
     """
     match = _CONTAINER.fullmatch(name)
     return match[1] if match else name

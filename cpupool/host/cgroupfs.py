@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DEEPEST: Final = 64
-"""A container that may make cgroups can nest them without end; sane ones stay below ten."""
+"""A limit: a container that may make cgroups can nest them without end; ten levels are many."""
 
 _LACKING: Final = "the machine lacks some of these CPUs, or they are offline or exclusive elsewhere"
 _HINTS: Final = {
@@ -48,7 +48,7 @@ def hierarchy(cgroup: Path) -> tuple[Path, CgroupVersion]:
     """Find the hierarchy that has the cpuset controller: its base and its version.
 
     Args:
-        cgroup: what plays `/sys/fs/cgroup`.
+        cgroup: the folder that stands for `/sys/fs/cgroup`.
 
     Raises:
         HostFileError: there is none.
@@ -70,8 +70,8 @@ class CgroupFS:
     """The cgroup tree of this node's containers; satisfies `manager.ports.CgroupTree`.
 
     Args:
-        cgroup: what plays `/sys/fs/cgroup`.
-        cgroup_root: the kubelet's `--cgroup-root`; empty looks in the usual places.
+        cgroup: the folder that stands for `/sys/fs/cgroup`.
+        cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
 
     Raises:
         HostFileError: no hierarchy has the cpuset controller.
@@ -83,27 +83,26 @@ class CgroupFS:
         self._files = CgroupFiles(base, _HINTS, "see cpuset(7)")
         self._controllers = CgroupFiles(base, {}, _NO_PROCESSES)
         self._kubepods = cgroup_names.kubepods(cgroup_root)
-        # On version 1 a cgroup runs on its own set; on version 2 on what its ancestors leave of it.
+        # On version 1 a cgroup runs on its own set; on version 2 its ancestors may reduce the set.
         v1 = self._version is CgroupVersion.V1
         self._runs_on = "cpuset.cpus" if v1 else "cpuset.cpus.effective"
-        # Container that has had a set → whether the kernel has emptied it since. Only on version 1.
+        # Container that had a set → whether the kernel has emptied the set since. Version 1 only.
         self._emptied: dict[str, bool] = {}
 
     def places(self) -> tuple[Path, ...]:
-        """Give the directories where the cgroup of all pods can be, for whoever watches them."""
+        """Return the directories where the cgroup of all pods can be, to watch them."""
         return tuple(self._base / place for place in self._kubepods)
 
     def containers(self) -> Iterator[FoundContainer]:
         """Walk every directory of every pod, with the CPUs that it runs on now.
 
-        The list is the kernel's text, unread: whoever compares it with a set that prints alike
-        needs no parsing. It is empty where no cpuset applies yet. What vanishes meanwhile is left
-        out.
+        The list is the kernel's unparsed text, which a caller can compare with the text of a set.
+        It is empty where no cpuset applies yet. Directories that vanish meanwhile are left out.
 
         On version 1 the kernel moves the processes of a container that has lost its last CPU into
-        the pod's own directory, and never back: that comes too, after the pod's containers, from
-        when such a container is found until it is gone. The directory's `cgroup.procs` would not
-        tell, it leaves out the processes of other PID namespaces than the reader's.
+        the pod's own directory, and never back. So the pod's directory comes, too, after the pod's
+        containers, while such a container exists. The directory's `cgroup.procs` cannot show this:
+        it leaves out processes of other PID namespaces.
 
         Raises:
             HostFileError: a directory or file is there and cannot be read.
@@ -118,17 +117,18 @@ class CgroupFS:
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
         """Read a container's ancestors, and its subtree.
 
-        Those of version 2 from kubepods down, what lies above is the administrator's. Version 1
-        gives a CPU that comes back to the base alone, so there they are all that lie below it.
+        On version 2 the ancestors start at kubepods: the cgroups above are the admin's. On version
+        1 they are all cgroups below the base, because the kernel gives a CPU that comes back only
+        to the base.
 
         Raises:
             CgroupNotFound: it has ended.
-            HostFileError: a file cannot be read or holds no CPU list.
+            HostFileError: a file cannot be read or is not a CPU list.
         """
         counted = reversed(above(path))
         if self._version is CgroupVersion.V2:
-            counted = dropwhile(lambda one: one not in self._kubepods, counted)
-        ancestors = tuple(CgroupNode(one, self._own_set(one)) for one in counted)
+            counted = dropwhile(lambda cgroup: cgroup not in self._kubepods, counted)
+        ancestors = tuple(CgroupNode(cgroup, self._own_set(cgroup)) for cgroup in counted)
         node = self._subtree(path, _DEEPEST)
         self._note(path, node.cpus)
         return ancestors, node
@@ -138,18 +138,18 @@ class CgroupFS:
 
         Raises:
             CgroupNotFound: it has ended.
-            HostFileError: the file cannot be read or holds no CPU list.
+            HostFileError: the file cannot be read or is not a CPU list.
         """
         return self._cpus(path, self._runs_on)
 
     def write(self, path: str, cpus: CPUSet) -> None:
-        """Write one cgroup's cpuset, and whatever it needs before it can have one.
+        """Write one cgroup's cpuset, and first the controller or memory nodes that it needs.
 
         Raises:
             CgroupNotFound: it has ended.
             CgroupWriteRejected: the kernel refuses the value.
-            HostFileError: what it needs cannot be read.
-            ValueError: `cpus` is empty: the kernel would take "no CPU" or "all of the parent's".
+            HostFileError: a file that it needs cannot be read.
+            ValueError: `cpus` is empty, which means "no CPU" or "all of the parent's CPUs".
         """
         if not cpus:
             raise ValueError(f"{path}: an empty CPU set is never written")
@@ -160,25 +160,25 @@ class CgroupFS:
         self._files.write(path, "cpuset.cpus", str(cpus))
 
     def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
-        """Let the cgroups above containers have CPUs that have come back.
+        """Give CPUs that came back online to the cgroups above containers.
 
-        Version 1 takes a CPU that goes offline out of every set, and gives it back to the base
-        alone: a runtime that creates a container on it would fail. What nobody can have is left.
+        On version 1 the kernel removes an offline CPU from every set, and returns it only to the
+        base: a runtime could not create a container on it. CPUs that the base lacks are left out.
 
         Args:
-            online: for those above pods.
-            of_pod: the id in a pod's cgroup name → what the pod's needs.
+            online: the CPUs for the cgroups above pods.
+            of_pod: the id in a pod's cgroup name → the CPUs for the pod's cgroup.
 
         Raises:
             CgroupWriteRejected: the kernel refuses a value.
-            HostFileError: a file cannot be read or holds no CPU list.
+            HostFileError: a file cannot be read or is not a CPU list.
         """
         if self._version is CgroupVersion.V2:
             return
         online &= self._own_set("")
         for place in self._kubepods:
-            for one in (*reversed(above(place)), place):
-                self._widen(one, online)
+            for cgroup in (*reversed(above(place)), place):
+                self._widen(cgroup, online)
             for level, name in self._levels(place):
                 pod = cgroup_names.pod_id(name)
                 self._widen(f"{level}/{name}", online if pod is None else of_pod(pod) & online)
@@ -190,7 +190,7 @@ class CgroupFS:
                 self.write(path, own | cpus)
 
     def _levels(self, level: str) -> Iterator[tuple[str, str]]:
-        """Walk the directories of QoS classes and pods: where one is, and its name."""
+        """Walk the directories of QoS classes and pods; yield the parent and the name of each."""
         for name in self._files.directories(level):
             qos = cgroup_names.is_qos_level(name)
             if qos or cgroup_names.pod_id(name) is not None:
@@ -221,7 +221,7 @@ class CgroupFS:
                 yield FoundContainer(pod, POD_ITSELF, directory, cpus)
 
     def _note(self, path: str, cpus: str | CPUSet) -> None:
-        # One that has had no set before is new, and nobody has filled it yet.
+        # A directory that never had a set is new: the runtime has not filled it yet.
         if self._version is CgroupVersion.V1 and (cpus or path in self._emptied):
             self._emptied[path] = not cpus or self._emptied.get(path, False)
 
@@ -256,11 +256,11 @@ class CgroupFS:
             raise
 
     def _has_no_cpusets(self, path: str) -> bool:
-        """Tell whether a cgroup is there without the cpuset's files, as on version 2 it may be."""
+        """Return whether a cgroup exists without the cpuset's files, which version 2 allows."""
         return self._version is CgroupVersion.V2 and (self._base / path).is_dir()
 
     def _provide_memory(self, path: str) -> str:
-        """Fill an empty `cpuset.mems` from the parent's: no task can enter before.
+        """Fill an empty `cpuset.mems` from the parent's: otherwise no task can enter.
 
         See Documentation/admin-guide/cgroup-v1/cpusets.rst, section 2.1.
         """
@@ -271,11 +271,11 @@ class CgroupFS:
         return mems
 
     def _provide_controller(self, path: str) -> None:
-        """Enable the cpuset controller for a cgroup that has none, from the base down.
+        """Enable the cpuset controller for a cgroup without it, from the base down.
 
         See Documentation/admin-guide/cgroup-v2.rst, section "Controlling Controllers".
         """
         directory = self._base / path
         if directory.is_dir() and not (directory / "cpuset.cpus").exists():
-            for one in ("", *reversed(above(path))):
-                self._controllers.write(one, "cgroup.subtree_control", "+cpuset")
+            for cgroup in ("", *reversed(above(path))):
+                self._controllers.write(cgroup, "cgroup.subtree_control", "+cpuset")

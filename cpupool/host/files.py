@@ -1,4 +1,4 @@
-"""Files and folders: watching a directory, replacing a file whole, and locking one."""
+"""Files and folders: a watch of a directory, the atomic replacement and the lock of a file."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _LOCK_S: Final = 1.0
-"""How often a lock that another process has is asked for."""
+"""How often the agent tries to get a lock that another process has."""
 
 
 class DirectoryWatch:
-    """Calls back when entries of a directory are created, moved or deleted.
+    """A watch that calls back when entries of a directory are created, moved or deleted.
 
-    An event only says *look now*: the owner compares what is with what it knows, and looks every
-    now and then without an event too. Each time it looks it calls `ensure` first, so a directory
-    that is missing, or that was deleted and made again, is watched as soon as it is there.
+    An event only says *look now*: the owner compares the directory with its facts, and also looks
+    without an event from time to time. Each time it calls `ensure` first, so a directory that was
+    missing, or deleted and made again, is watched as soon as it exists.
 
     Args:
-        directory: what to watch; a directory and not a file, which would be lost when replaced.
+        directory: the directory to watch; a watch of a file would end when the file is replaced.
         changed: called with the path concerned, or with `directory` where everything in it may have
-            changed; from a thread of its own; must not block.
-        depth: how many levels of directories below it to watch as well.
+            changed; runs in the watch's thread; must not block.
+        depth: how many levels of directories below it to watch, too.
         writes: call back when a file is written, too.
     """
 
@@ -63,11 +63,11 @@ class DirectoryWatch:
         """
         there = _identity(self._directory)
         if self._events is not None:
-            # Before the check: a thread that has ended by then has said whether it failed.
+            # Before the check: a thread that has ended by then has recorded any failure.
             runs = self._events.thread.runs
             self._events.thread.check()
-            # The thread ends when it hears of the deletion; where another directory has taken the
-            # place, it would go on watching where nothing happens any more.
+            # The thread ends when the kernel reports the deletion. If another directory has taken
+            # the place, the watch of the old directory would report nothing.
             if runs and there in (None, self._watched):
                 return
             self.stop()
@@ -105,10 +105,10 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 
 
 class FileLock:
-    """A lock that one process of the machine has; it is free again when that one ends (flock(2)).
+    """A lock that one process of the machine has; it is free when that process ends (flock(2)).
 
     Args:
-        path: the file; made where it is missing.
+        path: the file; created if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,14 +116,14 @@ class FileLock:
         self._file: IO[bytes] | None = None
 
     def acquire(self, stop: threading.Event, waiting: Callable[[], None]) -> bool:
-        """Wait until the lock is ours.
+        """Wait until this process has the lock.
 
         Args:
             stop: ends the waiting.
             waiting: called once if another process has the lock.
 
         Returns:
-            Whether it is ours.
+            Whether this process has the lock.
 
         Raises:
             HostFileError: the file cannot be made or locked.
@@ -140,7 +140,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Release the lock for another process."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -170,15 +170,15 @@ class FileLock:
 def write_atomically(
     path: Path, data: bytes, prepare: Callable[[Path], None] = lambda _fresh: None
 ) -> None:
-    """Replace a file whole: readers see the old content or the new, also after a crash.
+    """Replace a file atomically: readers see the old content or the new, also after a crash.
 
     Args:
         path: the file.
-        data: what it is to hold.
-        prepare: called with the new file before it takes its place; only its owner may read it.
+        data: its new content.
+        prepare: called with the new file, which only its owner may read, before the replacement.
 
     Raises:
-        HostFileError: it could not be written; the old file is as it was, and nothing else is left.
+        HostFileError: the write failed; the old file is unchanged, and no other file is left.
     """
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".cpupool-")

@@ -1,7 +1,7 @@
-"""What happens in a folder and some levels below it, as inotify(7) reports it.
+"""Events of inotify(7) in a folder and some levels below it.
 
-An event only says *look now*. So nothing is paired or remembered: where events may have been lost,
-the watched folder itself is named, and the owner looks at all of it.
+An event only says *look now*, so the watch pairs and remembers nothing. Where events may be lost,
+it names the watched folder itself, and the owner looks at all of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IGNORED: Final = 0x8000
 _ONLY_DIRECTORIES: Final = 0x1000000
 _IS_DIRECTORY: Final = 0x40000000
 
-# What is not asked for the kernel does not even report: opening and reading above all.
+# The kernel reports only these events, and not for example opening and reading.
 _ENTRIES: Final = _CREATE | _MOVED_FROM | _MOVED_TO | _DELETE
 _ITSELF: Final = _DELETE_SELF | _MOVE_SELF | _ONLY_DIRECTORIES
 _HEADER: Final = struct.Struct("iIII")
@@ -41,13 +41,13 @@ _READ_BYTES: Final = 1 << 16
 
 
 class FolderEvents:
-    """Calls back from a thread of its own, until the folder has gone or `stop` is called.
+    """A watch that calls back from its own thread, until the folder is gone or `stop` is called.
 
     Args:
-        folder: what to watch.
-        changed: called with the path concerned; with `folder` where it has gone, where events were
-            lost, and where the thread has failed.
-        depth: how many levels of folders below it to watch as well.
+        folder: the folder to watch.
+        changed: called with the path concerned; with `folder` if it is gone, if events were lost,
+            or if the thread has failed.
+        depth: how many levels of folders below it to watch, too.
         writes: call back when a file is written, too.
 
     Raises:
@@ -64,7 +64,7 @@ class FolderEvents:
         self._levels: dict[int, tuple[Path, int]] = {}
         self._stopping = self._incomplete = False
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._called(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._woken = -1
         try:
             self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -104,7 +104,7 @@ class FolderEvents:
                 os.eventfd_read(self._woken)
                 self.thread.answer()
             if self._fd in ready and not all(self._take(*event) for event in self._read()):
-                self._tell(self._folder)
+                self._notify(self._folder)
                 return
 
     def _read(self) -> Iterator[tuple[int, int, str]]:
@@ -117,10 +117,10 @@ class FolderEvents:
             yield watch, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
 
     def _take(self, watch: int, mask: int, name: str) -> bool:
-        """Return whether the folder is still there after this event."""
+        """Handle an event; return whether the folder still exists after it."""
         if mask & _OVERFLOW:
             self._reach(self._folder, 0)
-            self._tell(self._folder)
+            self._notify(self._folder)
             return True
         known = self._levels.get(watch)
         if known is None:
@@ -132,13 +132,13 @@ class FolderEvents:
             return level > 0
         path = folder / name
         if mask & _IS_DIRECTORY and mask & (_CREATE | _MOVED_TO) and level < self._depth:
-            # First: what was made in there before this is found by who is called after it.
+            # Before the callback: the owner then finds files that are older than the watch.
             self._reach(path, level + 1)
-        self._tell(path)
+        self._notify(path)
         return True
 
     def _reach(self, folder: Path, level: int) -> None:
-        """Watch a folder and what lies below it, as far as it is there and the kernel lets us."""
+        """Watch a folder and those below it, as far as they exist and the kernel allows it."""
         remaining = [(folder, level)]
         while remaining:
             folder, level = remaining.pop()
@@ -163,16 +163,16 @@ class FolderEvents:
 
     def _add(self, folder: Path, level: int) -> None:
         path = os.fsencode(folder)
-        watch = self._called(self._libc.inotify_add_watch(self._fd, path, self._mask))
+        watch = self._checked(self._libc.inotify_add_watch(self._fd, path, self._mask))
         self._levels[watch] = (folder, level)
 
-    def _called(self, result: int) -> int:
+    def _checked(self, result: int) -> int:
         if result < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return result
 
-    def _tell(self, path: Path) -> None:
+    def _notify(self, path: Path) -> None:
         try:
             self._changed(path)
         except Exception:  # a thread's edge: the next event must find it alive

@@ -1,4 +1,4 @@
-"""Reads on which CPUs the machine's interrupts are served.
+"""The CPUs that serve the machine's interrupts, from procfs.
 
 Kernel document: Documentation/core-api/irq/irq-affinity.rst.
 """
@@ -25,10 +25,10 @@ class Interrupt:
     """One interrupt that a driver handles.
 
     Attributes:
-        number: the kernel's.
+        number: the kernel's number.
         handlers: their names, as in /proc/interrupts.
         allowed: the CPUs that may serve it.
-        effective: the CPUs that serve it now; those allowed where the kernel does not tell.
+        effective: the CPUs that serve it now; the allowed CPUs where the kernel has no such file.
     """
 
     number: int
@@ -38,13 +38,13 @@ class Interrupt:
 
 
 def interrupts(proc: Path) -> Iterator[Interrupt]:
-    """List the interrupts that have a handler, without those that vanish meanwhile.
+    """Yield the interrupts that have a handler, without interrupts that vanish meanwhile.
 
     Args:
-        proc: what plays /proc.
+        proc: the folder that stands for /proc.
     """
-    folders = (one for one in (proc / FOLDER).glob("*") if one.name.isdecimal())
-    for folder in sorted(folders, key=lambda one: int(one.name)):
+    folders = (entry for entry in (proc / FOLDER).glob("*") if entry.name.isdecimal())
+    for folder in sorted(folders, key=lambda entry: int(entry.name)):
         with suppress(OSError, ValueError):
             # The kernel makes a directory for each handler.
             handlers = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))

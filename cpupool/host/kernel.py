@@ -1,4 +1,4 @@
-"""What depends on the kernel's release."""
+"""Features that depend on the kernel's release."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _ISOLATES_REMOTELY: Final = (6, 7)
 
 
 def remembers_affinity(release: str) -> bool:
-    """Tell whether threads stay pinned where they pinned themselves when their cpuset is written.
+    """Return whether pinned threads stay pinned when their cpuset is written.
 
-    Linux 6.2 keeps what a thread has asked for (`user_cpus_ptr`, commit 8f9ea86fdf99) and applies
-    it within the new set; before, a thread may run on the whole set from then on. Only the number
-    counts: whether a distributor has brought the change to an older kernel is not known.
+    Linux 6.2 keeps the CPUs that a thread has asked for (`user_cpus_ptr`, commit 8f9ea86fdf99) and
+    applies them within the new set; on older kernels the thread then may run on the whole set. Only
+    the number counts: the agent cannot know whether an older kernel has a backport.
 
     Args:
-        release: as `uname -r` prints it; one that is no release is taken for an old kernel.
+        release: the output of `uname -r`; an unknown form counts as an old kernel.
     """
     return _since(_REMEMBERS_AFFINITY, release)
 
 
 def isolates_remotely(release: str) -> bool:
-    """Tell whether a cgroup can be an isolated partition while its parent is no partition.
+    """Return whether a cgroup can be an isolated partition while its parent is not a partition.
 
-    Linux 6.7 can (`cpuset.cpus.exclusive`, commit 181c8e091aae). Only the number counts: a kernel
-    with an early form of it under an older number is not trusted with the CPUs of a node.
+    Linux 6.7 can (`cpuset.cpus.exclusive`, commit 181c8e091aae). Only the number counts: cpupool
+    does not rely on a backport in an older kernel.
 
     Args:
-        release: as `uname -r` prints it; one that is no release is taken for an old kernel.
+        release: the output of `uname -r`; an unknown form counts as an old kernel.
     """
     return _since(_ISOLATES_REMOTELY, release)
 

@@ -1,9 +1,9 @@
-"""What containers that request pools get mounted: the process starter, and the CPUs of their pools.
+"""The mounts of containers that request pools: the process starter, and the CPUs of their pools.
 
-Both are below the state folder, which a reboot leaves as it is: a container may start again before
-the agent does, and then a file of yesterday is mended, where a missing one would stay missing for
-as long as the container lives. Nothing is replaced under a running container but single files, and
-those whole; a version of the starter is never changed.
+Both are below the state folder, which survives a reboot: a container may start again before the
+agent does. The agent then corrects an old file, while a missing file would stay missing for as long
+as the container lives. Under a running container the agent replaces only single files, atomically;
+it never changes a version of the starter.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 SPARE_S: Final = 600.0
-"""How long a folder is not needed here before the kubelet's checkpoint is asked whether a pod has
-it. The kubelet writes that after Allocate has answered, and this agent may have begun in between.
+"""How long a folder is unused before the agent looks it up in the kubelet's checkpoint. The kubelet
+writes the checkpoint after Allocate's answer, and this agent may have started in between.
 """
 
 _STARTER_FILE: Final = "process-starter"
@@ -47,23 +47,23 @@ _ELF: Final = b"\x7fELF"
 _PROGRAM, _TEXT, _FOLDER = 0o755, 0o644, 0o755
 _LABEL_TYPE: Final = "container_ro_file_t"
 _LABEL: Final = f"system_u:object_r:{_LABEL_TYPE}:s0".encode()
-"""What every container may read and execute, and none may write (container-selinux's policy).
-Without categories, which a file would have of the agent that makes it, all containers are equal."""
+"""Every container may read and execute such a file, and none may write it (container-selinux's
+policy). The label has no categories: those of the agent would exclude other containers."""
 _SELINUX: Final = "security.selinux"
 _GENERATION: Final = re.compile(rb'"generation": ([0-9]{1,18}),')
 
 
 class Mounts:
-    """Keeps what is mounted as it should be.
+    """The keeper of the files that containers get mounted.
 
-    Level-triggered: each look compares what is there with what should be, and mends it. What fails
-    is told once, and tried again at the next look; until then containers go without.
+    Level-triggered: each call compares the files with the wanted files, and corrects them. A
+    failure is reported once and tried again at the next call; until then containers lack the file.
 
     Args:
         root: where the state folder is.
-        starter: the process starter in the agent's image; None to give containers none.
-        mounted: gives the host paths that pods may yet be started with.
-        events: where the node's admin is told.
+        starter: the process starter in the agent's image; None to give containers no starter.
+        mounted: returns the host paths with which pods may still start.
+        events: receives Events for the node's admin.
         now_s: a monotonic clock.
 
     Attributes:
@@ -85,8 +85,8 @@ class Mounts:
         self._mounted = mounted
         self._events = events
         self._now_s = now_s
-        # The folder is there where the kernel has SELinux on, also in a container, which does not
-        # see what the host mounts on it.
+        # The folder exists where the kernel has SELinux on, also in a container, which does not see
+        # the file system that the host mounts there.
         self._selinux = (root.sysfs / "fs/selinux").is_dir()
         self._starter: Path | None = None
         self._announced: set[str] = set()
@@ -94,15 +94,15 @@ class Mounts:
         self._failing: dict[str, str] = {}
 
     def provide(self, shared: Mapping[str, CPUSet] | None, announced: Collection[str] = ()) -> None:
-        """Install the starter, show each shared pool's CPUs, and remove what nobody needs.
+        """Install the starter, write each shared pool's CPUs, and remove unused files.
 
-        One thread only calls this.
+        Only one thread calls this.
 
         Args:
-            shared: shared pool → what a container that starts now gets of it, offline CPUs
-                included. Of one that is gone it gets nothing. None where the pools are not known.
-            announced: shared pools whose generation is to grow although their CPUs are the same.
-                It does as soon as that can be written, in this call or a later one.
+            shared: shared pool → the CPUs of a container that starts now, offline CPUs included; a
+                removed pool gets no CPUs. None where the pools are not known.
+            announced: shared pools whose generation must grow although their CPUs are the same. It
+                grows as soon as the file can be written, in this call or a later call.
         """
         self._announced.update(announced)
         self._attempt("process starter", self._install)
@@ -111,10 +111,10 @@ class Mounts:
         self.provided = frozenset(shared or ())
 
     def of(self, pool: Pool) -> tuple[Mount, ...]:
-        """Give what a container of a pool gets mounted: only what is there.
+        """Return the mounts for a container of a pool: only existing files and folders.
 
         A runtime makes a folder where the source of a mount is missing, and the container would
-        keep that.
+        keep this folder.
         """
         found = []
         if self._starter is not None and self._starter.is_file():
@@ -162,14 +162,14 @@ class Mounts:
     def _show(self, pool: str, cpus: CPUSet) -> None:
         folder = self._root.pool_folders / pool
         self._make(folder)
-        # First what containers wait for at their start: a disk may be full right after it.
+        # First the file that containers wait for at their start: the disk may be full after it.
         self._put(folder / "cpus", f"{cpus}\n".encode(), _TEXT)
         path = folder / "cpus.json"
         before = _content(path)
         generation = _generation(before or b"")
-        if pool in self._announced or before != _told(pool, cpus, generation):
+        if pool in self._announced or before != _pool_document(pool, cpus, generation):
             generation += 1
-        self._put(path, _told(pool, cpus, generation), _TEXT)
+        self._put(path, _pool_document(pool, cpus, generation), _TEXT)
         self._announced.discard(pool)
 
     def _make(self, folder: Path) -> None:
@@ -177,14 +177,14 @@ class Mounts:
         self._open_to_all(folder, _FOLDER)
 
     def _put(self, path: Path, content: bytes, mode: int) -> None:
-        """Let a file hold this; where it does, it is not written."""
+        """Write a file, unless it has this content already."""
         if _content(path) == content:
             self._open_to_all(path, mode)
         else:
             files.write_atomically(path, content, lambda fresh: self._open_to_all(fresh, mode))
 
     def _open_to_all(self, path: Path, mode: int) -> None:
-        """Let containers read it, whatever their user and the agent's umask."""
+        """Make a path readable for containers of any user, whatever the agent's umask."""
         if stat.S_IMODE(path.stat().st_mode) != mode:
             path.chmod(mode)
         if not self._selinux:
@@ -207,12 +207,12 @@ class Mounts:
             folder: self._spare_since.get(folder, now_s) for folder in folders if folder not in kept
         }
         due = [folder for folder, since_s in since.items() if now_s - since_s >= SPARE_S]
-        # The checkpoint is long: it is read again only after as long a time, whatever it says.
+        # The checkpoint is long: the agent reads it again only after the same time.
         self._spare_since = {**since, **dict.fromkeys(due, now_s)}
         try:
             mounted = self._mounted() if due else ()
         except CPUPoolError as error:
-            # Whoever places containers needs the checkpoint more, and tells of it.
+            # The learner needs the checkpoint, too, and logs the failure.
             log.debug("files are kept, as it is not known who has them", reason=error)
             return
         for folder in due:
@@ -248,12 +248,12 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _told(pool: str, cpus: CPUSet, generation: int) -> bytes:
+def _pool_document(pool: str, cpus: CPUSet, generation: int) -> bytes:
     told = {"cpus": str(cpus), "generation": generation, "pool": pool}
     return f"{json.dumps(told)}\n".encode()
 
 
 def _generation(told: bytes) -> int:
-    """Read how often containers of a pool have been told something; 0 where nobody knows."""
+    """Read the generation in a pool's document; 0 where there is none."""
     found = _GENERATION.search(told)
     return int(found[1]) if found else 0

@@ -1,25 +1,25 @@
 """CPUs without the scheduler's load balancing: isolated partitions of cgroup version 2.
 
-Source: Documentation/admin-guide/cgroup-v2.rst, section "Cpuset". A partition far from the root is
-a *remote* one (Linux 6.7). Its CPUs are handed down to it: every cgroup on the way lists them in
-its `cpuset.cpus.exclusive`, and it names its own there before `isolated` is written into its
-`cpuset.cpus.partition`. From then on
+Source: Documentation/admin-guide/cgroup-v2.rst, section "Cpuset". A partition below other cgroups
+is a *remote* partition (Linux 6.7). Every cgroup above it lists its CPUs in
+`cpuset.cpus.exclusive`, and the partition lists its own CPUs there before the agent writes
+`isolated` into its `cpuset.cpus.partition`. Then
 
-* its `cpuset.cpus.effective` is what it lists as exclusive, as far as that is online. Its
-  `cpuset.cpus` counts no more, so whoever writes that does not move it, neither does cpupool;
-* the CPUs leave the `cpuset.cpus.effective` of all others, those above it and the root included,
-  and come back when it is a member again or its cgroup is removed. What lists other CPUs, or none,
-  goes on as before;
-* it outlives its CPUs going offline as long as one is left. Without any it is invalid, and stays
-  so when they come back, until `isolated` is written again.
+* its `cpuset.cpus.effective` has the online CPUs that it lists as exclusive. Its `cpuset.cpus` no
+  longer counts: a write there, also by cpupool, does not move it;
+* the CPUs leave the `cpuset.cpus.effective` of all other cgroups, also of those above it and of the
+  root, and come back when it is a member again or its cgroup is removed. Cgroups that list other
+  CPUs, or none, do not change;
+* it stays valid while one of its CPUs is online. Without an online CPU it is invalid, and stays
+  invalid when they come back, until the agent writes `isolated` again.
 
-The kernel asks for the capability SYS_ADMIN where `isolated` is written, beside the file's owner.
+For a write of `isolated` the kernel requires the capability SYS_ADMIN and the right to the file.
 
-What the document does not say, seen with Linux 6.12: a cgroup beside it, in the same pod, whose
-`cpuset.cpus` overlaps stands in its way. A sibling that is *written* so later makes it
-`isolated invalid`; the kernel then goes on to hold its CPUs back until `member` is written, and
-until the next boot if its cgroup is removed before. So `member` is always written first, also into
-one that is invalid.
+The document does not say this, seen with Linux 6.12: a sibling cgroup in the same pod with an
+overlapping `cpuset.cpus` prevents the partition. If a later write makes a sibling overlap, the
+partition becomes `isolated invalid`; the kernel then withholds its CPUs until `member` is written,
+or until the next boot if its cgroup is removed before. So the agent always writes `member` first,
+also into an invalid partition.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Partitions:
     """The isolated partitions of this node's containers; satisfies `manager.ports.PartitionTree`.
 
     Args:
-        cgroup: what plays `/sys/fs/cgroup`.
-        release: the kernel's, as `uname -r` prints it.
-        cgroup_root: the kubelet's `--cgroup-root`; empty looks in the usual places.
+        cgroup: the folder that stands for `/sys/fs/cgroup`.
+        release: the kernel's release, as `uname -r` prints it.
+        cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
 
     Attributes:
-        obstacle: why there can be no such partition here; empty where there can.
+        obstacle: why this node cannot have such partitions; empty where it can.
 
     Raises:
         HostFileError: no hierarchy has the cpuset controller.
@@ -92,7 +92,7 @@ class Partitions:
     def reserved(self) -> Iterator[tuple[str, CPUSet]]:
         """Walk the cgroups that have exclusive CPUs which no cgroup below them has.
 
-        Those are containers, and what lies above containers that have ended.
+        These are containers, and cgroups above containers that have ended.
 
         Raises:
             HostFileError: a file cannot be read or holds no CPU list.
@@ -101,7 +101,7 @@ class Partitions:
             yield from self._reserved(place)
 
     def partition(self, path: str) -> Partition:
-        """Read what a cgroup is.
+        """Read a cgroup's partition state.
 
         Raises:
             CgroupNotFound: it has ended.
@@ -110,26 +110,26 @@ class Partitions:
         return Partition(self._files.read(path, _PARTITION), self._files.cpus(path, _EXCLUSIVE))
 
     def isolate(self, path: str, cpus: CPUSet) -> None:
-        """Make a cgroup an isolated partition of exactly these CPUs, or leave all as it was.
+        """Make a cgroup an isolated partition of exactly these CPUs, or change nothing.
 
         Args:
             path: the cgroup; it runs on these CPUs already.
-            cpus: they may be offline, but for one.
+            cpus: the CPUs; at least one is online.
 
         Raises:
             CgroupNotFound: it has ended.
-            CgroupWriteRejected: the kernel refuses; `errno` is 0 where only the state tells why.
+            CgroupWriteRejected: the kernel refuses; `errno` is 0 where only the state says why.
             HostFileError: a file cannot be read or holds no CPU list.
         """
         undo: list[tuple[str, CPUSet]] = []
         try:
             self._files.write(path, _PARTITION, _MEMBER)
-            for one in (*reversed(above(path)), path):
-                before = self._files.cpus(one, _EXCLUSIVE)
-                after = cpus if one == path else before | cpus
+            for cgroup in (*reversed(above(path)), path):
+                before = self._files.cpus(cgroup, _EXCLUSIVE)
+                after = cpus if cgroup == path else before | cpus
                 if after != before:
-                    self._files.write(one, _EXCLUSIVE, str(after))
-                    undo.append((one, before))
+                    self._files.write(cgroup, _EXCLUSIVE, str(after))
+                    undo.append((cgroup, before))
             self._files.write(path, _PARTITION, ISOLATED)
             self._verify(path, cpus)
         except HostError:
@@ -137,11 +137,11 @@ class Partitions:
             raise
 
     def release(self, path: str, cpus: CPUSet) -> None:
-        """Make a cgroup an ordinary one again, if it is there, and take its CPUs from those above.
+        """Make a cgroup a member again, if it exists, and remove its CPUs from those above it.
 
         Args:
             path: the cgroup.
-            cpus: what it has for itself.
+            cpus: its exclusive CPUs.
 
         Raises:
             CgroupWriteRejected: the kernel refuses.
@@ -149,23 +149,23 @@ class Partitions:
         """
         with suppress(CgroupNotFound):
             self._files.write(path, _PARTITION, _MEMBER)
-        # From the leaf up, so that no partition lacks for a moment what it lists.
-        for one in (path, *above(path)):
+        # From the leaf up: a partition must never list CPUs that its parent lacks.
+        for cgroup in (path, *above(path)):
             with suppress(CgroupNotFound):
-                before = self._files.cpus(one, _EXCLUSIVE)
+                before = self._files.cpus(cgroup, _EXCLUSIVE)
                 if not before.isdisjoint(cpus):
-                    self._files.write(one, _EXCLUSIVE, str(before - cpus))
+                    self._files.write(cgroup, _EXCLUSIVE, str(before - cpus))
 
     def _reserved(self, path: str) -> Iterator[tuple[str, CPUSet]]:
         container = cgroup_names.pod_id(PurePosixPath(path).parent.name) is not None
         try:
             left = self._files.cpus(path, _EXCLUSIVE)
-            # A partition above containers is the administrator's.
+            # A partition above containers is the admin's.
             if left and not container and self._files.read(path, _PARTITION) != _MEMBER:
                 return
         except CgroupNotFound:
             return
-        # What is nested in a container is its own affair.
+        # The cgroups in a container are the container's own.
         if left and not container:
             for name in self._files.directories(path):
                 for below, cpus in self._reserved(f"{path}/{name}"):
@@ -177,7 +177,7 @@ class Partitions:
     def _verify(self, path: str, cpus: CPUSet) -> None:
         state = self._files.read(path, _PARTITION)
         granted = self._files.cpus(path, _GRANTED)
-        # Of CPUs of which another has some the kernel grants the rest.
+        # If another cgroup has some of the CPUs, the kernel grants only the rest.
         if state == ISOLATED and granted == cpus:
             return
         hint = _PERMIT if _FORBIDDEN in state else _FREE
@@ -188,8 +188,8 @@ class Partitions:
         try:
             with suppress(CgroupNotFound):
                 self._files.write(path, _PARTITION, _MEMBER)
-            for one, before in reversed(undo):
+            for cgroup, before in reversed(undo):
                 with suppress(CgroupNotFound):
-                    self._files.write(one, _EXCLUSIVE, str(before))
+                    self._files.write(cgroup, _EXCLUSIVE, str(before))
         except HostError as error:
             log.warning("partition not put back", cgroup=path, error=error)

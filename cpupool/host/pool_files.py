@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 FIRST_ANSWER_S: Final = 2.0
-"""How long the first look waits for the API server, before the folder counts."""
+"""How long the first read waits for the API server before it uses the folder."""
 _SWAPPED: Final = "..data"
 """The link through which the kubelet shows a ConfigMap's files: one rename changes all of them
 (kubernetes pkg/volume/util/atomic_writer.go)."""
 _LONGEST_FILE_BYTES: Final = 64 * 1024
-"""Reading takes long where pools come by the thousand; a node's own are a few lines."""
+"""Parsing takes long for thousands of pools; a node's own pools are a few lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the API server has shown.
+    """The API server's last pool files.
 
     Attributes:
         texts: the pool files by name.
-        folder: the digest of what the folder showed then; of `texts` once it has shown them.
+        folder: the digest of the folder's files at that time; of `texts` once the folder has them.
     """
 
     texts: Mapping[str, bytes]
@@ -46,18 +46,18 @@ class _Shown:
 
 
 class PoolFiles:
-    """The pool files of a cluster, as new as they can be had; for one thread.
+    """The newest available pool files of a cluster; for one thread.
 
     The kubelet shows an edit of the ConfigMap in the folder a minute or two after the API server
-    does. Once the API server has shown the ConfigMap, the folder counts no more: it would take the
-    edit back. After a restart what the API server showed last counts, for as long as the folder
-    shows what it showed at that time, and has not shown that itself meanwhile.
+    does. After the API server's first answer the folder no longer counts: it would undo the edit.
+    After a restart the API server's last files count, as long as the folder still shows the files
+    of that time and has not shown the API server's files meanwhile.
 
     Args:
         folder: where the ConfigMap is mounted.
-        config_map: the ConfigMap itself; None where the folder alone counts.
-        last: the file that keeps what the API server showed; None where nothing is kept.
-        optional: whether a missing folder is one without files.
+        config_map: the ConfigMap itself; None where only the folder counts.
+        last: the file that keeps the API server's last files; None to keep nothing.
+        optional: whether a missing folder counts as an empty folder.
 
     Attributes:
         folder: as given.
@@ -76,7 +76,7 @@ class PoolFiles:
         self._file = last
         self._optional = optional
         self._last: _Shown | None = None
-        self._begun = self._told = False
+        self._begun = self._lag_logged = False
         self._misnamed: list[Problem] = []
 
     def read(self) -> Mapping[str, bytes]:
@@ -94,7 +94,7 @@ class PoolFiles:
         entries = self._config_map.entries()
         if entries is None:
             return self._newer(self._seen_in_folder())
-        self._tell_misnamed(entries)
+        self._log_misnamed(entries)
         texts = {
             name: _checked(name, entries[name])
             for name in sorted(entries)
@@ -106,12 +106,12 @@ class PoolFiles:
     def _seen_in_folder(self) -> Mapping[str, bytes]:
         texts = self._mounted()
         with suppress(OSError):
-            self._tell_misnamed(path.name for path in self.folder.iterdir())
+            self._log_misnamed(path.name for path in self.folder.iterdir())
         return texts
 
-    def _tell_misnamed(self, names: Iterable[str]) -> None:
-        """Log once what is passed over and has nearly the name of a pool file."""
-        found = [one for name in sorted(names) for one in misnamed(name, Location(name))]
+    def _log_misnamed(self, names: Iterable[str]) -> None:
+        """Log once the ignored files that have nearly the name of a pool file."""
+        found = [problem for name in sorted(names) for problem in misnamed(name, Location(name))]
         if found != self._misnamed:
             for problem in found:
                 log.warning("pool file", problem=problem)
@@ -123,13 +123,13 @@ class PoolFiles:
         return read_pool_files(self.folder)
 
     def _newer(self, mounted: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Return what is newer: this, or what the API server showed before a restart."""
+        """Return the newer files: the folder's, or the API server's from before a restart."""
         last = self._last
         if last is None or last.texts == mounted or last.folder != _digest(mounted):
             return mounted
-        if not self._told:
+        if not self._lag_logged:
             log.warning("pool folder lags behind the API server's last word", kept=self._file)
-            self._told = True
+            self._lag_logged = True
         return last.texts
 
     def _keep(self, texts: Mapping[str, bytes]) -> None:
@@ -140,7 +140,7 @@ class PoolFiles:
             folder = _digest(self._mounted())
         except HostFileError:
             folder = ""
-        # Where the watch is lost the folder may show a newer edit.
+        # If the watch is lost, the folder may show a newer edit.
         if last is not None and last.texts == texts and folder != caught_up:
             return
         self._last = _Shown(texts, folder)
@@ -150,7 +150,7 @@ class PoolFiles:
             kept = json.dumps({"folder": folder, "files": told}, indent=2)
             files.write_atomically(self._file, kept.encode())
         except (OSError, HostError) as error:
-            # It is needed only after a restart without the API server.
+            # The file is needed only after a restart without the API server.
             log.warning("pool files not kept", file=self._file, error=error)
 
     def _load(self) -> _Shown | None:
@@ -170,9 +170,9 @@ class PoolFiles:
 
 
 def read_pool_files(folder: Path) -> dict[str, bytes]:
-    """Read every pool file of a folder, as a mounted ConfigMap shows them.
+    """Read every pool file of a folder in which a ConfigMap is mounted.
 
-    All are of one edit, also while the kubelet puts the next one in its place.
+    All files come from the same edit, also while the kubelet replaces it with the next edit.
 
     Returns:
         The texts by file name, in the order of the names.
@@ -190,7 +190,7 @@ def read_pool_files(folder: Path) -> dict[str, bytes]:
                 if swapped.resolve() == edit:
                     raise
                 continue
-            # An earlier edit is removed as soon as the next one is in its place.
+            # The kubelet removes an edit as soon as the next edit has replaced it.
             if swapped.resolve() == edit:
                 return texts
     except OSError as error:

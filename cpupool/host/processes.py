@@ -1,4 +1,4 @@
-"""Reads where the host's own daemons may run, from procfs.
+"""The CPUs on which the host's own daemons may run, from procfs.
 
 Kernel document: Documentation/filesystems/proc.rst; cgroups(7) for /proc/PID/cgroup.
 """
@@ -28,7 +28,7 @@ class Daemon:
     Attributes:
         pid: its id.
         unit: the service, as `sshd.service`.
-        name: what the kernel calls the process.
+        name: the kernel's name of the process.
         cpus: the CPUs that its main thread may run on.
     """
 
@@ -39,12 +39,12 @@ class Daemon:
 
 
 def daemons(proc: Path) -> Iterator[Daemon]:
-    """List the processes of services, without those of pods and those that end meanwhile.
+    """Yield the processes of services, without those of pods and those that end meanwhile.
 
-    There are none where the processes of the host are not in sight, as in a container.
+    There are none where the host's processes are not visible, as in a container.
 
     Args:
-        proc: what plays /proc.
+        proc: the folder that stands for /proc.
     """
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError, KeyError, ValueError):

@@ -1,8 +1,8 @@
-"""A node's facts in an archive: what it takes to examine a node without being on it.
+"""An archive of a node's facts, to examine the node from elsewhere.
 
-The archive's tree is the machine's, so `HostRoot.under` finds its way in it. What is taken is named
-one by one here: sets of CPUs, names, pool files, what the agent says. Environments, arguments,
-tokens and whatever else lies beside them stay on the node.
+The archive has the machine's folders, so `HostRoot.under` fits it. This module names each file of
+the archive: sets of CPUs, names, pool files, the agent's status. Environments, arguments, tokens
+and all other data stay on the node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CONTENTS: Final = "bundle.json"
 POOL_FILES: Final = Path("etc/cpu-pooler")
 AGENT: Final = Path("agent")
-"""Where in the archive these are; everything else is where `HostRoot` has it."""
+"""The places of these in the archive; all other files are in the places of `HostRoot`."""
 
 _SCHEMA: Final = "cpupool-bundle/1"
 _CPU: Final = "devices/system/cpu"
@@ -57,7 +57,7 @@ _BOOT_PARAMETERS: Final = (
     *("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity", "kthread_cpus", "maxcpus", "nosmt"),
     *("cgroup_disable", "cgroup_no_v1", "systemd.unified_cgroup_hierarchy"),
 )
-"""The kernel's command line can hold passwords."""
+"""The recorded parameters: the rest of the kernel's command line can hold passwords."""
 _CPUSET: Final = ("cpuset.cpus", "cpuset.cpus.effective")
 _LARGEST_FILE_BYTES: Final = 4 * 2**20
 _MOST_FILES: Final = 200_000
@@ -67,12 +67,12 @@ _MOST_BYTES: Final = 256 * 2**20
 
 @dataclass(slots=True)
 class Recording:
-    """Files on their way into an archive.
+    """The files of an archive that is not written yet.
 
     Attributes:
-        files: path in the archive → content; that of a folder ends with a slash.
-        changed_s: path → when the file was changed last, in seconds since 1970.
-        left_out: what could not be taken, and why.
+        files: path in the archive → content; the path of a folder ends with a slash.
+        changed_s: path → the file's last change, in seconds since 1970.
+        left_out: the files that could not be read, and why.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Recording:
     def take(
         self, source: Path, name: Path, edit: Callable[[bytes], bytes] = lambda content: content
     ) -> None:
-        """Take one file, as `edit` leaves it; what is not there is not missed."""
+        """Add a file with the content that `edit` returns; ignore a missing file."""
         try:
             with source.open("rb") as file:
                 content = file.read(_LARGEST_FILE_BYTES + 1)
@@ -124,12 +124,12 @@ class Recording:
 def record(
     root: HostRoot, names: Names, *, cgroup_root: str, config: Path, kubelet_config_file: Path
 ) -> Recording:
-    """Collect what is known of a node; what cannot be read is left out, and said to be.
+    """Collect a node's facts; `left_out` names what cannot be read.
 
     Args:
-        root: where the machine's trees are.
-        names: for the resources that are ours.
-        cgroup_root: the kubelet's `--cgroup-root`; empty to look in the usual places.
+        root: where the machine's folders are.
+        names: for cpupool's resources.
+        cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
         config: the pool file, or the folder of pool files.
         kubelet_config_file: the kubelet's configuration.
     """
@@ -155,13 +155,13 @@ def record(
 
 
 def extract(archive: Path, folder: Path) -> datetime:
-    """Unpack an archive that `Recording.write` wrote, whoever sent it.
+    """Unpack an archive of `Recording.write`; the archive may come from an untrusted source.
 
     Returns:
-        When it was recorded.
+        The time of the recording.
 
     Raises:
-        HostFileError: it is something else, or too large.
+        HostFileError: it is not such an archive, or too large.
     """
     try:
         with tarfile.open(archive, "r:gz") as members:
@@ -202,7 +202,7 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> N
         return
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content.read())
-    # The age of the agent's status is judged by it.
+    # The age of the agent's status follows from it.
     os.utime(folder / name, (member.mtime, member.mtime))
 
 
@@ -253,7 +253,7 @@ def _boot_parameters(content: bytes) -> bytes:
 
 
 def _checkpoint(content: bytes, names: Names) -> bytes:
-    """Keep our own entries: other plugins' answers may hold secrets for their containers."""
+    """Return only our entries: other plugins' answers may hold secrets for their containers."""
     found = kubelet_checkpoint.parse(content)
     ours = tuple(entry for entry in found.entries if names.pool_of(entry.resource))
     registered = {name: ids for name, ids in found.registered.items() if names.pool_of(name)}
@@ -264,8 +264,8 @@ def _cpu_manager_state(content: bytes) -> bytes:
     state: object = None
     with suppress(ValueError):
         state = json.loads(content)
-    told = state if isinstance(state, dict) else {}
-    kept = {key: told[key] for key in ("policyName", "defaultCpuSet") if key in told}
+    found = state if isinstance(state, dict) else {}
+    kept = {key: found[key] for key in ("policyName", "defaultCpuSet") if key in found}
     return json.dumps(kept).encode()
 
 

@@ -1,4 +1,4 @@
-"""The places of the machine's trees, gathered so that tests and the embedded node can move them."""
+"""The places of the machine's folders; tests and the embedded node can move them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class HostRoot:
-    """Where the machine's trees are.
+    """The places of the machine's folders.
 
     Attributes:
         sysfs: The sysfs mount, read for the CPU topology.
         proc: The procfs mount.
         cgroup: The cgroup file system: the unified (v2) tree, or the folder of the v1 controllers.
         kubelet: The kubelet's data folder (`--root-dir`).
-        run: The product's own run-time folder, emptied by a reboot.
-        state: The product's own folder that a reboot leaves as it is.
-        base: Where the machine's `/` is, from which the kubelet and the runtime see these places.
+        run: cpupool's own run-time folder, which a reboot empties.
+        state: cpupool's own folder, which survives a reboot.
+        base: Where the machine's `/` is; the kubelet and the runtime see paths from there.
         runtime: Where the container runtime has its sockets.
     """
 
@@ -32,7 +32,7 @@ class HostRoot:
 
     @classmethod
     def under(cls, folder: Path) -> HostRoot:
-        """Give the usual places moved below `folder`."""
+        """Return the usual places moved below `folder`."""
         return cls(
             sysfs=folder / "sys",
             proc=folder / "proc",
@@ -45,7 +45,7 @@ class HostRoot:
         )
 
     def on_host(self, path: Path) -> str:
-        """Name a place as the kubelet and the container runtime do."""
+        """Return a place's path for the kubelet and the container runtime."""
         return str("/" / path.relative_to(self.base))
 
     @property
@@ -80,7 +80,7 @@ class HostRoot:
 
     @property
     def status(self) -> Path:
-        """The file in which the agent tells what it sees."""
+        """The agent's status file."""
         return self.run / "status.json"
 
     @property
@@ -90,12 +90,12 @@ class HostRoot:
 
     @property
     def last_good_pools(self) -> Path:
-        """The text of the pool file that was put in force last."""
+        """The text of the pool file that came into force last."""
         return self.state / "last-good-pools.yaml"
 
     @property
     def last_config_map(self) -> Path:
-        """The pool files that the API server showed last, and what the folder showed then."""
+        """The API server's last pool files, and the digest of the folder at that time."""
         return self.state / "last-config-map.json"
 
     @property
@@ -110,7 +110,7 @@ class HostRoot:
 
     @property
     def cri_sockets(self) -> tuple[Path, ...]:
-        """Where the usual runtimes listen for CRI calls, in the order in which they are tried."""
+        """The CRI sockets of the usual runtimes, in the order in which the agent tries them."""
         return (self.runtime / "containerd/containerd.sock", self.runtime / "crio/crio.sock")
 
     @property

@@ -1,4 +1,4 @@
-"""The file in which the agent tells what it sees, for `cpupool status`."""
+"""The agent's status file, for `cpupool status`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logs.get(__name__)
 
 
 class StatusFile:
-    """Keeps the file true; one thread only publishes.
+    """The writer of the status file; only one thread publishes.
 
     Args:
         path: the file.
@@ -45,7 +45,7 @@ class StatusFile:
         *,
         choices: Mapping[tuple[str, int], Choice] | None = None,
     ) -> None:
-        """Write what is new; else only the file's time, which tells that the agent lives."""
+        """Write the status if it is new; else set only the file's time: the agent is alive."""
         seen = (facts, resolution, found, waiting_for, enforcement)
         news = (seen, choices)
         try:

@@ -1,9 +1,9 @@
-"""Reads the CPU topology from sysfs: this machine's, a copied folder's or a recorded archive's.
+"""The CPU topology from sysfs: from this machine, a copied folder or a recorded archive.
 
 Kernel documents, named at each kind of file: Documentation/ABI/stable/sysfs-devices-system-cpu,
 Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/sysfs-devices-node,
 Documentation/ABI/testing/sysfs-devices-system-cpu (cache, hybrid). A file that a kernel does not
-write is no error: each question falls back to an older file, or to "unknown".
+write is not an error: the reader uses an older file instead, or "unknown".
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _NODE: Final = "devices/system/node"
 _HYBRID: Final = ("cpu_core", "cpu_atom", "cpu_lowpower")
 _ATTEMPTS: Final = 3
 _MAX_FILE_BYTES: Final = 1 << 16
-"""Far above any file that is read here: the longest is a mask of 8192 CPUs, 2.3 kB."""
+"""Far above any file that this module reads: the longest is a mask of 8192 CPUs, 2.3 kB."""
 
 _CORE: Final = ("core_cpus_list", "core_cpus", "thread_siblings_list", "thread_siblings")
 _SOCKET: Final = ("package_cpus_list", "package_cpus", "core_siblings_list", "core_siblings")
 _DIE: Final = ("die_cpus_list", "die_cpus")
 _CACHE: Final = ("shared_cpu_list", "shared_cpu_map")
 _NODE_CPUS: Final = ("cpulist", "cpumap")
-"""Names of one set of CPUs, those of newer kernels first; the list format before the mask."""
+"""Names of one set of CPUs, names of newer kernels first; the list format before the mask."""
 _MASKS: Final = ("map", "_cpus", "_siblings")
-"""How the names of masks end."""
+"""The suffixes of the names of masks."""
 
 _KEPT: Final = re.compile(r"(?:.*?/)?(devices/(?:system/(?:cpu|node)|cpu_[a-z]+)/.+)")
 _OTHER_SOURCE: Final = (
@@ -50,19 +50,19 @@ class FileTree(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name for messages."""
         ...
 
     def read(self, path: str) -> str | None:
-        """Give a file's text without the blanks and NUL bytes around it; None without the file.
+        """Return a file's text without blanks and NUL bytes around it; None without the file.
 
         Raises:
-            HostFileError: the file is there and cannot be read.
+            HostFileError: the file exists and cannot be read.
         """
         ...
 
     def names(self, folder: str) -> Iterable[str]:
-        """List what a folder holds; nothing without the folder."""
+        """Return the names in a folder; none without the folder."""
         ...
 
 
@@ -111,7 +111,7 @@ class RecordedTree:
     """A sysfs in memory.
 
     Args:
-        name: what messages call it.
+        name: the name for messages.
         files: path below `/sys` → content.
     """
 
@@ -129,10 +129,10 @@ class RecordedTree:
     def from_archive(cls, path: Path) -> RecordedTree:
         """Read the CPU and node files of a `.tar.gz`.
 
-        The members may be named `sys/devices/...`, with or without something before.
+        The members have names as `sys/devices/...`, with or without a prefix.
 
         Raises:
-            HostFileError: this is no archive, or a damaged one.
+            HostFileError: this is not an archive, or a damaged one.
         """
         files: dict[str, str] = {}
         try:
@@ -178,10 +178,10 @@ class Sysfs:
         return cls(FolderTree(root))
 
     def online(self) -> CPUSet:
-        """Give the CPUs that are online now: one file, on any kernel since 2.6.37.
+        """Return the CPUs that are online now; reads one file on any kernel since 2.6.37.
 
         Raises:
-            HostFileError: there is no CPU at all, or the list is damaged.
+            HostFileError: there are no CPUs, or the list is damaged.
         """
         # sysfs-devices-system-cpu: cpu/online; cpuN/online is 1 or 0, and missing where the CPU
         # cannot be switched off.
@@ -196,12 +196,12 @@ class Sysfs:
         return online
 
     def tickless(self) -> CPUSet:
-        """Give the CPUs whose timer tick stops while one task runs there (`nohz_full=`).
+        """Return the CPUs whose timer tick stops while one task runs there (`nohz_full=`).
 
         Raises:
             HostFileError: the list is damaged.
         """
-        # drivers/base/cpu.c: "(null)" where the kernel could and is not told to.
+        # drivers/base/cpu.c: "(null)" where the kernel supports it and the parameter is not set.
         if self._tree.read(f"{_CPU}/nohz_full") == "(null)":
             return CPUSet()
         return self._cpus(_CPU, ("nohz_full",)) or CPUSet()
@@ -210,13 +210,13 @@ class Sysfs:
         """Read the whole topology.
 
         Raises:
-            HostFileError: a file holds something else than the kernel documents, or CPUs are
-                switched on and off all the time.
+            HostFileError: a file does not have the content that the kernel documents, or CPUs go
+                on and off during every reading.
         """
         for _ in range(_ATTEMPTS):
             online = self.online()
             topology = self._read(online)
-            # A CPU that goes offline in between takes its files along, and half of its siblings.
+            # If a CPU goes offline during the reading, its files and some siblings are missing.
             if self.online() == online:
                 return topology
         raise HostFileError(
@@ -285,7 +285,7 @@ class Sysfs:
             raise self._damaged(path, f"{text[:60]!r} is not a number") from error
 
     def _cpus(self, folder: str, names: Iterable[str]) -> CPUSet | None:
-        """Read a set of CPUs from the first of the files that is there."""
+        """Read a set of CPUs from the first file that exists."""
         for name in names:
             path = f"{folder}/{name}"
             text = self._tree.read(path)
@@ -298,7 +298,7 @@ class Sysfs:
         return None
 
     def _numbered(self, folder: str, prefix: str) -> tuple[int, ...]:
-        """List the numbers N of the entries `<prefix>N`."""
+        """Return the numbers N of the entries `<prefix>N`, ascending."""
         numbers = (
             name.removeprefix(prefix)
             for name in self._tree.names(folder)
@@ -314,11 +314,11 @@ def open_topology(spec: str) -> CPUTopology:
     """Read the topology of a machine that a user names.
 
     Args:
-        spec: `this` or `sysfs` for this machine, a folder with a copy of `/sys` or of what lies
-            above it, or a `.tar.gz` of one.
+        spec: `this` or `sysfs` for this machine, a folder with a copy of `/sys` or of its parent,
+            or a `.tar.gz` of such a folder.
 
     Raises:
-        HostFileError: with what to give instead.
+        HostFileError: names what to give instead.
     """
     if spec in ("this", "sysfs"):
         return Sysfs.at(HostRoot().sysfs).topology()
@@ -336,5 +336,5 @@ def open_topology(spec: str) -> CPUTopology:
 
 
 def _text(content: bytes) -> str:
-    # Dumps of sysfs pad files with NUL bytes to the size that it claims.
+    # Dumps of sysfs pad files with NUL bytes to the size that sysfs reports.
     return content.decode("ascii", "replace").strip("\0 \t\n")

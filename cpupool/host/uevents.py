@@ -1,6 +1,6 @@
-"""The kernel's events about CPUs, which a netlink socket hears in any network namespace.
+"""The kernel's events about CPUs, which a netlink socket receives in any network namespace.
 
-An event only says *look now*: nothing that it carries is believed. Sources: lib/kobject_uevent.c of
+An event only says *look now*: its other content does not count. Sources: lib/kobject_uevent.c of
 the kernel, netlink(7).
 """
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 _NETLINK_KOBJECT_UEVENT: Final = 15
 _FROM_THE_KERNEL: Final = 1
-"""The multicast group; udev's own is another."""
+"""The kernel's multicast group; udev has another."""
 _KERNEL_PORT: Final = 0
 _LONGEST_BYTES: Final = 8 * 1024
-"""The kernel's are 2 KiB at most; a longer one is cut, and has its subsystem in front."""
+"""The kernel's events are 2 KiB at most; a longer event is cut, but its subsystem comes first."""
 _INITIAL_USER_NAMESPACE: Final = 0xEFFFFFFD
-"""Its inode: PROC_USER_INIT_INO in include/linux/proc_ns.h."""
+"""The namespace's inode: PROC_USER_INIT_INO in include/linux/proc_ns.h."""
 
 
 def connected() -> socket.socket:
-    """Open a socket that hears the kernel's events; it needs no capability.
+    """Open a socket that receives the kernel's events; it needs no capability.
 
     Raises:
-        HostError: this process cannot hear them.
+        HostError: this process cannot receive them.
     """
     try:
         # The kernel serves network namespaces of the initial user namespace only (uevent_net_init).
@@ -56,7 +56,7 @@ def connected() -> socket.socket:
 
 
 class CPUEvents:
-    """Lets one thread wait until CPUs may have come or gone; any other may wake it.
+    """A wait for CPUs that go online or offline; one thread waits, any thread may wake it.
 
     Args:
         connect: as `connected`.
@@ -82,10 +82,10 @@ class CPUEvents:
             self._arrival.register(self._socket, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until CPUs may have come or gone, until `wake`, or until the time has passed.
+        """Wait until CPUs may have gone online or offline, until `wake`, or until the time is over.
 
         Returns:
-            Whether CPUs may have come or gone.
+            Whether CPUs may have gone online or offline.
         """
         until_s = time.monotonic() + timeout_s
         left_s = timeout_s
@@ -95,20 +95,20 @@ class CPUEvents:
                 return False
             if self._socket is not None and self._concerns_cpus(self._socket):
                 return True
-            # Events that concern no CPU may come without a pause.
+            # Events about other devices may come without a pause.
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 break
         return False
 
     def wake(self) -> None:
-        """Let `wait`, or the next one, return at once."""
+        """Make the present or the next `wait` return at once."""
         with self._closing:
             if not self._closed:
                 os.eventfd_write(self._woken, 1)
 
     def close(self) -> None:
-        """Listen no more; the thread that waits does that."""
+        """Close the socket; only the waiting thread may call this."""
         with self._closing:
             self._closed = True
             os.close(self._woken)
@@ -120,7 +120,7 @@ class CPUEvents:
         except BlockingIOError:
             return False
         except OSError as error:
-            # ENOBUFS: so many have come that the kernel has thrown some away.
+            # ENOBUFS: the kernel has dropped events because there were too many.
             if error.errno != errno.ENOBUFS:
                 self.silence = f"the netlink socket has failed ({error}); restart cpupool"
                 self._hang_up()
@@ -135,6 +135,6 @@ class CPUEvents:
 
 
 def concerns_cpus(event: bytes) -> bool:
-    """Return whether an event of the kernel may be about a CPU; one without a subsystem may be."""
+    """Return whether an event may be about a CPU; an event without a subsystem may be."""
     named = [field for field in event.split(b"\0") if field.startswith(b"SUBSYSTEM=")]
     return not named or b"SUBSYSTEM=cpu" in named

@@ -14,7 +14,7 @@ from cpupool.manager.usage import fragmentation, usage
 if TYPE_CHECKING:
     from cpupool.enforce.sweep import SweepReport
     from cpupool.enforce.writers import Writers
-    from cpupool.host.status import StatusFile
+    from cpupool.host.status_file import StatusFile
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.manager import Manager
     from cpupool.telemetry.health import Health

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from cpupool.core.pools import NodePools, Pool
-from cpupool.host.status import StatusFile
+from cpupool.host.status_file import StatusFile
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer, Writer
 from tests.builders import container, given, pod

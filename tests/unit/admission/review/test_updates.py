@@ -25,7 +25,7 @@ def test_an_update_completes_nothing_and_tells_that_processes_stay() -> None:
     old = pod(asking(), processes=processes(process("a")))
     new = pod(asking(), processes=processes(process("b")))
     assert admit_update(new, old, RULES) == Admitted(
-        new, (f"{ANNOTATED}: read when a pod is created; create this one anew",)
+        new, (f"{ANNOTATED}: read when a pod is created; create the pod again",)
     )
     assert admit_update(old, old, RULES) == Admitted(old)
 
