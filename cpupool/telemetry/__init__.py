@@ -1,1 +1,1 @@
-"""How cpupool tells what it does: log lines, metrics, health."""
+"""What cpupool reports about itself: log lines, metrics, health."""

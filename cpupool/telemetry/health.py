@@ -1,4 +1,4 @@
-"""Health: whether a process's loops turn (live), and whether it does its work (ready)."""
+"""Health: whether a process's loops run (live), and whether it does its work (ready)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Report:
 
 
 class Health:
-    """Collects what the loops say of themselves. Any thread may call any method.
+    """The health reports of the loops. Any thread may call any method.
 
-    A process without a loop that is expected is live; one of which nothing was said is not ready.
+    A process without expected loops is live; a process without conditions is not ready.
 
     Args:
         clock_s: a monotonic clock.
@@ -41,29 +41,29 @@ class Health:
         self._failures: dict[str, str] = {}
 
     def expect(self, loop: str, within_s: float) -> None:
-        """Count this loop as hung whenever it has not beaten for longer than this, from now on."""
+        """Count this loop as hung, from now on, whenever it has not called `beat` for this time."""
         with self._lock:
             self._limits_s[loop] = within_s
             self._beats_s[loop] = self._clock_s()
 
     def beat(self, loop: str) -> None:
-        """Say that this loop turns."""
+        """Record that this loop runs."""
         with self._lock:
             self._beats_s[loop] = self._clock_s()
 
     def set(self, condition: str, *, ok: bool, message: str = "") -> None:
-        """Say whether one thing holds that the process needs to do its work.
+        """Record whether a condition holds that the process needs for its work.
 
         Args:
             condition: its name.
             ok: whether it holds.
-            message: if not, what is wrong and what to do.
+            message: what is wrong and what to do, if it does not hold.
         """
         with self._lock:
             self._failures[condition] = "" if ok else message or "no reason was given"
 
     def live(self) -> Report:
-        """Tell whether every loop that is expected turns."""
+        """Return whether every expected loop runs."""
         with self._lock:
             silent_s = self._silent_s()
             return _report(
@@ -77,17 +77,17 @@ class Health:
             )
 
     def hung(self) -> str:
-        """Return the name of a loop that is silent for too long, or nothing."""
+        """Return the name of a loop that is silent for too long, or ""."""
         with self._lock:
             return next(iter(self._silent_s()), "")
 
     def ready(self) -> Report:
-        """Tell whether every condition holds."""
+        """Return whether every condition holds."""
         with self._lock:
             return _report(self._failures or {"agent": "it is starting; wait"})
 
     def _silent_s(self) -> dict[str, float]:
-        """Return for how long each loop is silent that is so for too long."""
+        """Return loop → how long it has been silent, for loops that are silent for too long."""
         now_s = self._clock_s()
         return {
             loop: now_s - self._beats_s[loop]
@@ -98,7 +98,7 @@ class Health:
 
 def _report(failures: dict[str, str]) -> Report:
     lines = tuple(
-        # A message may quote what a file or a pod is called, line ends included.
+        # A message may quote the name of a file or a pod, line ends included.
         f"{name}: failing: {' '.join(failure.split())}" if failure else f"{name}: ok"
         for name, failure in sorted(failures.items())
     )

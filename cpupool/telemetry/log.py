@@ -1,10 +1,10 @@
-"""Logging: a constant phrase and its facts, one line per decision, to stderr.
+"""Logging to stderr: one line per decision, with a constant phrase and its facts.
 
     2026-11-21T08:00:00.123Z INFO cpupool.roles.cpusetter: cpuset repaired cpus=2-3 op=sweep-3f2a1b
 
-Levels: ERROR needs a person, WARNING may soon, INFO is what changed on the node, DEBUG is why.
-Facts are logfmt: a value that could be taken for something else is quoted and escaped, so whatever
-a pod or a file is called, it can neither end a line nor begin one.
+Levels: ERROR needs a person, WARNING may soon need a person, INFO is a change on the node, DEBUG is
+a reason. Facts are logfmt: an ambiguous value is quoted and escaped, so no name of a pod or a file
+can end or begin a line.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _OPERATION: Final[ContextVar[str]] = ContextVar("operation", default="")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a log record carries; its text is made only where the record is written.
+    """The content of a log record; it becomes text only when the record is written.
 
     Attributes:
-        phrase: what happened, constant and lower-case.
+        phrase: the event, constant and lower-case.
         facts: name → value, in the order to show them.
     """
 
@@ -43,7 +43,7 @@ class Line:
 
 
 class Log:
-    """Writes the lines of one module; costs next to nothing where its level is off."""
+    """The log of one module; a line costs almost nothing where its level is off."""
 
     __slots__ = ("_logger",)
 
@@ -51,23 +51,23 @@ class Log:
         self._logger = logger
 
     def debug(self, phrase: str, /, **facts: object) -> None:
-        """Say why something is decided."""
+        """Log the reason of a decision."""
         self._write(logging.DEBUG, phrase, facts)
 
     def info(self, phrase: str, /, **facts: object) -> None:
-        """Say what has changed on the node."""
+        """Log a change on the node."""
         self._write(logging.INFO, phrase, facts)
 
     def warning(self, phrase: str, /, **facts: object) -> None:
-        """Say what may soon need a person."""
+        """Log a problem that may soon need a person."""
         self._write(logging.WARNING, phrase, facts)
 
     def error(self, phrase: str, /, **facts: object) -> None:
-        """Say what needs a person."""
+        """Log a problem that needs a person."""
         self._write(logging.ERROR, phrase, facts)
 
     def exception(self, phrase: str, /, **facts: object) -> None:
-        """Say what needs a person, with the traceback of the exception being handled."""
+        """Log a problem that needs a person, with the traceback of the present exception."""
         self._write(logging.ERROR, phrase, facts, exc_info=True)
 
     def _write(
@@ -81,15 +81,15 @@ class Log:
 
 
 def get(name: str) -> Log:
-    """Give the log of the module with this dotted name."""
+    """Return the log of the module with this dotted name."""
     return Log(logging.getLogger(name))
 
 
 @contextmanager
 def operation(kind: str) -> Iterator[None]:
-    """Mark every line that this thread writes meanwhile with `op=<kind>-<id>`.
+    """Mark every line that this thread writes inside the context with `op=<kind>-<id>`.
 
-    An operation within another keeps the mark of the outer one.
+    An operation inside another operation keeps the outer mark.
     """
     if _OPERATION.get():
         yield
@@ -115,7 +115,7 @@ class _TextFormatter(logging.Formatter):
         message = _printable(record.getMessage())
         text = f"{_time(record)} {record.levelname} {record.name}: {message}"
         if record.exc_info:
-            # Indented, a traceback stays readable and none of its lines looks like one of the log.
+            # With an indent a traceback is readable, and none of its lines looks like a log line.
             traceback = self.formatException(record.exc_info)
             text += "".join(f"\n    {_printable(line)}" for line in traceback.splitlines())
         return text

@@ -1,7 +1,7 @@
-"""Metrics: what Prometheus reads at /metrics.
+"""Metrics: the numbers that Prometheus reads at /metrics.
 
-One registry per agent or webhook and no global one: two of them in one process, as in the tests,
-count apart.
+Each agent or webhook has its own registry, and there is no global registry: two agents in one
+process, as in the tests, count separately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REVIEWED_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025
 
 
 class ProcessMetrics:
-    """The numbers that agent and webhook have in common. Any thread may call any method."""
+    """The metrics that agent and webhook have in common. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -52,20 +52,20 @@ class ProcessMetrics:
         )
 
     def config_valid(self, *, valid: bool) -> None:
-        """Say whether the newest pool files are those in force."""
+        """Set whether the newest pool files are in force."""
         self._config_valid.set(valid)
 
     def watch_restarted(self, resource: str, reason: str) -> None:
-        """Count a watch that was begun again; the reason is one word of a few."""
+        """Count a watch that began again; the reason is one of a few words."""
         self._watch_restarts.labels(resource, reason).inc()
 
     def render(self) -> tuple[str, bytes]:
-        """Give the content type and the body of /metrics, in Prometheus' text format 0.0.4."""
+        """Return the content type and the body of /metrics, in Prometheus' text format 0.0.4."""
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
 
 
 class WebhookMetrics(ProcessMetrics):
-    """The numbers of one webhook."""
+    """The metrics of one webhook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class WebhookMetrics(ProcessMetrics):
         )
 
     def reviewed(self, operation: str, decision: str, seconds: float) -> None:
-        """Count a review that took so long; operation and decision are each one word of a few."""
+        """Count a review and its duration; operation and decision are each one of a few words."""
         self._reviews.labels(operation, decision).inc()
         self._reviewed.observe(seconds)
 
@@ -105,12 +105,12 @@ class WebhookMetrics(ProcessMetrics):
         self._refused.labels(str(int(status))).inc()
 
     def certificate_expires(self, timestamp_s: float) -> None:
-        """Say until when the certificate that is shown is good."""
+        """Set when the certificate for clients expires, in seconds since 1970."""
         self._certificate_expiry.set(timestamp_s)
 
 
 class Metrics(ProcessMetrics):
-    """The numbers of one agent."""
+    """The metrics of one agent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Metrics(ProcessMetrics):
     def pool(
         self, name: str, kind: str, *, capacity: int, allocated: int, offline: int, draining: int
     ) -> None:
-        """Set the numbers of one pool, in devices."""
+        """Set the metrics of one pool, in devices."""
         self._kinds[name] = kind
         numbers = {
             "capacity": capacity,
@@ -229,7 +229,7 @@ class Metrics(ProcessMetrics):
             self._fragmentation.labels(pool, level).set(score)
 
     def keep_pools(self, names: Collection[str]) -> None:
-        """Forget the numbers of every other pool."""
+        """Remove the metrics of every other pool."""
         for gone in self._kinds.keys() - set(names):
             kind = self._kinds.pop(gone)
             for gauge in self._pools.values():
@@ -238,12 +238,12 @@ class Metrics(ProcessMetrics):
                 self._fragmentation.remove(gone, level)
 
     def containers(self, counts: Mapping[str, int]) -> None:
-        """Set how many containers are in each of `CONTAINER_STATES`; 0 where none is given."""
+        """Set how many containers are in each of `CONTAINER_STATES`; 0 for a missing state."""
         for state in CONTAINER_STATES:
             self._containers.labels(state).set(counts.get(state, 0))
 
     def confined(self, counts: Mapping[str, int]) -> None:
-        """Set how many containers are confined for each `Cause` value; 0 where none is given."""
+        """Set how many containers are confined for each `Cause` value; 0 for a missing cause."""
         for cause in Cause:
             self._confined.labels(cause.value).set(counts.get(cause.value, 0))
 
@@ -256,11 +256,11 @@ class Metrics(ProcessMetrics):
         self._quota_repairs.labels(reason).inc()
 
     def placed(self, seconds: float) -> None:
-        """Count a container that has come to run on its final CPUs, so long after it was seen."""
+        """Count a container on its final CPUs, and the time since the agent first saw it."""
         self._placed.observe(seconds)
 
     def swept(self, seconds: float) -> None:
-        """Count a sweep that took so long."""
+        """Count a sweep and its duration."""
         self._swept.observe(seconds)
 
     def registered(self, resource: str) -> None:
@@ -272,18 +272,18 @@ class Metrics(ProcessMetrics):
         self._events_dropped.inc()
 
     def cpu_manager_conflict(self, *, found: bool) -> None:
-        """Say whether the kubelet's static CPU manager was found."""
+        """Set whether the kubelet's static CPU manager conflicts with cpupool."""
         self._cpu_manager_conflict.set(found)
 
     def enforced_by(self, way: str, ways: Collection[str]) -> None:
-        """Say which of the ways sets the CPUs of a container that starts now."""
-        for one in ways:
-            self._way.labels(one).set(one == way)
+        """Set which of the ways sets the CPUs of a container that starts now."""
+        for candidate in ways:
+            self._way.labels(candidate).set(candidate == way)
 
     def nri_connected(self, *, connected: bool) -> None:
-        """Say whether the container runtime asks this agent."""
+        """Set whether the container runtime asks this agent."""
         self._nri_connected.set(connected)
 
     def nri_answered(self, request: str, outcome: str, seconds: float) -> None:
-        """Count an answer; request and outcome are each one word of a few."""
+        """Count an answer; request and outcome are each one of a few words."""
         self._nri_answers.labels(request, outcome).observe(seconds)

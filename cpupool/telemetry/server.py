@@ -1,8 +1,8 @@
 """The HTTP server of probes and metrics: GET and HEAD of /healthz, /readyz and /metrics.
 
-It is plain HTTP on a port that anybody may find, so no client can take it from the others: a
-connection serves one request, has few seconds for each read, and is closed when so many newer ones
-have come that it is either done or stuck.
+It is plain HTTP on a port that any client may reach, so no client can block the others: a
+connection serves one request, has a few seconds for each read, and is closed after a number of
+newer connections, when it is either done or stuck.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logs.get(__name__)
 
 
 class CannotListen(HostError):
-    """A port that cannot be served on.
+    """A port on which the process cannot listen.
 
     Attributes:
-        address: as asked for; empty for every address of the machine.
-        port: as asked for.
+        address: the requested address; empty for every address of the machine.
+        port: the requested port.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class CannotListen(HostError):
 
 
 class TelemetryServer:
-    """Answers probes and scrapes; listens from the moment it is made until `run` ends.
+    """The server for probes and scrapes; it listens from its construction until `run` ends.
 
     Args:
         address: where to listen; empty for every address, IPv4 and IPv6.
-        port: 0 takes a free one.
-        metrics: what /metrics shows.
-        health: what /healthz and /readyz tell.
+        port: 0 for any free port.
+        metrics: the source of /metrics.
+        health: the source of /healthz and /readyz.
 
     Raises:
         CannotListen: the port is taken, or the address is not this machine's.
@@ -77,7 +77,7 @@ class TelemetryServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port on which the server listens."""
         port: int = self._server.server_address[1]
         return port
 
@@ -90,11 +90,11 @@ class TelemetryServer:
             self.close()
 
     def wake(self) -> None:
-        """Listen no longer, so that `run` notices that it shall stop."""
+        """Stop listening, so that `run` notices that it must stop."""
         _hang_up(self._server.socket)
 
     def close(self) -> None:
-        """Listen no longer, and end what is still being answered."""
+        """Stop listening, and end the open requests."""
         self._server.server_close()
 
 
@@ -146,7 +146,7 @@ class _Server(ThreadingMixIn, TCPServer):
 
 
 def _hang_up(connection: socket.socket) -> None:
-    # Most are closed long since. In one that is not, the thread's read, write or wait ends at once.
+    # Most connections are closed already. In an open one the thread's read, write or wait ends.
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815 - the base class's names
 
     def log_message(self, *_args: object) -> None:
-        """Keep quiet: a probe every few seconds is nothing that happens."""
+        """Log nothing: a probe every few seconds is not an event."""
 
     def _page(self) -> _Page:
         page = self.server.pages.get(self.path.partition("?")[0])
