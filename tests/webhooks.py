@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trustme
 
-from cpupool.https.desk import Limits
+from cpupool.https.application import Limits
 from tests.loops import running
 from tests.mounts import Mount
 from tests.waiting import DEADLINE_S

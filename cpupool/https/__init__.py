@@ -1,1 +1,1 @@
-"""The webhook's HTTPS: the server, and the certificates that it shows."""
+"""The webhook's HTTPS: the server, and its certificates."""

@@ -1,6 +1,6 @@
-"""Requests: read whole, handed to the function of their path as a document, and answered.
+"""The ASGI application: it reads a JSON document, calls the function of the path, and answers.
 
-Starlette finds the path. Whatever a client sends costs it its own request and nobody else anything.
+Starlette finds the path. A bad request fails alone: it never affects the requests of others.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _SMALL_BYTES: Final = 64 * 1024
-"""A body for which there is always room: as much as uvicorn reads of it before it is asked for.
-Answers go out in pieces of this size."""
+"""A body of this size is always accepted: uvicorn reads as much in advance. It is also the size of
+the pieces of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a server takes upon itself.
+    """The limits of a server.
 
     Attributes:
-        connections: how many there may be, more than an API server has requests under way
+        connections: the most connections, more than an API server has open requests
             (`--max-mutating-requests-inflight`, 200); each costs about 300 KiB.
-        stay_s: how long a client may keep others waiting for its place with nothing to answer.
-        body_bytes: of one request; an API server takes objects of 3 MiB.
-        held_bytes: of all requests that are not answered yet, and answers that are not sent yet.
-        handshake_s: for TLS.
-        request_s: from its first byte until the answer; an API server waits for 5 s here.
+        stay_s: how long an idle client may keep its place while others wait.
+        body_bytes: the body of one request; an API server accepts objects of 3 MiB.
+        held_bytes: all requests without an answer, and all answers that are not sent yet.
+        handshake_s: for the TLS handshake.
+        request_s: from the first byte until the answer; an API server waits for 5 s here.
         idle_s: between two requests; longer than the 90 s after which an API server closes, so that
-            none is sent into a connection that is just being closed.
-        linger_s: how long new connections are taken after the stop; kube-proxies and API servers
-            hear late that a pod is to end.
+            it sends no request into a connection that the server closes.
+        linger_s: how long to accept new connections after the stop; kube-proxies and API servers
+            learn late that a pod ends.
     """
 
     connections: int = 256
@@ -62,11 +62,11 @@ class Limits:
 
 
 class _Refused(CPUPoolError):
-    """A request that is not answered.
+    """A request that the application refuses.
 
     Attributes:
-        status: the HTTP status that says why.
-        headers: what else is said.
+        status: the HTTP status of the reason.
+        headers: more response headers.
     """
 
     def __init__(self, status: HTTPStatus, what: str, **headers: str) -> None:
@@ -75,16 +75,16 @@ class _Refused(CPUPoolError):
         super().__init__(what)
 
 
-class Desk:
-    """Where requests are read, no more at one time than there is room for, and answered.
+class JSONApplication:
+    """The application; it bounds the memory of all requests together.
 
     Args:
-        functions: path → what makes the answer of a document.
-        refused: called for each request that gets no document, with the status that it gets.
-        limits: how much it takes upon itself.
+        functions: path → function from a document to its answer.
+        refused: called for each refused request, with its HTTP status.
+        limits: the limits of the server.
 
     Attributes:
-        held_bytes: of what is being read, answered or sent.
+        held_bytes: the bytes of requests and answers that are being read, computed or sent.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Desk:
         self.held_bytes = 0
 
     def router(self) -> Router:
-        """Give the ASGI application."""
+        """Return the ASGI application."""
         routes = [
             Route(path, partial(self._answer, function), methods=["POST"])
             for path, function in self._functions.items()
@@ -154,12 +154,12 @@ class Desk:
 class _Answer(Response):
     """A JSON document, sent no faster than the client reads it, and counted until it is sent."""
 
-    def __init__(self, body: bytes, desk: Desk) -> None:
+    def __init__(self, body: bytes, application: JSONApplication) -> None:
         super().__init__(body, media_type="application/json")
-        self._desk = desk
+        self._application = application
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        self._desk.held_bytes += len(self.body)
+        self._application.held_bytes += len(self.body)
         try:
             head = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **head})
@@ -168,7 +168,7 @@ class _Answer(Response):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body"})
         finally:
-            self._desk.held_bytes -= len(self.body)
+            self._application.held_bytes -= len(self.body)
 
 
 def _answered(function: Function, body: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""The webhook's certificates: what its Secret holds, what of that is due, and what replaces it.
+"""The webhook's certificates: those in its Secret, those that are due, and their replacements.
 
-A certificate authority (CA) of the webhook's own signs one serving certificate. Whoever is to trust
-the webhook trusts a bundle of CAs, so that another CA can take over without a gap. Nothing here
-reads a clock or writes anything: times are given, and what comes out is for others to put in place.
+The webhook's own certificate authority (CA) signs one serving certificate. The webhook's clients
+trust a bundle of CAs, so that another CA can take over without a gap. This module reads no clock
+and writes nothing: the caller gives the time, and writes the result.
 
 Source: RFC 5280 for the certificates. A Secret of the type kubernetes.io/tls names its entries
 `tls.crt` and `tls.key`, and cert-manager adds `ca.crt`.
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 CA_LIFE: Final = timedelta(days=5 * 365)
 SERVING_LIFE: Final = timedelta(days=90)
 SKEW: Final = timedelta(minutes=10)
-"""A new certificate is good for clocks that are behind ours by this much."""
+"""A new certificate is valid for clocks that are behind ours by up to this time."""
 SETTLE: Final = timedelta(hours=1)
-"""A new CA is in the bundle for so long before it signs in place of another one."""
+"""A new CA is in the bundle for this time before it signs in place of another CA."""
 
 MOST_TRUSTED: Final = 16
-"""CAs in the bundle: where somebody takes the CA's key away again and again, it must not outgrow a
-Secret. The oldest leaves it first."""
+"""CAs in the bundle: if the CA's key is lost again and again, the bundle must not outgrow a Secret.
+The oldest CA leaves first."""
 
 SERVING_CERTIFICATE: Final = "tls.crt"
 SERVING_KEY: Final = "tls.key"
@@ -74,11 +74,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """For how long a certificate will do.
+    """The expiry and the renewal of a certificate.
 
     Attributes:
         until: when it expires.
-        renewal: when it is due, after two thirds of its life.
+        renewal: when its renewal is due, after two thirds of its life.
     """
 
     until: datetime
@@ -86,20 +86,20 @@ class Term:
 
     @classmethod
     def of(cls, certificate: x509.Certificate) -> Self:
-        """Read it off a certificate."""
+        """Return the term of a certificate."""
         begins, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         return cls(until, begins + (until - begins) * 2 / 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is usable of that which the Secret holds.
+    """The usable part of the Secret.
 
     Attributes:
         trusted: the CAs of the bundle, the newest first.
-        signer: the one of them whose key there is.
-        serving: what the webhook shows its clients.
-        problems: what is not usable, and why; what is absent altogether is no problem.
+        signer: the CA whose key is in the Secret.
+        serving: the certificate that the webhook presents to its clients.
+        problems: the unusable entries, and why; a missing entry is not a problem.
     """
 
     trusted: tuple[x509.Certificate, ...] = ()
@@ -109,30 +109,30 @@ class Held:
 
     @property
     def bundle(self) -> bytes:
-        """Give the CAs in PEM, one after the other."""
+        """The CAs in PEM, one after the other."""
         return b"".join(_pem(certificate) for certificate in self.trusted)
 
     def ca_data(self) -> dict[str, bytes]:
-        """Give the entries of the Secret that are about CAs, none where there is none to sign."""
+        """Return the Secret's entries about CAs; none without a CA that can sign."""
         return {BUNDLE: self.bundle, CA_KEY: self.signer.key} if self.signer else {}
 
     def serving_data(self) -> dict[str, bytes]:
-        """Give the entries of the Secret that the webhook serves with, none where it cannot."""
+        """Return the Secret's entries for serving; none without a serving certificate."""
         if self.serving is None:
             return {}
         return {SERVING_CERTIFICATE: _pem(self.serving.certificate), SERVING_KEY: self.serving.key}
 
     def terms(self) -> dict[str, Term]:
-        """Say how long the certificates in use will do: `serving` and `ca`, where there is one."""
+        """Return the terms of the certificates in use: `serving` and `ca`, if they exist."""
         pairs = {"serving": self.serving, "ca": self.signer}
         return {name: Term.of(pair.certificate) for name, pair in pairs.items() if pair}
 
 
 def expires(pem: bytes) -> datetime:
-    """Tell until when the first certificate of a PEM file is good.
+    """Return when the first certificate of a PEM file expires.
 
     Raises:
-        ValueError: there is none in it.
+        ValueError: the file has no certificate.
     """
     try:
         return x509.load_pem_x509_certificate(pem).not_valid_after_utc
@@ -141,18 +141,18 @@ def expires(pem: bytes) -> datetime:
 
 
 def service_names(service: str, namespace: str) -> tuple[str, ...]:
-    """Name a Service as its clients may; the API server asks for the first."""
+    """Return the DNS names of a Service; the API server uses the first."""
     name = f"{service}.{namespace}"
     return (f"{name}.svc", f"{name}.svc.cluster.local", name)
 
 
 def read(data: Mapping[str, bytes], in_use: bytes = b"") -> Held:
-    """Read what the Secret holds; whatever cannot be used is left out and told of.
+    """Read the Secret; unusable entries are left out and listed in `problems`.
 
     Args:
-        data: the entries of the Secret; any may be missing, or anything.
-        in_use: the bundle that clients trust now. Where the Secret's own is lost, its CAs go on
-            being trusted, because what they signed may still be served.
+        data: the entries of the Secret; any may be missing or damaged.
+        in_use: the bundle that clients trust now. If the Secret's bundle is lost, its CAs stay
+            trusted, because a certificate that they signed may still be in use.
     """
     problems: list[str] = []
     trusted = _authorities(data.get(BUNDLE, b""), problems) or _authorities(in_use, [])
@@ -167,12 +167,12 @@ def read(data: Mapping[str, bytes], in_use: bytes = b"") -> Held:
 
 
 def without_expired(held: Held, now: datetime) -> Held:
-    """Leave the CAs out of the bundle that nobody trusts any more."""
+    """Return the certificates without expired CAs in the bundle."""
     return replace(held, trusted=tuple(ca for ca in held.trusted if now <= ca.not_valid_after_utc))
 
 
 def ca_due(held: Held, names: Sequence[str], now: datetime) -> str:
-    """Tell why a CA must be made, in a few words; empty where none must."""
+    """Return in a few words why a new CA is needed; empty if none is needed."""
     if held.signer is None:
         return "there is none with its key"
     if now >= Term.of(held.signer.certificate).renewal:
@@ -183,7 +183,7 @@ def ca_due(held: Held, names: Sequence[str], now: datetime) -> str:
 
 
 def with_ca(held: Held, now: datetime) -> Held:
-    """Make a CA, which signs from now on; those of before stay in the bundle."""
+    """Return the certificates with a new CA, which signs from now on; old CAs stay trusted."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"cpupool webhook CA {now:%Y-%m-%d}")
     usage = _usage(key_cert_sign=True)
@@ -201,10 +201,10 @@ def with_ca(held: Held, now: datetime) -> Held:
 
 
 def serving_due(held: Held, names: Sequence[str], now: datetime) -> str:
-    """Tell why a serving certificate must be made, in a few words; empty where none must.
+    """Return in a few words why a new serving certificate is needed; empty if none is needed.
 
-    One that clients do not accept is replaced at once. Any other waits for a CA that is new, until
-    every API server has heard of it.
+    A certificate that clients do not accept is replaced at once. Any other replacement waits until
+    every API server has received a new CA.
     """
     if held.serving is None or held.signer is None:
         return "there is none"
@@ -222,7 +222,7 @@ def serving_due(held: Held, names: Sequence[str], now: datetime) -> str:
 
 
 def with_serving(held: Held, names: Sequence[str], now: datetime) -> Held:
-    """Make a serving certificate.
+    """Return the certificates with a new serving certificate.
 
     Raises:
         ValueError: there is no CA to sign it.
@@ -290,7 +290,7 @@ def _usage(*, key_cert_sign: bool = False, digital_signature: bool = False) -> x
 
 
 def _signs(signer: Pair, names: Sequence[str], now: datetime) -> bool:
-    """Tell by trying whether clients of this CA take what it signs; it may be anybody's."""
+    """Return whether clients of this CA accept a sample that it signs; the CA may be an admin's."""
     try:
         sample = _signed(signer, names, now)
     except _UNREADABLE:
@@ -304,7 +304,7 @@ def _accepted(
     names: Iterable[str],
     now: datetime,
 ) -> bool:
-    """Tell whether a client that trusts these takes the certificate for each of the names."""
+    """Return whether a client that trusts these CAs accepts the certificate for each name."""
     try:
         policy = PolicyBuilder().store(Store([*trusted])).time(now)
         for name in names:
@@ -362,7 +362,7 @@ def _serving(data: Mapping[str, bytes], problems: list[str]) -> Pair | None:
 
 
 def _key(entry: str, data: Mapping[str, bytes], problems: list[str]) -> bytes:
-    """Give the text of a private key, empty where it is none."""
+    """Return the text of a private key, or nothing if it is not usable."""
     text = data.get(entry, b"")
     if not text:
         return b""

@@ -1,8 +1,8 @@
-"""The HTTPS server: JSON documents are posted to a few paths, and answered by functions.
+"""The HTTPS server: functions answer the JSON documents that clients POST to a few paths.
 
-uvicorn reads and writes HTTP. What it leaves to others is here: who may connect, how long anything
-may take, and which certificate is shown. Whatever a client sends, or does not, costs it its own
-connection and nobody else anything.
+uvicorn reads and writes HTTP. This module does what uvicorn does not: it limits connections and
+times, and presents the certificate. A bad client loses its own connection, and never affects
+others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from cpupool.core.errors import HostError
-from cpupool.https.desk import Desk, Limits
+from cpupool.https.application import JSONApplication, Limits
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.server import CannotListen
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from http import HTTPStatus
     from pathlib import Path
 
-    from cpupool.https.desk import Function
+    from cpupool.https.application import Function
 
 log = logs.get(__name__)
 
 _BEAT_S: Final = 10.0
 _PAUSE_S: Final = 1.0
-"""After a connection could not be taken for lack of file descriptors or memory."""
+"""The pause after a connection failed for lack of file descriptors or memory."""
 _GOODBYE_S: Final = 2.0
-"""For a client to read the rest of its answer, and to close its side too."""
+"""The time for a client to read the rest of its answer, and to close its side, too."""
 _LONGEST_HEADER_BYTES: Final = 16 * 1024
 
 
@@ -47,27 +47,27 @@ class CertificateError(HostError):
     """A certificate and its key that no server can use.
 
     Attributes:
-        path: of the certificate.
+        path: the path of the certificate.
     """
 
     def __init__(self, path: str, key: str, reason: str) -> None:
         self.path = path
         super().__init__(
-            f"{path}: cannot be used with the key {key}: {reason}; write both anew as PEM"
+            f"{path}: cannot be used with the key {key}: {reason}; write both again as PEM"
         )
 
 
 class HTTPSServer:
-    """Answers `POST` of JSON documents; listens from the moment it is made until `run` ends.
+    """The server; it listens from its construction until `run` ends.
 
     Args:
         address: where to listen; empty for every address, IPv4 and IPv6.
-        port: 0 takes a free one.
-        functions: path → what makes the answer of a document, for each request in a thread of its
-            own; it raises `RemoteProtocolError` for a document that it cannot answer.
-        beat: called every few seconds while connections are taken.
-        refused: called for each request that gets no document, with the status that it gets.
-        limits: how much it takes upon itself.
+        port: 0 for any free port.
+        functions: path → function from a document to its answer; runs in a thread for each request;
+            raises `RemoteProtocolError` for a document that it cannot answer.
+        beat: called every few seconds while the server accepts connections.
+        refused: called for each refused request, with its HTTP status.
+        limits: the limits of the server.
 
     Raises:
         CannotListen: the port is taken, or the address is not this machine's.
@@ -86,9 +86,9 @@ class HTTPSServer:
         self._limits = limits or Limits()
         self._beat = beat
         self._context: ssl.SSLContext | None = None
-        self._desk = Desk(functions, refused, self._limits)
+        self._application = JSONApplication(functions, refused, self._limits)
         self._http = Config(
-            self._desk.router(),
+            self._application.router(),
             interface="asgi3",
             http=H11Protocol,
             ws="none",
@@ -105,29 +105,29 @@ class HTTPSServer:
         self._http.load()
         self._state = ServerState()
         self._clients: dict[socket.socket, float] = {}
-        self._conversations: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
         self._socket = _listening(address, port)
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port on which the server listens."""
         port: int = self._socket.getsockname()[1]
         return port
 
     @property
     def presents(self) -> bool:
-        """Whether there is a certificate to show."""
+        """Whether there is a certificate to present."""
         return self._context is not None
 
     def present(self, certificate: Path, key: Path) -> None:
-        """Show this certificate to whoever connects from now on; until the first, all are refused.
+        """Present this certificate to new clients; without one the server refuses all clients.
 
         Args:
             certificate: a PEM file with the certificate, and those that lead to its CA.
-            key: a PEM file with its key, which has no passphrase.
+            key: a PEM file with its key, without a passphrase.
 
         Raises:
-            CertificateError: they cannot be used; what was shown before still is.
+            CertificateError: they cannot be used; the server keeps the earlier certificate.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -141,20 +141,20 @@ class HTTPSServer:
         self._context = context
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set and a little longer, and finish what is being answered then."""
+        """Serve until `stop` is set and a little longer, and finish the open requests."""
         asyncio.run(self._serve(stop))
 
     def close(self) -> None:
-        """Listen no longer; for a server that does not run."""
+        """Stop listening; for a server that does not run."""
         self._socket.close()
 
     async def _serve(self, stop: threading.Event) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_tell)
-        # One for each request that can come, one for the heartbeat, and one that waits for the end:
-        # a request that has to ask the API server first delays no other.
+        loop.set_exception_handler(_log_failure)
+        # One thread for each possible request, one for the heartbeat, and one that waits for the
+        # end: a request that must ask the API server delays no other request.
         loop.set_default_executor(ThreadPoolExecutor(self._limits.connections + 2, "request"))
-        # It warns of clients that are gone when their answer is written.
+        # asyncio warns of clients that are gone when it writes their answer.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
         waiting = asyncio.create_task(asyncio.to_thread(stop.wait))
         accepting = asyncio.create_task(self._accept())
@@ -163,11 +163,11 @@ class HTTPSServer:
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Where the loop has failed: the thread that waits would hold up its end.
+            # If the loop has failed, the waiting thread would delay its end.
             stop.set()
         for task in ended:
             task.result()
-        # Whoever asks meanwhile is told to ask somewhere else the next time.
+        # Clients that still connect must open their next connection elsewhere.
         self._state.default_headers = [(b"connection", b"close")]
         await asyncio.sleep(self._limits.linger_s)
         for task in (accepting, beating):
@@ -175,14 +175,14 @@ class HTTPSServer:
         self._socket.close()
         for connection in list(self._state.connections):
             connection.shutdown()
-        if self._conversations:
-            await asyncio.wait(self._conversations, timeout=self._limits.request_s)
-        for conversation in self._conversations:
-            conversation.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=self._limits.request_s)
+        for task in self._connections:
+            task.cancel()
 
     async def _keep_beating(self) -> None:
         while True:
-            # As requests are answered: a pool that answers nothing must not look alive.
+            # In the request threads: if they all hang, the server must not look alive.
             await asyncio.to_thread(self._beat)
             await asyncio.sleep(_BEAT_S)
 
@@ -202,12 +202,12 @@ class HTTPSServer:
                 client.close()
                 continue
             self._clients[client] = loop.time()
-            task = asyncio.create_task(self._converse(client, self._context))
-            self._conversations.add(task)
-            task.add_done_callback(self._conversations.discard)
+            task = asyncio.create_task(self._serve_client(client, self._context))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
 
     async def _make_room(self) -> None:
-        """Wait for a free place; whoever has not come on for long has to leave its own."""
+        """Wait for a free place; the client that is idle for the longest time loses its place."""
         while len(self._clients) >= self._limits.connections:
             oldest, since_s = next(iter(self._clients.items()))
             wait_s = since_s + self._limits.stay_s - asyncio.get_running_loop().time()
@@ -217,9 +217,9 @@ class HTTPSServer:
                     oldest.shutdown(socket.SHUT_RDWR)
             else:
                 first = asyncio.FIRST_COMPLETED
-                await asyncio.wait(self._conversations, timeout=wait_s, return_when=first)
+                await asyncio.wait(self._connections, timeout=wait_s, return_when=first)
 
-    async def _converse(self, client: socket.socket, context: ssl.SSLContext) -> None:
+    async def _serve_client(self, client: socket.socket, context: ssl.SSLContext) -> None:
         connection = _Connection(self._http, self._state, self._limits, client, self._clients)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -232,8 +232,8 @@ class HTTPSServer:
             await connection.ended.wait()
         except OSError as error:
             log.debug("no TLS with a client", reason=error)
-            # Its frames hold the connection's buffers, and asyncio's future holds it: a circle of
-            # 300 KiB, of which a crowd leaves hundreds before they are collected.
+            # The error's frames refer to the connection's buffers, and asyncio's future refers to
+            # the error: a cycle of 300 KiB. Many clients would leave hundreds before a collection.
             error.__traceback__ = None
         finally:
             self._clients.pop(client, None)
@@ -242,14 +242,15 @@ class HTTPSServer:
 
 
 class _Connection(H11Protocol):
-    """A connection that hangs up on whoever takes too long; uvicorn knows a limit between requests.
+    """A connection that closes when the client takes too long; uvicorn limits only the idle time.
 
     Args:
         http: uvicorn's settings.
         state: uvicorn's list of connections.
-        limits: how long anything may take.
+        limits: the limits of the server.
         client: the connection's socket.
-        clients: when each has connected, begun a request or been answered, in that order.
+        clients: socket → when its client last connected, began a request or got an answer, in the
+            order of time.
     """
 
     def __init__(
@@ -270,38 +271,38 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._come_on(self._limits.request_s)
+        self._restart_timer(self._limits.request_s)
 
     def data_received(self, data: bytes) -> None:
         if self._idle:
             self._idle = False
-            self._come_on(self._limits.request_s)
+            self._restart_timer(self._limits.request_s)
         super().data_received(data)
-        self._rest()
+        self._note_idle()
 
     def on_response_complete(self) -> None:
-        # Whoever is answered early has as long again for the rest of what it sends.
-        self._come_on(self._limits.request_s)
+        # A client with an early answer has the same time again to send the rest of its request.
+        self._restart_timer(self._limits.request_s)
         super().on_response_complete()
-        self._rest()
+        self._note_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # uvicorn leaves its own after a reset: the connection's buffers would stay for so long.
+        # uvicorn keeps its timer after a reset, and the timer keeps the connection's buffers.
         for limit in (self._limit, self.timeout_keep_alive_task):
             if limit:
                 limit.cancel()
         self.ended.set()
 
-    def _rest(self) -> None:
-        """Be idle where neither side has begun anything."""
+    def _note_idle(self) -> None:
+        """Note the connection as idle if neither side has begun anything."""
         nothing = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
         if not self._idle and self.conn.states == nothing and not self.conn.trailing_data[0]:
             self._idle = True
-            self._come_on(self._limits.idle_s)
+            self._restart_timer(self._limits.idle_s)
 
-    def _come_on(self, limit_s: float) -> None:
-        """Begin what may take so long."""
+    def _restart_timer(self, limit_s: float) -> None:
+        """Start the time for the next step."""
         if self._limit:
             self._limit.cancel()
         self._limit = self.loop.call_later(limit_s, self.transport.abort)
@@ -325,6 +326,6 @@ def _listening(address: str, port: int) -> socket.socket:
     return made
 
 
-def _tell(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log in one line what asyncio would print: a client has broken off in the middle of a word."""
+def _log_failure(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log a failed connection in one line, which asyncio would print as a traceback."""
     log.warning("connection failed", reason=context["message"], error=context.get("exception"))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.admission.rules import Rules
-    from cpupool.https.desk import Limits
+    from cpupool.https.application import Limits
     from cpupool.kube.client import APIServer
     from cpupool.kube.config_map import ConfigMapName
     from cpupool.telemetry.health import Health

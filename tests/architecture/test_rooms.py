@@ -22,7 +22,7 @@ ELSEWHERE = {
     "tests/unit/commands/test_live.py": {"commands/samples"},
     "tests/unit/config/poolconfig": {"config/reader"},
     "tests/unit/host": {"host/cgroup_files", "host/root"},
-    "tests/unit/https/server": {"https/desk"},
+    "tests/unit/https/server": {"https/application"},
     "tests/unit/kube": {"kube/fields", "kube/templates"},
     "tests/unit/local": {
         *("local/alignment", "local/ledger", "local/plugins", "local/pods", "local/process"),

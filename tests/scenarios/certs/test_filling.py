@@ -137,7 +137,7 @@ def test_damage_is_told_and_keys_are_not(
         keeper(server).look()
     told = [record.getMessage() for record in caplog.records]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert told[0].startswith('unusable, made anew object="Secret cpupool/cpupool-webhook-tls"')
+    assert told[0].startswith('unusable, made again object="Secret cpupool/cpupool-webhook-tls"')
     assert "tls.crt cannot be read" in told[0]
     assert told[1].startswith('serving certificate made reason="there is none"')
     made = decoded(server.kept(SECRET))

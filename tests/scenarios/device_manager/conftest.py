@@ -20,6 +20,6 @@ def node(folder: Path) -> Iterator[Node]:
 @pytest.fixture
 def waiting_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A node whose role looks when an event tells it to, and otherwise once an hour."""
-    monkeypatch.setattr("cpupool.roles.device_manager._DIAL_S", 3600.0)
+    monkeypatch.setattr("cpupool.kubelet.registrar._DIAL_S", 3600.0)
     with node_on(folder, look_s=3600.0) as made:
         yield made

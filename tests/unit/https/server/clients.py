@@ -17,7 +17,7 @@ from tests.webhooks import LOCALHOST, PATIENT, Client, Secret, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpupool.https.desk import Limits
+    from cpupool.https.application import Limits
 
 # No limit of time that a test could meet on a slow machine.
 SHORT_S = 0.2

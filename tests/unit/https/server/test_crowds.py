@@ -107,22 +107,22 @@ class TestCrowds:
             client_of(server, secret) as second,
         ):
             first.sendall(WHOLE[:-1])
-            eventually(lambda: server._desk.held_bytes, "it is being read")
+            eventually(lambda: server._application.held_bytes, "it is being read")
             refused = second.post("/echo", "x" * 100_000)
             assert (refused.status, refused.headers["retry-after"]) == (503, "1")
             assert second.post("/echo", "x" * 1000).status == 200
             first.sendall(WHOLE[-1:])
             assert status_of(first) == 200
-            eventually(lambda: not server._desk.held_bytes, "nothing is held any more")
+            eventually(lambda: not server._application.held_bytes, "nothing is held any more")
 
     def test_answers_that_are_not_read_are_not_held_without_limit(self, secret: Secret) -> None:
         limits = replace(PATIENT, held_bytes=2**24, request_s=2 * DEADLINE_S)
         with serving_with(secret, limits) as server, client_of(server, secret) as client:
             with connected_to(server, secret) as lazy:
                 lazy.sendall(LONG)
-                eventually(lambda: server._desk.held_bytes > 2**24, "it is being answered")
+                eventually(lambda: server._application.held_bytes > 2**24, "it is being answered")
                 assert client.post("/echo", "x" * 100_000).status == 503
                 assert client.post("/echo", {}).status == 200
-            eventually(lambda: not server._desk.held_bytes, "nothing is held any more")
+            eventually(lambda: not server._application.held_bytes, "nothing is held any more")
             assert client.post("/echo", "x" * 100_000).status == 200
             assert len(client.post("/long", {}).document) == 2**25

@@ -37,7 +37,7 @@ class TestEnding:
             quiet = [stack.enter_context(connected_to(server, secret)) for _ in range(3)]
             quiet[0].sendall(WHOLE)
             assert status_of(quiet[0]) == 200
-            eventually(lambda: server._desk.held_bytes, "one is under way")
+            eventually(lambda: server._application.held_bytes, "one is under way")
             stop.set()
             assert [rest_of(connection) for connection in quiet] == [b""] * 3
             with pytest.raises(ConnectionRefusedError):
