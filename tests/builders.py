@@ -89,11 +89,11 @@ def pod(
 
 
 def given(
-    pod: Pod, container: str = "main", /, *, told: str = "", **ids: str
+    pod: Pod, container: str = "main", /, *, announced: str = "", **ids: str
 ) -> dict[ContainerRef, dict[Resource, AllocatedDevices]]:
     """Say which devices the kubelet gave to a container: pool → ids separated by commas."""
     by_pool = {
-        resource(pool): AllocatedDevices(frozenset(listed.split(",")), CPUSet.parse(told))
+        resource(pool): AllocatedDevices(frozenset(listed.split(",")), CPUSet.parse(announced))
         for pool, listed in ids.items()
     }
     return {ContainerRef(pod.cgroup_uid, container): by_pool}

@@ -123,7 +123,7 @@ class Source:
     failing: dict[str, CPUPoolError] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     static_cpus: CPUSet = field(default_factory=CPUSet)
-    told: dict[str, CPUSet] = field(default_factory=dict)
+    announced: dict[str, CPUSet] = field(default_factory=dict)
 
     def pods(self) -> tuple[Pod, ...] | None:
         self._ask("pods")
@@ -149,7 +149,7 @@ class Source:
     def _resources(self, ids: dict[str, frozenset[str]]) -> dict[str, dict[str, AllocatedDevices]]:
         return {
             "main": {
-                Names().resource(pool): AllocatedDevices(held, self.told.get(pool, CPUSet()))
+                Names().resource(pool): AllocatedDevices(held, self.announced.get(pool, CPUSet()))
                 for pool, held in ids.items()
             }
         }

@@ -67,13 +67,13 @@ class AllocatedDevices:
 
     Attributes:
         ids: the device ids.
-        told: the CPUs that Allocate announced to the container, siblings included; empty where they
-            are not known.
+        announced: the CPUs that Allocate announced to the container, siblings included; empty where
+            they are not known.
         hint: only the container's annotation names the devices: the kubelet's records correct it.
     """
 
     ids: frozenset[str]
-    told: CPUSet = field(default_factory=CPUSet)
+    announced: CPUSet = field(default_factory=CPUSet)
     hint: bool = False
 
 

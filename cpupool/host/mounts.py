@@ -249,11 +249,11 @@ def _content(path: Path) -> bytes | None:
 
 
 def _pool_document(pool: str, cpus: CPUSet, generation: int) -> bytes:
-    told = {"cpus": str(cpus), "generation": generation, "pool": pool}
-    return f"{json.dumps(told)}\n".encode()
+    shown = {"cpus": str(cpus), "generation": generation, "pool": pool}
+    return f"{json.dumps(shown)}\n".encode()
 
 
-def _generation(told: bytes) -> int:
+def _generation(shown: bytes) -> int:
     """Read the generation in a pool's document; 0 where there is none."""
-    found = _GENERATION.search(told)
+    found = _GENERATION.search(shown)
     return int(found[1]) if found else 0

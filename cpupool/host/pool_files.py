@@ -144,10 +144,10 @@ class PoolFiles:
         if last is not None and last.texts == texts and folder != caught_up:
             return
         self._last = _Shown(texts, folder)
-        told = {name: text.decode(errors="surrogateescape") for name, text in texts.items()}
+        shown = {name: text.decode(errors="surrogateescape") for name, text in texts.items()}
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            kept = json.dumps({"folder": folder, "files": told}, indent=2)
+            kept = json.dumps({"folder": folder, "files": shown}, indent=2)
             files.write_atomically(self._file, kept.encode())
         except (OSError, HostError) as error:
             # The file is needed only after a restart without the API server.

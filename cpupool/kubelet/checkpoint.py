@@ -96,12 +96,12 @@ def _by_pod_uid(checkpoint: Checkpoint) -> Mapping[str, PodDevices]:
         of_container = found.setdefault(entry.pod_uid, {}).setdefault(entry.container, {})
         before = of_container.get(entry.resource, AllocatedDevices(frozenset()))
         of_container[entry.resource] = AllocatedDevices(
-            before.ids | entry.ids, before.told | _told(entry)
+            before.ids | entry.ids, before.announced | _announced(entry)
         )
     return found
 
 
-def _told(entry: Entry) -> CPUSet:
+def _announced(entry: Entry) -> CPUSet:
     """Return the CPUs that the container has in its environment, from us or CPU-Pooler."""
     try:
         variables = ContainerAllocateResponse.FromString(entry.alloc_resp).envs

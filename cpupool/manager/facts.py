@@ -32,13 +32,13 @@ class Promise:
         number: the number of the promise.
         resource: the resource of the devices.
         ids: the devices.
-        told: the CPUs that Allocate announced to the container.
+        announced: the CPUs that Allocate announced to the container.
     """
 
     number: int
     resource: Resource
     ids: frozenset[str]
-    told: CPUSet = field(default_factory=CPUSet)
+    announced: CPUSet = field(default_factory=CPUSet)
 
 
 @dataclass(frozen=True, slots=True)

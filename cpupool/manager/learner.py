@@ -263,7 +263,7 @@ class Learner:
                     continue
                 for resources in containers.values():
                     for resource, given in resolve.of_pools(resources, names).items():
-                        self._manager.promise(resource, given.ids, given.told)
+                        self._manager.promise(resource, given.ids, given.announced)
             self._recalled = True
 
     def _recognise(self, found: Collection[FoundContainer], now_s: float) -> None:

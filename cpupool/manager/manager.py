@@ -188,8 +188,8 @@ class Manager:
             every: whether `found` has all of them.
         """
         with self._changed:
-            told = {container.id: container for container in found}
-            sighted = told if every else {**self._facts.sighted, **told}
+            seen = {container.id: container for container in found}
+            sighted = seen if every else {**self._facts.sighted, **seen}
             if sighted != self._facts.sighted:
                 self._take(sightings.joined(replace(self._facts, sighted=sighted)))
 
@@ -218,7 +218,7 @@ class Manager:
                 merged[ref] = {
                     **known,
                     **{
-                        pool: _joined(known.get(pool), self._as_told(pool, grant))
+                        pool: _joined(known.get(pool), self._as_announced(pool, grant))
                         for pool, grant in by_pool.items()
                     },
                 }
@@ -226,7 +226,9 @@ class Manager:
                 promises = sightings.unfulfilled(self._facts.promises, found)
                 self._take(replace(self._facts, devices=merged, promises=promises))
 
-    def promise(self, resource: Resource, ids: Iterable[str], told: CPUSet | None = None) -> None:
+    def promise(
+        self, resource: Resource, ids: Iterable[str], announced: CPUSet | None = None
+    ) -> None:
         """Record devices that the kubelet gave to a pod which is not known yet.
 
         No other pod gets them, and they stay listed, until a known pod holds them or `release`
@@ -235,10 +237,10 @@ class Manager:
         Args:
             resource: the resource.
             ids: the devices.
-            told: the CPUs that Allocate announced to the container.
+            announced: the CPUs that Allocate announced to the container.
         """
         with self._changed:
-            promise = self._new_promise(resource, ids, told or CPUSet())
+            promise = self._new_promise(resource, ids, announced or CPUSet())
             self._take(replace(self._facts, promises=(*self._facts.promises, promise)))
 
     def promised_until(self) -> int:
@@ -413,14 +415,16 @@ class Manager:
             raise ConfigError([Problem(what, f"use {known}", path="cpuManager.policy")])
         return factory(asked, topology)
 
-    def _as_told(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
+    def _as_announced(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
         # podresources does not have the CPUs that Allocate announced.
-        told = given.told or sightings.told(self._facts.promises, resource, given.ids)
-        return replace(given, told=told)
+        announced = given.announced or sightings.announced(
+            self._facts.promises, resource, given.ids
+        )
+        return replace(given, announced=announced)
 
-    def _new_promise(self, resource: Resource, ids: Iterable[str], told: CPUSet) -> Promise:
+    def _new_promise(self, resource: Resource, ids: Iterable[str], announced: CPUSet) -> Promise:
         self._promised = next(self._promises)
-        return Promise(self._promised, resource, frozenset(ids), told)
+        return Promise(self._promised, resource, frozenset(ids), announced)
 
     def _as_granted(self) -> DeviceAssignments:
         """Return the devices with the CPUs of each grant under the pools in force.
@@ -436,7 +440,9 @@ class Manager:
         ) -> AllocatedDevices:
             if resource not in in_force:
                 return given
-            return replace(given, told=grants.part(ref.pod, resource, ref.name) or given.told)
+            return replace(
+                given, announced=grants.part(ref.pod, resource, ref.name) or given.announced
+            )
 
         return {
             ref: {resource: written(ref, resource, given) for resource, given in held.items()}
@@ -491,4 +497,4 @@ class Manager:
 def _joined(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:
     if known is None or known.ids != grant.ids:
         return grant
-    return replace(grant, told=known.told | grant.told)
+    return replace(grant, announced=known.announced | grant.announced)

@@ -29,12 +29,12 @@ class _Claim(NamedTuple):
 
     Attributes:
         grant: the grant that it would have without other claims.
-        told: whether the CPUs come from Allocate's answer.
+        announced: whether the CPUs come from Allocate's answer.
         idle: whether its pod has no container, not even one that the runtime is creating.
     """
 
     grant: Grant
-    told: bool
+    announced: bool
     idle: bool
 
 
@@ -71,7 +71,9 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
         grant for uid, grant in before.of_pods if grant.source is Source.POLICY and uid in alive
     ]
     new = [claim for claim, part in zip(claims, kept, strict=True) if part.cpus != claim.grant.cpus]
-    later = (claim.grant for claim in sorted(new, key=lambda claim: (claim.idle, not claim.told)))
+    later = (
+        claim.grant for claim in sorted(new, key=lambda claim: (claim.idle, not claim.announced))
+    )
     answered = answers(facts, facts.promises)
     return Grants().adding((*kept, *chosen)).adding((*later, *answered), facts.topology)
 
@@ -85,8 +87,8 @@ def granted(facts: NodeFacts, resource: Resource, given: AllocatedDevices) -> CP
     if not resource.kind.exclusive:
         return CPUSet()
     listed = devices.exclusive_cpus(given.ids) & facts.topology.present
-    if told := given.told & facts.topology.present:
-        return listed | told
+    if announced := given.announced & facts.topology.present:
+        return listed | announced
     pool = facts.pools.by_name(resource)
     return pool.granted(listed, facts.topology) if pool else listed
 
@@ -102,7 +104,7 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
             if cpus := granted(facts, resource, given):
                 pool = facts.pools.by_name(resource)
                 lists_siblings = pool is not None and pool.policy.bind is not None
-                told = bool(given.told)
+                announced = bool(given.announced)
                 grant = Grant(
                     PodOwner(pod.cgroup_uid),
                     resource,
@@ -111,15 +113,15 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
                     # The kubelet may give the siblings of its CPUs to other containers.
                     whole_cores=not kubelets,
                     # The pool may have listed siblings when Allocate announced the CPUs.
-                    beside=lists_siblings or told,
+                    beside=lists_siblings or announced,
                 )
-                yield _Claim(grant, told, pod.cgroup_uid in idle)
+                yield _Claim(grant, announced, pod.cgroup_uid in idle)
 
 
 def answers(facts: NodeFacts, promises: Iterable[Promise]) -> Iterator[Grant]:
     """Return the grants of Allocate's answers, until a pod has their devices."""
     for promise in promises:
-        given = AllocatedDevices(promise.ids, promise.told)
+        given = AllocatedDevices(promise.ids, promise.announced)
         if cpus := granted(facts, promise.resource, given):
             owner = AnswerOwner(promise.number)
             yield Grant(owner, promise.resource, Source.DEVICES, {"": cpus}, beside=True)

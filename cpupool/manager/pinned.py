@@ -53,10 +53,10 @@ def found_stale(
         placed = resolution.containers.get(key)
         if placed is None or not _mixes(placed.assignment):
             continue
-        told = _shared_as_told(facts, placed)
-        then = placed.assignment.exclusive | told & facts.topology.online
-        if told and container.cpus == str(then) != str(placed.assignment.cpus):
-            kept[key] = told
+        announced = _shared_as_announced(facts, placed)
+        then = placed.assignment.exclusive | announced & facts.topology.online
+        if announced and container.cpus == str(then) != str(placed.assignment.cpus):
+            kept[key] = announced
     return kept
 
 
@@ -83,8 +83,8 @@ def _shared_cpus(pools: NodePools, placed: PlacedContainer) -> CPUSet:
     return CPUSet.union(pool.cpus for pool in behind if pool is not None)
 
 
-def _shared_as_told(facts: NodeFacts, placed: PlacedContainer) -> CPUSet:
+def _shared_as_announced(facts: NodeFacts, placed: PlacedContainer) -> CPUSet:
     held = facts.devices.get(ContainerRef(placed.pod.cgroup_uid, placed.container.name), {})
     return CPUSet.union(
-        given.told for resource, given in held.items() if not resource.kind.exclusive
+        given.announced for resource, given in held.items() if not resource.kind.exclusive
     )

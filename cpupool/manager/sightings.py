@@ -41,7 +41,10 @@ def present(facts: NodeFacts) -> tuple[Pod, ...]:
     requests: defaultdict[str, dict[str, Mapping[Resource, int]]] = defaultdict(dict)
     for ref, held in facts.devices.items() if unlisted else ():
         requests[ref.pod][ref.name] = {resource: len(grant.ids) for resource, grant in held.items()}
-    return (*listed, *(_unlisted_pod(told, requests[pod]) for pod, told in unlisted.items()))
+    return (
+        *listed,
+        *(_unlisted_pod(containers, requests[pod]) for pod, containers in unlisted.items()),
+    )
 
 
 def instances(
@@ -138,7 +141,7 @@ def _with_hints(
             if resource in held or not _asks(pods[container.pod], container.name, resource, ids):
                 continue
             if _given(facts.promises, found, container.pod, resource, ids):
-                grant = AllocatedDevices(ids, told(facts.promises, resource, ids), hint=True)
+                grant = AllocatedDevices(ids, announced(facts.promises, resource, ids), hint=True)
                 found[ref] = {**held, resource: grant}
     return found
 
@@ -170,10 +173,12 @@ def _given(
     return ids <= of_pod or any(answer <= ids <= answer | of_pod for answer in answers)
 
 
-def told(promises: Iterable[Promise], resource: Resource, ids: frozenset[str]) -> CPUSet:
+def announced(promises: Iterable[Promise], resource: Resource, ids: frozenset[str]) -> CPUSet:
     """Return the CPUs that Allocate announced to a container with these devices."""
     return CPUSet.union(
-        promise.told for promise in promises if promise.resource == resource and ids <= promise.ids
+        promise.announced
+        for promise in promises
+        if promise.resource == resource and ids <= promise.ids
     )
 
 

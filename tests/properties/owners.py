@@ -100,7 +100,7 @@ class Life:
     pod: Pod
     pool: Pool
     ids: tuple[str, ...]
-    told: CPUSet
+    announced: CPUSet
     seen: bool
 
 
@@ -141,7 +141,9 @@ class Kubelet:
         return {
             life.pod.uid: {
                 "main": {
-                    NAMES.resource(life.pool.name): AllocatedDevices(frozenset(life.ids), life.told)
+                    NAMES.resource(life.pool.name): AllocatedDevices(
+                        frozenset(life.ids), life.announced
+                    )
                 }
             }
             for life in self.lives

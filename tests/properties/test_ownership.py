@@ -35,7 +35,7 @@ class Ownership(Node):
         assert all(one.isdisjoint(other) for one, other in combinations(holders, 2))
         for life in self.kubelet.lives:
             uid, pool = life.pod.uid, life.pool.name
-            had = self.owned.get(uid, {}).get(pool, CPUSet()) & life.told
+            had = self.owned.get(uid, {}).get(pool, CPUSet()) & life.announced
             assert had <= owned.get(uid, {}).get(pool, CPUSet()), (uid, pool)
         self.owned = owned
 
@@ -54,8 +54,8 @@ class Ownership(Node):
         topology = MACHINE.topology()
         holders = [one for one in self.kubelet.lives if one.pool.kind is PoolKind.EXCLUSIVE]
         for first, second in combinations(holders, 2):
-            core = topology.with_siblings(first.told)
-            if not core.isdisjoint(second.told):
+            core = topology.with_siblings(first.announced)
+            if not core.isdisjoint(second.announced):
                 assert first.pool.name == second.pool.name
                 assert second.pool.policy.bind is not None, (first, second)
 

@@ -142,7 +142,7 @@ class ChaosNode:
         self.edits = 0
         self.pods: dict[str, Held] = {}
         self.count = 0
-        self.told: list[str] = []
+        self.announced: list[str] = []
         self.history: list[str] = []
         self.disturbed: set[str] = set()
         self.machine: WrittenMachine = MACHINE.write(folder)
@@ -203,7 +203,7 @@ class ChaosNode:
 
     def listen(self, agent: subprocess.Popen[str]) -> None:
         assert agent.stderr
-        self.told.extend(agent.stderr)
+        self.announced.extend(agent.stderr)
 
     def kill(self) -> None:
         if self.agent and self.reader and self.agent.stderr:

@@ -153,12 +153,12 @@ class Chaos(ChaosNode):
         (action,) = self.dice.choices([one for _, one in steps], [weight for weight, _ in steps])
         self.history.append(action.__name__)
         before, owners = self.stamps(), self.owners()
-        said = len(self.told)
+        said = len(self.announced)
         self.disturbed.clear()
         action()
         self.settle()
         self.check_untouched(before)
-        self.check_writes(self.told[said:], owners)
+        self.check_writes(self.announced[said:], owners)
 
     def settle(self) -> None:
         """Wait until everything is where it belongs, and the kubelet sees what it should."""
@@ -176,7 +176,7 @@ class Chaos(ChaosNode):
                     [*self.history, str(self.astray()), str(self.listed()), str(self.shown())]
                 )
                 + "\n"
-                + "".join(self.told[-40:])
+                + "".join(self.announced[-40:])
             ),
         )
 
@@ -211,7 +211,7 @@ class Chaos(ChaosNode):
                         assert CPUSet.parse(written[2]).isdisjoint(owned), self.story(line)
 
     def story(self, end: object) -> str:
-        return "\n".join([*self.history, str(end), *map(str.rstrip, self.told[-40:])])
+        return "\n".join([*self.history, str(end), *map(str.rstrip, self.announced[-40:])])
 
     def note(self, what: object) -> None:
         self.history[-1] += f" {what}"

@@ -123,7 +123,7 @@ class TestConfiguration:
         node.accept(builders.given(holder, exclusive_gone="6"))
         assert cpus_of(node, "holder") == "6"
 
-        node.accept(builders.given(holder, told="6-7,99", exclusive_gone="6"))
+        node.accept(builders.given(holder, announced="6-7,99", exclusive_gone="6"))
 
         assert cpus_of(node, "holder") == "6-7"
 
@@ -131,7 +131,7 @@ class TestConfiguration:
         node = manager(offline="6")
         holder = builders.pod("holder", builders.container(exclusive_b=1))
         node.observe(pods=[holder])
-        node.accept(builders.given(holder, told="6-7", exclusive_b="6"))
+        node.accept(builders.given(holder, announced="6-7", exclusive_b="6"))
 
         assert cpus_of(node, "holder") == "7"
 

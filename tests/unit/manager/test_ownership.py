@@ -31,7 +31,7 @@ class TestPolicies:
             told = node.allocate("exclusive_a", [one]).environment["EXCLUSIVE_CPUS"]
             holder = builders.pod(f"holder-{one}", builders.container(exclusive_a=1))
             node.observe(pods=[*(node.snapshot().facts.pods or ()), holder])
-            node.accept(builders.given(holder, told=told, exclusive_a=one))
+            node.accept(builders.given(holder, announced=told, exclusive_a=one))
         return node
 
     def test_two_pods_may_have_the_threads_of_a_core(self) -> None:

@@ -29,9 +29,10 @@ class TestSharedPartOfPinnedContainers:
         pinned = builders.pod("pinned", builders.container(exclusive_a=1, shared_a=10))
         light = builders.pod("light", builders.container(shared_a=10))
         node.observe(pods=[pinned, light])
-        node.accept(builders.given(pinned, told="2", exclusive_a="2"))
+        node.accept(builders.given(pinned, announced="2", exclusive_a="2"))
         node.accept(
-            builders.given(pinned, told="0,6", shared_a="1") | builders.given(light, shared_a="2")
+            builders.given(pinned, announced="0,6", shared_a="1")
+            | builders.given(light, shared_a="2")
         )
         return node
 

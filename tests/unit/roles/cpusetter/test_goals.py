@@ -28,7 +28,7 @@ class RecordingGoal:
     problem: str = "nothing"
     pause_s: float = 0.1
     busy: bool = False
-    told: dict[NoticeKey, Notice] = field(default_factory=dict)
+    announced: dict[NoticeKey, Notice] = field(default_factory=dict)
     calls: list[tuple[list[str], Resolution]] = field(default_factory=list)
 
     def wants(
@@ -50,7 +50,7 @@ class RecordingGoal:
             raise RuntimeBusy("main-id", "something", "it waits itself")
 
     def notices(self, _targets: object, /) -> Iterator[tuple[NoticeKey, Notice]]:
-        yield from self.told.items()
+        yield from self.announced.items()
 
 
 def test_goals_come_after_the_cpus_in_every_sweep_and_are_heard() -> None:
@@ -74,7 +74,7 @@ def test_goals_come_after_the_cpus_in_every_sweep_and_are_heard() -> None:
     pod = node.source.listed[0] if node.source.listed else builders.pod("none")
     key = ("owner-uid", ContainerID("main-id"))
     notice = Notice("QuotaOdd", "quota is odd", pod, "main", "it is odd", "make it even")
-    goal.told = {(key, notice.event): notice}
+    goal.announced = {(key, notice.event): notice}
     for _ in range(2):
         node.setter.sweep()
     assert node.events.pods == [("owner", "QuotaOdd", "container main: it is odd; make it even")]

@@ -187,7 +187,7 @@ def test_a_container_that_keeps_its_old_shared_cpus_is_told() -> None:
     assert reason == "StaleSharedCPUs"
     assert "it stays on the shared CPUs 0 that its pools had before" in message
 
-    node.source.told = {"exclusive_a": CPUSet.of(2), "shared_a": CPUSet.of(0)}
+    node.source.announced = {"exclusive_a": CPUSet.of(2), "shared_a": CPUSet.of(0)}
     restarted = Node(
         source=node.source, kernel=node.kernel, manager=Manager(Names(), moves_pinned=False)
     )
