@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cpupool.core.topology import CPUTopology
-    from cpupool.local.simulated_node import Placement
-    from cpupool.local.simulation import Outcome
+    from cpupool.local.simulated_node import PlacementRecord
+    from cpupool.local.simulation import SimulationResult
 
 _SHOWN_REFUSALS: Final = 5
 _TITLES: Final = (
@@ -30,7 +30,7 @@ _TITLES: Final = (
 )
 
 
-def to_json(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: SimulationResult) -> dict[str, Any]:
     """Write what became of the pods under one policy as JSON values."""
     return {
         "summary": asdict(outcome.summary),
@@ -40,7 +40,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _container_as_json(placement: Placement) -> dict[str, Any]:
+def _container_as_json(placement: PlacementRecord) -> dict[str, Any]:
     return {
         "at_s": placement.at_s,
         "name": placement.container,
@@ -55,7 +55,7 @@ def _container_as_json(placement: Placement) -> dict[str, Any]:
 
 
 def show(
-    topology: CPUTopology, outcomes: Mapping[str, Outcome], out: TextIO, *, listed: bool
+    topology: CPUTopology, outcomes: Mapping[str, SimulationResult], out: TextIO, *, listed: bool
 ) -> None:
     """Draw the end under the first policy, list what is refused, and compare.
 
@@ -87,7 +87,7 @@ def show(
     drawing.show(drawing.table(_TITLES, rows), out)
 
 
-def _by_pod(running: Sequence[Placement]) -> Iterable[tuple[str, CPUSet]]:
+def _by_pod(running: Sequence[PlacementRecord]) -> Iterable[tuple[str, CPUSet]]:
     """Give the CPUs that each pod has of each pool."""
     found: defaultdict[tuple[str, str], CPUSet] = defaultdict(CPUSet)
     for one in running:
@@ -96,12 +96,12 @@ def _by_pod(running: Sequence[Placement]) -> Iterable[tuple[str, CPUSet]]:
     return ((pod, cpus) for (pod, _), cpus in found.items())
 
 
-def _cells(one: Placement) -> tuple[str, ...]:
+def _cells(one: PlacementRecord) -> tuple[str, ...]:
     nodes, caches = (", ".join(map(str, ids)) for ids in (one.nodes, one.caches))
     return one.container, one.pool, str(one.requested), str(one.cpus), nodes, caches
 
 
-def _summary_cells(policy: str, outcome: Outcome) -> tuple[str, ...]:
+def _summary_cells(policy: str, outcome: SimulationResult) -> tuple[str, ...]:
     found = outcome.summary
     refused = found.refused / (found.admitted + found.refused)
     return (

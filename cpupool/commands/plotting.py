@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from cpupool.local.simulated_node import Moment
-    from cpupool.local.simulation import Outcome
+    from cpupool.local.simulation import SimulationResult
 
 _INCHES: Final = (10, 10)
 _DOTS_PER_INCH: Final = 120
@@ -33,7 +33,7 @@ _PANELS: Final[tuple[tuple[str, Callable[[Moment], float | None]], ...]] = (
 )
 
 
-def plot(outcomes: Mapping[str, Outcome], suffix: str) -> bytes:
+def plot(outcomes: Mapping[str, SimulationResult], suffix: str) -> bytes:
     """Plot what became of the node under each policy.
 
     Args:
@@ -67,7 +67,7 @@ def plot(outcomes: Mapping[str, Outcome], suffix: str) -> bytes:
 def _draw(
     axes: Axes,
     title: str,
-    outcomes: Mapping[str, Outcome],
+    outcomes: Mapping[str, SimulationResult],
     value: Callable[[Moment], float | None],
     unit_s: int,
 ) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cpupool.commands import Commands
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
-    from cpupool.local.simulation import Outcome
+    from cpupool.local.simulation import SimulationResult
 
 PLOTS: Final = (".png", ".svg")
 _SEED: Final = 1
@@ -177,7 +177,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return 1 if arguments.pods and outcomes[policies[0]].refusals else 0
 
 
-def _exporter() -> Callable[[Mapping[str, Outcome], str], bytes]:
+def _exporter() -> Callable[[Mapping[str, SimulationResult], str], bytes]:
     """Find what plots before anything runs in vain."""
     try:
         from cpupool.commands import plotting  # noqa: PLC0415

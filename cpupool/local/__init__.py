@@ -1,1 +1,1 @@
-"""The embedded node: a kubelet and a runtime stand-in that speak the real protocols."""
+"""The embedded node: substitutes for kubelet and runtime that speak the real protocols."""

@@ -1,4 +1,4 @@
-"""How containers lie: whether the CPUs of each are on one NUMA node, and behind one L3 cache."""
+"""The alignment of containers: are a container's CPUs on one NUMA node, behind one L3 cache?"""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from cpupool.policies.layout import Layout
 
 _LEVELS: Final = (Level.NODE, Level.UNCORE)
-"""Where a container lies well if all its CPUs are in one group."""
+"""The levels at which a container is aligned if all its CPUs are in one group."""
 
 
 @dataclass(slots=True)
 class Alignment:
-    """Counts containers that lie well.
+    """A count of aligned containers.
 
     Attributes:
-        could: level → how many could have all their CPUs in one node or cache.
+        could: level → how many containers could have all their CPUs in one node or cache.
         does: level → how many of these have.
     """
 
@@ -32,12 +32,12 @@ class Alignment:
 
     @classmethod
     def of(cls, chosen: Mapping[str, CPUSet], layouts: Mapping[str, Layout]) -> Alignment:
-        """Look at one container.
+        """Return the alignment of one container.
 
         Args:
             chosen: exclusive pool → the CPUs that it has of this pool.
-            layouts: pool → all that the pool has to give; what is in the same group of two pools'
-                layouts is in the same node or cache.
+            layouts: pool → the layout of all CPUs that the pool can give; a group has the same id
+                in all layouts.
         """
         found = cls()
         for level in _LEVELS:
@@ -54,22 +54,22 @@ class Alignment:
 
     @classmethod
     def total(cls, several: Iterable[Alignment]) -> Alignment:
-        """Sum up."""
+        """Return the sum."""
         whole = cls()
-        for one in several:
-            whole.add(one)
+        for alignment in several:
+            whole.add(alignment)
         return whole
 
     def add(self, other: Alignment) -> None:
-        """Count containers in."""
+        """Add containers."""
         self.could.update(other.could)
         self.does.update(other.does)
 
     def remove(self, other: Alignment) -> None:
-        """Count containers out again."""
+        """Subtract containers."""
         self.could.subtract(other.could)
         self.does.subtract(other.does)
 
     def share(self, level: Level) -> float | None:
-        """Give the share of those that do; None where none could."""
+        """Return the share of aligned containers; None if no container could be aligned."""
         return self.does[level] / self.could[level] if self.could[level] else None

@@ -1,9 +1,8 @@
-"""Where the embedded node's containers live: this machine's cgroups, or a folder that plays them.
+"""The cgroups of the embedded node's containers: this machine's cgroups, or emulated ones.
 
-Whoever may write into the cpuset hierarchy gets the real thing, in a cgroup of its own named
-`cpupool-<name>-<pid>`. Everybody else gets the same files in a folder, and a thread that plays the
-kernel: it gives a container's processes the CPUs in its `cpuset.cpus` by sched_setaffinity(2), so
-that /proc tells the truth there too.
+A user who may write into the cpuset hierarchy gets a real cgroup `cpupool-<name>-<pid>`. Other
+users get the same files in a folder, and a thread that emulates the kernel: it gives a container's
+processes the CPUs in its `cpuset.cpus` by sched_setaffinity(2), so that /proc shows them, too.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _FILLED: Final = ("cpuset.mems", "cpuset.cpus")
 
 
 class Cgroups(Protocol):
-    """A cgroup hierarchy in which containers can be put. Paths are relative to `cgroup_root`."""
+    """A cgroup hierarchy for containers. Paths are relative to `cgroup_root`."""
 
     @property
     def root(self) -> Path:
-        """What plays /sys/fs/cgroup."""
+        """The folder that stands for /sys/fs/cgroup."""
         ...
 
     @property
@@ -49,7 +48,7 @@ class Cgroups(Protocol):
 
     @property
     def described(self) -> str:
-        """Say which kind this is, and why it is not the real one."""
+        """The kind of these cgroups, and why they are not the real ones."""
         ...
 
     def make(self, path: str) -> None:
@@ -61,17 +60,17 @@ class Cgroups(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a cgroup with all that is in it and below."""
+        """Remove a cgroup with its processes and the cgroups below."""
         ...
 
 
 @contextmanager
 def opened(folder: Path, name: str, cpus: CPUSet) -> Iterator[Cgroups]:
-    """Give this machine's own cgroups where they can be used, otherwise emulated ones.
+    """Return this machine's own cgroups if they can be used, otherwise emulated cgroups.
 
     Args:
         folder: where to emulate them.
-        name: goes into the name of the real cgroup.
+        name: a part of the real cgroup's name.
         cpus: the CPUs that containers may get.
     """
     try:
@@ -90,7 +89,7 @@ class RealCgroups:
     Args:
         base: the root of the hierarchy.
         version: its version.
-        home: the cgroup to make for everything else, relative to `base`.
+        home: the cgroup that contains all others, relative to `base`.
     """
 
     def __init__(self, base: Path, version: CgroupVersion, home: str) -> None:
@@ -104,10 +103,10 @@ class RealCgroups:
 
     @classmethod
     def open(cls, name: str, cpus: CPUSet, root: HostRoot | None = None) -> RealCgroups:
-        """Find a place where containers can live, by making one and putting a process there.
+        """Find a usable place for containers: make a cgroup and move a process into it.
 
         Raises:
-            HostError: there is none; the message says why.
+            HostError: there is no such place; the message says why.
         """
         root = root or HostRoot()
         base, version = hierarchy(root.cgroup)
@@ -134,7 +133,7 @@ class RealCgroups:
         self.close()
 
     def close(self) -> None:
-        """Remove everything that was made, and switch off the controllers switched on above it."""
+        """Remove all cgroups, and switch off the controllers that `make` switched on above them."""
         self.remove("")
         for above in reversed(self._enabled):
             with suppress(OSError):
@@ -156,10 +155,10 @@ class RealCgroups:
         (self._home / path / "cgroup.procs").write_text(str(pid))
 
     def remove(self, path: str) -> None:
-        """Kill what runs in a cgroup and below, and remove it.
+        """Kill the processes in a cgroup and below, and remove it.
 
         Raises:
-            HostFileError: it does not go away.
+            HostFileError: the cgroup cannot be removed in time.
         """
         top = self._home / path
         deadline_s = time.monotonic() + _REMOVE_S
@@ -179,7 +178,7 @@ class RealCgroups:
         yield from (self._home / step for step in accumulate(path.split("/"), "{}/{}".format))
 
     def _enable(self, parent: Path) -> None:
-        """Give the children of a cgroup the cpuset controller (cgroup-v2.rst)."""
+        """Enable the cpuset controller for the children of a cgroup (cgroup-v2.rst)."""
         control = parent / "cgroup.subtree_control"
         if "cpuset" not in control.read_text().split():
             control.write_text("+cpuset")
@@ -198,15 +197,15 @@ class RealCgroups:
 
 
 class EmulatedCgroups:
-    """The files of a version 1 cpuset hierarchy in a folder, with a thread that plays the kernel.
+    """The files of a version 1 cpuset hierarchy in a folder, and a thread that emulates the kernel.
 
-    CPUs that this machine lacks are passed over; a process of a container that has none of the
-    machine's stays where it is. Unlike the kernel it takes any value, and keeps no other rule.
+    It ignores CPUs that this machine lacks; if all CPUs of a container are missing, its processes
+    keep their CPUs. Unlike the kernel it accepts any value, and checks no other rule.
 
     Args:
-        folder: what plays `/`.
-        cpus: the CPUs of the machine that is played.
-        reason: why the real ones are not used.
+        folder: the folder that stands for `/`.
+        cpus: the CPUs of the emulated machine.
+        reason: why the real cgroups are not used.
     """
 
     def __init__(self, folder: Path, cpus: CPUSet, reason: str) -> None:
@@ -270,8 +269,8 @@ class EmulatedCgroups:
                     try:
                         _apply(CPUSet.parse(text), pids)
                     except CPUSetParseError:
-                        # Two wrote at once into what is a plain file here; the kernel takes one
-                        # after the other.
+                        # Two writes at once have mixed in this plain file; the kernel would accept
+                        # one after the other.
                         self._put(directory, "cpuset.cpus", applied.get(directory, str(self._cpus)))
                     else:
                         applied[directory] = text
@@ -281,7 +280,7 @@ class EmulatedCgroups:
             self._put(directory, name, (directory.parent / name).read_text())
 
     def _put(self, directory: Path, name: str, text: str) -> None:
-        """Let a file appear whole, as the kernel's do: somebody may write into it at once."""
+        """Create a file atomically, as the kernel does: others may write into it at once."""
         fresh = self._base / f".{threading.get_ident()}"
         fresh.write_text(text)
         with suppress(FileNotFoundError):
@@ -289,7 +288,7 @@ class EmulatedCgroups:
 
 
 def _candidates(base: Path, version: CgroupVersion, memberships: Path) -> Iterator[str]:
-    """Give this process's own cgroup and those above it, up to the root."""
+    """Yield this process's own cgroup and those above it, up to the root."""
     own = "/"
     for line in memberships.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -333,7 +332,7 @@ def _cpus_of(directory: Path) -> str:
 
 
 def _apply(cpus: CPUSet, pids: list[int]) -> None:
-    """Do as the kernel does when a cpuset changes; an empty list changes nothing."""
+    """Move processes as the kernel does when a cpuset changes; an empty list changes nothing."""
     for pid in pids:
         # ESRCH: it has ended. EINVAL: no such CPU here, or none at all.
         with suppress(OSError):

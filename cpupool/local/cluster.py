@@ -1,4 +1,4 @@
-"""What the embedded node has instead of an API server."""
+"""The embedded node's substitute for an API server."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ log = logs.get(__name__)
 
 
 class EventLog:
-    """Takes Events and writes them into the log."""
+    """A sink that writes Events into the log."""
 
     def pod(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
-        """Write what is told of a pod."""
+        """Log an Event about a pod."""
         _write(warning, reason, message, f"{pod.namespace}/{pod.name}")
 
     def node(self, reason: str, message: str, *, warning: bool = True) -> None:
-        """Write what is told of the node."""
+        """Log an Event about the node."""
         _write(warning, reason, message, "node")
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedCluster:
-    """A cluster of one node, whose labels stay as they are.
+    """A cluster of one node, whose labels do not change.
 
     Attributes:
-        source: where the pods come from; it wakes the agent by itself.
+        source: the source of the pods; it wakes the agent by itself.
         node_labels: the node's labels.
-        events: takes what an API server would.
-        config_map: none: the folder of pool files counts.
+        events: receives the Events.
+        config_map: None: the folder of pool files counts.
     """
 
     source: PodSource
@@ -46,7 +46,7 @@ class EmbeddedCluster:
     config_map: None = None
 
     def pods(self) -> tuple[Pod, ...] | None:
-        """Give the source's pods.
+        """Return the source's pods.
 
         Raises:
             CPUPoolError: the source cannot be read now.
@@ -54,13 +54,13 @@ class EmbeddedCluster:
         return self.source.pods()
 
     def labels(self) -> Mapping[str, str]:
-        """Give the labels."""
+        """Return the labels."""
         return self.node_labels
 
     def loops(
         self, beat: Callable[[str], None] = lambda _loop: None
     ) -> Mapping[str, Callable[[threading.Event], None]]:
-        """Return none: nothing is heard from anywhere."""
+        """Return no loops: there is nothing to watch."""
         del beat
         return {}
 

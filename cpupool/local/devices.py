@@ -1,9 +1,9 @@
-"""How the kubelet chooses devices, as functions of values.
+"""The kubelet's choice of devices, as pure functions.
 
-The embedded kubelet and the simulated node both decide with them. They follow kubernetes:
+The embedded kubelet and the simulated node use them. They follow kubernetes:
 pkg/kubelet/cm/devicemanager/manager.go (`devicesToAllocate`), topology_hints.go, and the
 scheduler's count of a pod's requests in component-helpers/resource/helpers.go (`PodRequests`).
-Where Go's maps leave the order to chance, the lowest ids come first.
+Where the order of Go's maps is random, the lowest ids come first here.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 IDs = frozenset[str]
 Prefer = Callable[[IDs, IDs, int], IDs]
-"""(available, must include, size) → what the plugin would rather give; empty for no opinion."""
+"""(available, must include, size) → the devices that the plugin prefers; empty without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a plugin last listed for one resource.
+    """A plugin's last list of one resource's devices.
 
     Attributes:
-        healthy: ids that can be given out.
-        unhealthy: ids that cannot.
+        healthy: ids of healthy devices.
+        unhealthy: ids of unhealthy devices.
         nodes: id → NUMA node ids, for the ids that have any.
     """
 
@@ -48,32 +48,32 @@ class Listing:
 
     @property
     def capacity(self) -> int:
-        """Count all devices, as the node's capacity does."""
+        """The number of all devices: the node's capacity."""
         return len(self.healthy) + len(self.unhealthy)
 
     @property
     def allocatable(self) -> int:
-        """Count the healthy devices, as the node's allocatable does."""
+        """The number of healthy devices: the node's allocatable amount."""
         return len(self.healthy)
 
     def all_unhealthy(self) -> Listing:
-        """Give what is left when the plugin is gone: every device, none healthy."""
+        """Return the list after the plugin has gone: every device, none healthy."""
         return Listing(frozenset(), self.healthy | self.unhealthy, self.nodes)
 
     def touches(self, identifier: str, nodes: frozenset[int]) -> bool:
-        """Tell whether a device is on one of the nodes."""
+        """Return whether a device is on one of the nodes."""
         return not nodes.isdisjoint(self.nodes.get(identifier, ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one container asks of one resource.
+    """One container's request for one resource.
 
     Attributes:
         resource: its name.
         count: how many devices.
-        listing: what there is.
-        free: healthy ids that nobody holds.
+        listing: the resource's devices.
+        free: healthy ids that no container holds.
         reusable: ids that the pod's plain init containers held.
     """
 
@@ -84,24 +84,26 @@ class Want:
     reusable: IDs
 
     def on(self, nodes: frozenset[int]) -> IDs:
-        """Give the free ids on these NUMA nodes."""
-        return frozenset(one for one in self.free if self.listing.touches(one, nodes))
+        """Return the free ids on these NUMA nodes."""
+        return frozenset(
+            identifier for identifier in self.free if self.listing.touches(identifier, nodes)
+        )
 
 
 def affinity(wants: Iterable[Want], nodes: Collection[int], manager: TopologyPolicy) -> Merged:
-    """Find the NUMA nodes that one container's devices should be on, as the kubelet does.
+    """Find the NUMA nodes for one container's devices, as the kubelet does.
 
-    Each resource that has a topology offers the sets of nodes that could serve it, and the Topology
-    Manager takes what one set of each shares; so with several resources the nodes need not suffice
-    for each. On a machine with many nodes the work is bounded (`policies/hints.py`).
+    Each resource with a topology offers the sets of nodes that could serve it, and the Topology
+    Manager takes the intersection of one set of each; so with several resources the nodes may not
+    suffice for each. On a machine with many nodes the work is bounded (`policies/hints.py`).
 
     Args:
-        wants: all that the container asks.
+        wants: all requests of the container.
         nodes: the NUMA nodes of the machine.
-        manager: what the Topology Manager demands.
+        manager: the Topology Manager's policy.
 
     Returns:
-        The nodes, None where any will do; and whether the container is let in.
+        The nodes, None for any nodes; and whether the container is admitted.
     """
     aligned = [want for want in wants if want.listing.nodes]
     if not aligned:
@@ -110,19 +112,19 @@ def affinity(wants: Iterable[Want], nodes: Collection[int], manager: TopologyPol
 
 
 def unaligned(wants: Iterable[Want], manager: TopologyPolicy) -> str:
-    """Say why `affinity` does not let a container in."""
+    """Return why `affinity` does not admit a container."""
     asked = " and ".join(f"{want.count} of {want.resource}" for want in wants if want.listing.nodes)
     return f"no NUMA nodes that topologyManagerPolicy {manager.value} accepts have {asked}"
 
 
 def choose(want: Want, nodes: frozenset[int] | None, prefer: Prefer) -> IDs:
-    """Choose the devices of one container: reusable ones, then aligned ones, then any.
+    """Choose the devices of one container: reusable devices, then aligned devices, then any.
 
-    The plugin is asked about what neither reuse nor alignment decides. Its answer is advice: ids
-    that are not free, or too many, are passed over, and what is missing is taken from the rest.
+    The plugin chooses where neither reuse nor alignment decides. Its answer is advice: ids that are
+    not free, and surplus ids, are ignored, and missing devices come from the rest.
 
     Raises:
-        NotEnoughDevices: fewer are free than asked for.
+        NotEnoughDevices: fewer are free than requested.
     """
     taken = _lowest(want.reusable, want.count)
     missing = want.count - len(taken)
@@ -145,7 +147,7 @@ def choose(want: Want, nodes: frozenset[int] | None, prefer: Prefer) -> IDs:
 
 
 def by_node(ids: IDs, listing: Listing) -> dict[int, tuple[str, ...]]:
-    """Group ids by NUMA node, those without one apart, as the kubelet's checkpoint does."""
+    """Return NUMA node → ids, with NO_NODE for ids without a node, as the kubelet's checkpoint."""
     grouped: dict[int, list[str]] = {}
     for identifier in sorted(ids, key=_number_like):
         for node in listing.nodes.get(identifier) or (NO_NODE,):
@@ -154,10 +156,10 @@ def by_node(ids: IDs, listing: Listing) -> dict[int, tuple[str, ...]]:
 
 
 def total_requests(pod: Pod) -> Counter[Resource]:
-    """Count what the scheduler sets aside for a pod, per resource.
+    """Return resource → the amount that the scheduler counts for a pod.
 
-    App containers and sidecars add up; a plain init container needs its own amount beside the
-    sidecars that started before it, and the largest moment counts.
+    App containers and sidecars add up; a plain init container needs its own amount in addition to
+    the sidecars that started before it. The largest sum at any time counts.
     """
     total: Counter[Resource] = Counter()
     started: Counter[Resource] = Counter()
@@ -175,13 +177,15 @@ def total_requests(pod: Pod) -> Counter[Resource]:
 
 
 def _hints(want: Want, nodes: Collection[int]) -> Sequence[TopologyHint]:
-    """Offer the sets of NUMA nodes that have enough, with everything reusable on them.
+    """Return the sets of NUMA nodes with enough devices that contain all reusable devices.
 
-    A device on several nodes counts on each; cpupool's are on one.
+    A device on several nodes counts on each node; cpupool's devices are on one node.
     """
 
     def by_node(ids: Iterable[str]) -> Counter[int]:
-        return Counter(node for one in ids for node in want.listing.nodes.get(one, ()))
+        return Counter(
+            node for identifier in ids for node in want.listing.nodes.get(identifier, ())
+        )
 
     capacity = dict.fromkeys(nodes, 0) | by_node(want.listing.nodes)
     available = by_node(want.free | want.reusable)

@@ -1,7 +1,7 @@
-"""A kubelet's device manager and podresources service, in small.
+"""A small kubelet: the device manager and the podresources service.
 
 It speaks the real protocols over real sockets and decides as the kubelet does, so the production
-roles run against it unchanged. It is a stand-in: it knows no resources but pools, keeps a lost
+roles run with it unchanged. Unlike the kubelet it has no resources except pools, keeps a lost
 plugin's devices for ever, and does not limit the rate of podresources calls.
 
 Sources: kubernetes pkg/kubelet/cm/devicemanager (manager.go, pod_devices.go) and
@@ -49,26 +49,26 @@ _UNEXPECTED: Final = "UnexpectedAdmissionError"
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What device plugins add to a container."""
+    """The environment and annotations that device plugins add to a container."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class EmbeddedKubelet:
-    """The stand-in. Use it as a context manager, or `start` and `stop` it.
+    """The small kubelet. Use it as a context manager, or `start` and `stop` it.
 
     Safe to call from any thread; admissions happen one after the other.
 
     Args:
-        folder: plays /var/lib/kubelet. A checkpoint in it is read at the start.
+        folder: the folder that stands for /var/lib/kubelet; `start` reads a checkpoint in it.
         names: the resource of each pool.
-        manager: its `topologyManagerPolicy`; the scope is the container. The NUMA nodes that it
-            knows are those that devices are on.
+        manager: its `topologyManagerPolicy`; the scope is the container. It knows only the NUMA
+            nodes of devices.
 
     Attributes:
-        static_cpus: what its CPU manager hands out; none while its policy is none. It says who has
-            which, and writes no cpuset.
+        static_cpus: the CPUs that its CPU manager gives out; empty under its policy none. The CPU
+            manager reports which container has which CPUs, and writes no cpuset.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EmbeddedKubelet:
             self._serving = opened.pop_all()
 
     def stop(self) -> None:
-        """Close both sockets and hang up on every plugin; the checkpoint stays."""
+        """Close both sockets and the connection to every plugin; the checkpoint stays."""
         self._serving.close()
         with self._changed:
             plugins = tuple(self._plugins.values())
@@ -138,10 +138,10 @@ class EmbeddedKubelet:
             plugin.stop()
 
     def restart(self) -> None:
-        """Do what a restart of the kubelet does to plugins: they must register again.
+        """Restart as the kubelet does: plugins must register again.
 
-        Known resources are at 0 until then. Pods stay, with the devices that the checkpoint names;
-        `admit` each of them again to see whether they may.
+        Known resources have no devices until then. Pods stay, with the devices in the checkpoint;
+        call `admit` for each pod again to check whether it may stay.
         """
         self.stop()
         with self._changed:
@@ -150,17 +150,17 @@ class EmbeddedKubelet:
         self._serve()
 
     def listing(self, resource: str) -> Listing:
-        """Give what is listed for a resource; empty for one that nobody has registered."""
+        """Return a resource's listed devices; none for a resource that no plugin has registered."""
         with self._changed:
             return self._listings.get(resource, Listing())
 
     def wait_for(
         self, resource: str, condition: Callable[[Listing], bool], timeout_s: float
     ) -> Listing:
-        """Wait until what is listed for a resource meets a condition.
+        """Wait until a resource's listed devices meet a condition.
 
         Raises:
-            RemoteProtocolError: it does not in time.
+            RemoteProtocolError: they do not meet it in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: condition(self.listing(resource)), timeout_s):
@@ -173,11 +173,11 @@ class EmbeddedKubelet:
             return self.listing(resource)
 
     def admit(self, pod: Pod) -> None:
-        """Give a pod its devices; of a pod that has them already, check that all are healthy.
+        """Allocate a pod's devices; if it has devices already, check that all are healthy.
 
         Raises:
-            PodRefused: it does not fit, a plugin refuses, or a device that it holds is no longer
-                healthy. It holds nothing then.
+            PodRefused: the pod does not fit, a plugin refuses, or a device that it holds is no
+                longer healthy. The pod then holds nothing.
         """
         with self._admission:
             try:
@@ -198,23 +198,23 @@ class EmbeddedKubelet:
     def remove_pod(self, uid: str) -> None:
         """Free the devices of a pod that has ended.
 
-        As with the kubelet, the checkpoint names it until the next list or allocation is saved.
+        As with the kubelet, the checkpoint names the pod until the next list or allocation.
         """
         self._ledger.remove(PodUID(uid))
         for ref in [ref for ref in self._alone if ref.pod == uid]:
             del self._alone[ref]
 
     def forget_cpus(self) -> None:
-        """Forget who has which CPUs alone, as a start without the CPU manager's state does."""
+        """Forget which container has which own CPUs, as a start without the CPU manager's state."""
         self._alone.clear()
 
     def run_options(self, ref: ContainerRef) -> RunOptions:
-        """Give what a container starts with, from the stored replies, and tell the plugins.
+        """Return a container's options from the stored answers, and announce its start to plugins.
 
-        Of a variable or annotation that two resources set, the first by name wins.
+        If two resources set the same variable or annotation, the first resource by name wins.
 
         Raises:
-            RemoteProtocolError: a plugin that wants to prepare the start does not.
+            RemoteProtocolError: a plugin fails to prepare the start.
         """
         grants = sorted(self._ledger.of(ref).items(), reverse=True)
         with self._changed:
@@ -264,11 +264,11 @@ class EmbeddedKubelet:
         try:
             self._save()
         except HostFileError as error:
-            # As the kubelet does: a full disk takes no device from anybody.
+            # As in the kubelet, a full disk takes no device from a container.
             log.warning("checkpoint not saved", error=error)
 
     def _check_fit(self, pod: Pod) -> None:
-        """Do the scheduler's part: compare counts with what the node advertises."""
+        """Check as the scheduler does: compare counts with the node's allocatable amounts."""
         others = [devices.total_requests(other) for other, _ in self._ledger.pods()]
         for pool, count in sorted(devices.total_requests(pod).items()):
             resource = self._names.resource(pool)
@@ -312,7 +312,7 @@ class EmbeddedKubelet:
             reusable[resource] = known | entry.ids if plain else known - entry.ids
 
     def _give_alone(self, pod: Pod, container: Container) -> None:
-        """Give a container CPUs of its own, if it gets some: the first that are free."""
+        """Allocate a container's own CPUs, if it gets some: the first free CPUs."""
         ref, wanted = ContainerRef(pod.uid, container.name), container.whole_cpus
         if not (self.static_cpus and wanted) or ref in self._alone:
             return
@@ -335,7 +335,7 @@ class EmbeddedKubelet:
         except RemoteProtocolError:
             if self._plugin(want.resource) is plugin:
                 raise
-            # A plugin that was answered late registers again, and hangs up where it was asked.
+            # A plugin that registers again closes its earlier connection during this call.
             return self._grant(ref, want, nodes)
         by_node = devices.by_node(ids, want.listing)
         entry = Entry(ref.pod, ref.name, want.resource, by_node, reply)

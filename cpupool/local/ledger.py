@@ -1,4 +1,4 @@
-"""Who holds which devices, as the kubelet's device manager keeps books of it, and its checkpoint.
+"""The devices that containers hold, in the kubelet's device manager and in its checkpoint.
 
 Source: kubernetes pkg/kubelet/cm/devicemanager/pod_devices.go.
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """The pods that are in, and the devices of each container; safe to use from any thread.
+    """The admitted pods, and the devices of each container; safe to use from any thread.
 
     Args:
-        checkpoint: the file that it is saved in.
+        checkpoint: the checkpoint file.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -36,7 +36,7 @@ class Ledger:
         self._active: dict[PodUID, Pod] = {}
 
     def restore(self) -> tuple[str, ...]:
-        """Take devices from the checkpoint; give the resources that it knows.
+        """Read devices from the checkpoint; return the resources that it knows.
 
         Raises:
             RemoteProtocolError: it is damaged.
@@ -51,7 +51,7 @@ class Ledger:
         return tuple(saved.registered)
 
     def restart(self) -> None:
-        """Forget all but what the checkpoint names of pods that are in.
+        """Forget all devices except those in the checkpoint of admitted pods.
 
         Raises:
             RemoteProtocolError: it is damaged.
@@ -68,12 +68,12 @@ class Ledger:
         """Write the checkpoint.
 
         Args:
-            registered: gives resource → its healthy ids.
+            registered: returns resource → its healthy ids.
 
         Raises:
             HostFileError: it cannot be written.
         """
-        # Who comes later has the newer facts, so each looks at them in its turn.
+        # A later caller has newer facts, so each caller reads them in its turn.
         with self._saving:
             healthy = {resource: tuple(ids) for resource, ids in registered().items()}
             with self._lock:
@@ -82,40 +82,40 @@ class Ledger:
             files.write_atomically(self._checkpoint, data)
 
     def enter(self, pod: Pod) -> None:
-        """Count a pod in."""
+        """Add an admitted pod."""
         with self._lock:
             self._active[pod.uid] = pod
 
     def remove(self, uid: PodUID) -> None:
-        """Count a pod out, and free what it holds."""
+        """Remove a pod, and free its devices."""
         with self._lock:
             self._active.pop(uid, None)
             for ref in [ref for ref in self._grants if ref.pod == uid]:
                 del self._grants[ref]
 
     def give(self, ref: ContainerRef, entry: Entry) -> None:
-        """Note what a container gets of one resource."""
+        """Record a container's devices of one resource."""
         with self._lock:
             self._grants.setdefault(ref, {})[entry.resource] = entry
 
     def of(self, ref: ContainerRef) -> dict[str, Entry]:
-        """Give what a container holds, by resource."""
+        """Return resource → the devices that a container holds."""
         with self._lock:
             return dict(self._grants.get(ref, {}))
 
     def knows(self, uid: PodUID) -> bool:
-        """Tell whether a pod holds anything."""
+        """Return whether a pod holds anything."""
         with self._lock:
             return any(ref.pod == uid for ref in self._grants)
 
     def taken(self, resource: str) -> IDs:
-        """Give the ids of a resource that somebody holds."""
+        """Return the ids of a resource that containers hold."""
         with self._lock:
             held = [held[resource].ids for held in self._grants.values() if resource in held]
         return frozenset().union(*held)
 
     def pods(self) -> list[tuple[Pod, dict[str, tuple[Entry, ...]]]]:
-        """List the pods that are in, each with what its containers hold by their names."""
+        """Return the admitted pods, each with container name → its devices."""
         with self._lock:
             return [
                 (

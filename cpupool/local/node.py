@@ -1,7 +1,7 @@
-"""The embedded node: a kubelet and a runtime in small, and the pods that run on them.
+"""The embedded node: a small kubelet, a small runtime, and the pods that run on them.
 
-The production roles see what they see on a real node: sockets, a checkpoint, cgroups, processes and
-pod bodies. There is no API server; pods are handed in, and the node itself is the source of pods.
+The production roles find the same as on a real node: sockets, a checkpoint, cgroups, processes and
+pod bodies. There is no API server; the caller adds pods, and the node itself is the source of pods.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from cpupool.local.cgroups import Cgroups
 
 SANDBOX: Final = ""
-"""The name under which a pod's sandbox is listed; no container can have it."""
+"""The name of a pod's sandbox; no container can have it."""
 _SIGKILL_EXIT: Final = 137
 
 
 class EmbeddedNode:
     """One node. Use it as a context manager: it ends every process and closes every socket.
 
-    Pods are started, changed and deleted by one thread; any thread may look.
+    Only one thread starts, changes and deletes pods; any thread may read.
 
     Args:
-        folder: plays `/` for the kubelet and cpupool; its path has at most 40 bytes.
-        cgroups: where containers live.
+        folder: stands for `/` of the kubelet and cpupool; its path has at most 40 bytes.
+        cgroups: the cgroups of containers.
         names: the resource of each pool.
-        sysfs: the topology that the node is to have.
+        sysfs: the node's topology.
         manager: the kubelet's `topologyManagerPolicy`.
-        changed: called after each change of a pod, on the thread that makes it.
+        changed: called after each change of a pod, in the thread that makes it.
 
     Attributes:
-        root: where the node's trees are.
+        root: the places of the node's folders.
         cgroup_root: the kubelet's `--cgroup-root`.
-        kubelet: the stand-in.
+        kubelet: the small kubelet.
     """
 
     def __init__(
@@ -85,25 +85,25 @@ class EmbeddedNode:
         self._opened.close()
 
     def pods(self) -> tuple[Pod, ...]:
-        """Give every pod of the node, as a `PodSource`."""
+        """Return every pod of the node, as a `PodSource`."""
         with self._lock:
             return tuple(hosted.pod for hosted in self._pods.values())
 
     def bodies(self) -> dict[str, Any]:
-        """Give the pods as a PodList, as `kubectl get pods -A -o json` prints it."""
+        """Return the pods as a PodList, as `kubectl get pods -A -o json` prints it."""
         with self._lock:
             items = [hosted.body for hosted in self._pods.values()]
         return {"apiVersion": "v1", "kind": "PodList", "items": items}
 
     def processes(self) -> tuple[ContainerProcess, ...]:
-        """List what runs, each pod's sandbox first."""
+        """Return the running processes, each pod's sandbox first."""
         with self._lock:
             return tuple(
                 process for hosted in self._pods.values() for process in hosted.processes()
             )
 
     def path_of(self, process: ContainerProcess) -> str:
-        """Give a process's cgroup as `CgroupFS` takes it: relative to the hierarchy's base."""
+        """Return a process's cgroup, relative to the hierarchy's base, for `CgroupFS`."""
         return f"{self.cgroup_root}/{process.instance.cgroup}".strip("/")
 
     def run_pod(
@@ -112,17 +112,17 @@ class EmbeddedNode:
         """Admit a pod and start its containers, init containers one after the other.
 
         Args:
-            body: a manifest; UID and status are made here.
+            body: a manifest without UID and status.
             during_init: called with the pod and the container's name while a plain init container
-                runs, which ends when this returns.
+                runs; the container ends when the call returns.
 
         Raises:
-            ManifestError: the body is no pod, or a pod of its name is here.
-            PodRefused: the scheduler or the kubelet does not take it; the node has no such pod.
+            ManifestError: the body is not a pod, or the node has a pod with its name.
+            PodRefused: the scheduler or the kubelet refuses it; the node does not have the pod.
         """
         hosted = HostedPod(views.created(body, str(uuid.uuid4())), self._names)
         pod = hosted.pod
-        if any((pod.namespace, pod.name) == (one.namespace, one.name) for one in self.pods()):
+        if any((pod.namespace, pod.name) == (other.namespace, other.name) for other in self.pods()):
             raise ManifestError(
                 f"pod {pod.namespace}/{pod.name}", "metadata.name", "a pod of this name is here"
             )
@@ -152,11 +152,11 @@ class EmbeddedNode:
         self.kubelet.remove_pod(_as_kubelet_knows(hosted.pod).uid)
 
     def finish_pod(self, uid: PodUID) -> None:
-        """Let every container of a pod end well; the pod stays listed and holds nothing."""
+        """End every container of a pod with success; the pod stays listed and holds nothing."""
         self._finish(self._pods[uid], 0, {"phase": "Succeeded"})
 
     def restart_container(self, uid: PodUID, name: str) -> None:
-        """Let a container fail and start it again, with the devices that it has."""
+        """End a container with an error and start it again, with its devices."""
         hosted = self._pods[uid]
         self._end(hosted, name, 1)
         self._start(hosted, name)
@@ -165,7 +165,7 @@ class EmbeddedNode:
         """Start an ephemeral container in a running pod, as `kubectl debug` does.
 
         Raises:
-            ManifestError: it is no container, or its name is taken.
+            ManifestError: it is not a container, or its name is taken.
         """
         hosted = self._pods[uid]
         with self._changing():
@@ -173,10 +173,10 @@ class EmbeddedNode:
         self._start(hosted, hosted.pod.containers[-1].name)
 
     def admit_again(self) -> dict[PodUID, PodRefused]:
-        """Let the kubelet look at every running pod anew, as it does after a restart.
+        """Admit every running pod again, as the kubelet does after a restart.
 
         Returns:
-            The pods that it refused; they have failed.
+            The pods that the kubelet refused; they have failed.
         """
         refused: dict[PodUID, PodRefused] = {}
         for hosted in [hosted for hosted in self._pods.values() if not hosted.pod.finished]:
@@ -225,5 +225,5 @@ class EmbeddedNode:
 
 
 def _as_kubelet_knows(pod: Pod) -> Pod:
-    """Give a pod under the UID that the kubelet uses: of a static pod, its config hash."""
+    """Return a pod with the UID that the kubelet uses: for a static pod its config hash."""
     return replace(pod, uid=PodUID(pod.cgroup_uid))

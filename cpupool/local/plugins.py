@@ -46,8 +46,8 @@ class Plugin:
 
     Args:
         resource: the extended resource that it provides.
-        socket: where it serves.
-        listed: called on the watching thread with each list, and with None when the stream ends.
+        socket: its socket.
+        listed: called in the watching thread with each list, and with None when the stream ends.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Plugin:
         self._watcher = threading.Thread(target=self._watch, name=f"watch {resource}", daemon=True)
 
     def ask_options(self) -> None:
-        """Learn what the plugin wants to be asked.
+        """Ask the plugin which optional calls it wants.
 
         Raises:
             RemoteProtocolError: it does not answer.
@@ -71,17 +71,17 @@ class Plugin:
             self._options = self._stub.GetDevicePluginOptions(Empty(), timeout=_CALL_S)
 
     def watch(self) -> None:
-        """Begin to watch its devices, on a thread of its own."""
+        """Start to watch its devices, in a new thread."""
         self._watcher.start()
 
     def stop(self) -> None:
-        """Hang up and wait for the watching thread."""
+        """Close the connection and wait for the watching thread."""
         self._channel.close()
         if self._watcher.is_alive():
             self._watcher.join()
 
     def prefer(self, available: IDs, must_include: IDs, size: int) -> IDs:
-        """Ask which devices it would rather give; empty where it has no opinion.
+        """Ask which devices it prefers; return none where it has no preference.
 
         Raises:
             RemoteProtocolError: it refuses, or does not answer.
@@ -102,7 +102,7 @@ class Plugin:
         return frozenset().union(*(answer.deviceIDs for answer in answers.container_responses[:1]))
 
     def allocate(self, ids: Iterable[str]) -> ContainerAllocateResponse:
-        """Tell it that one container gets these devices.
+        """Allocate these devices for one container.
 
         Raises:
             RemoteProtocolError: it refuses, or does not answer.
@@ -116,7 +116,7 @@ class Plugin:
         return answer
 
     def pre_start(self, ids: Iterable[str]) -> None:
-        """Announce the start of a container with these devices, if it wants to know.
+        """Announce the start of a container with these devices, if the plugin wants it.
 
         Raises:
             RemoteProtocolError: it refuses, or does not answer.

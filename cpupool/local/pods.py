@@ -1,6 +1,6 @@
 """A pod of the embedded node, with the status that a kubelet would report.
 
-Bodies are replaced, never changed, so whoever holds one may read it from any thread.
+Bodies are replaced, never changed, so any thread may read a body.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ContainerProcess:
         pod: its pod.
         container: the container's name; empty for the pod's sandbox.
         instance: its id, pid, cgroup and environment.
-        annotations: what the device plugins have put on the container.
+        annotations: the container's annotations from the device plugins.
     """
 
     pod: Pod
@@ -47,7 +47,7 @@ class ContainerProcess:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def cpus_allowed(self) -> CPUSet:
-        """Ask the kernel on which CPUs it runs.
+        """Read from the kernel the CPUs on which it may run.
 
         Raises:
             FileNotFoundError: it has ended.
@@ -56,20 +56,20 @@ class ContainerProcess:
 
 
 class HostedPod:
-    """A pod and what runs of it.
+    """A pod and its running containers.
 
     Args:
-        body: as the API server has it.
+        body: the body in the API server.
         names: the resource of each pool.
 
     Attributes:
-        body: with the status of now.
-        pod: what cpupool reads in the body.
+        body: the body with the present status.
+        pod: the body as cpupool's value.
         environments: container name → the variables of its spec.
         running: container name → its instance, the sandbox under the empty name.
 
     Raises:
-        ManifestError: the body is no pod.
+        ManifestError: the body is not a pod.
     """
 
     def __init__(self, body: views.Body, names: Names) -> None:
@@ -84,7 +84,7 @@ class HostedPod:
         """Take a new body, as after an update through the API server.
 
         Raises:
-            ManifestError: it is no pod; nothing is changed.
+            ManifestError: it is not a pod; nothing is changed.
         """
         pod = views.pod(body, self._names)
         self.environments = {
@@ -94,13 +94,13 @@ class HostedPod:
         self._report()
 
     def with_ephemeral(self, container: Mapping[str, Any]) -> views.Body:
-        """Give the body with one more ephemeral container."""
+        """Return the body with one more ephemeral container."""
         spec = self.body["spec"]
         added = [*(spec.get("ephemeralContainers") or []), copy.deepcopy(container)]
         return {**self.body, "spec": {**spec, "ephemeralContainers": added}}
 
     def processes(self) -> Iterator[ContainerProcess]:
-        """List what runs."""
+        """Return the running processes."""
         for name, instance in self.running.items():
             yield ContainerProcess(self.pod, name, instance, self._annotations.get(name, {}))
 
@@ -139,7 +139,7 @@ class HostedPod:
         self._report()
 
     def finished(self, phase: Mapping[str, str]) -> None:
-        """Report that the pod is over: phase, and where it failed reason and message."""
+        """Report that the pod has ended: phase, and for a failure reason and message."""
         self._phase = phase
         self._report()
 

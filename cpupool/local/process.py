@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 _WAIT_S: Final = 10.0
 _SCRIPT: Final = "read -r _ && read -r _"
-"""The first line lets it go on; the second never comes, so it lives until it is killed or whoever
-holds the other end of the pipe has ended. `read` is the shell's own: nothing else is started."""
+"""The first line releases the process. The second line never comes, so the process lives until it
+is killed or its parent has ended. `read` is a shell builtin: no other process starts."""
 
 
 class Process:
     """A process that waits to be released, and then does nothing.
 
-    It is in no terminal's foreground, so Ctrl-C does not reach it.
+    It has its own session, so Ctrl-C does not reach it.
 
     Args:
-        label: shown by ps(1).
+        label: for ps(1).
         environment: its whole environment.
     """
 
@@ -45,13 +45,13 @@ class Process:
         self.kill()
 
     def release(self) -> None:
-        """Let it run its own first instruction."""
+        """Release the process: it runs its own first instruction."""
         if self._popen.stdin:
             self._popen.stdin.write(b"\n")
             self._popen.stdin.flush()
 
     def kill(self) -> None:
-        """End it and wait until it is gone."""
+        """Kill the process and wait for its end."""
         self._popen.kill()
         self._popen.wait(_WAIT_S)
         if self._popen.stdin:
@@ -59,7 +59,7 @@ class Process:
 
 
 def cpus_allowed(pid: int, proc: Path = Path("/proc")) -> CPUSet:
-    """Read the CPUs on which the kernel lets a process run (proc_pid_status(5)).
+    """Read the CPUs on which a process may run (proc_pid_status(5)).
 
     Raises:
         FileNotFoundError: the process has ended.

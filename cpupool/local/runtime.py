@@ -1,6 +1,6 @@
-"""A container runtime in small: containers are host processes in cgroups named as containerd's.
+"""A small container runtime: containers are host processes in cgroups with containerd's names.
 
-No image is pulled; a process that does nothing stands for the program. The tree is that of the
+It pulls no image; an idle process stands for the program. The cgroups have the names of the
 cgroupfs driver (kubernetes: pkg/kubelet/cm/cgroup_manager_linux.go).
 """
 
@@ -29,7 +29,7 @@ class Instance:
         id: 64 hexadecimal digits.
         pid: its process.
         cgroup: its cgroup, relative to the kubelet's cgroup root.
-        environment: what the process started with.
+        environment: the environment of the process.
     """
 
     id: ContainerID
@@ -39,10 +39,10 @@ class Instance:
 
 
 class EmbeddedRuntime:
-    """Starts and stops containers. Use it as a context manager: it leaves nothing behind.
+    """The small runtime. Use it as a context manager: at its end it removes all containers.
 
     Args:
-        cgroups: where containers live.
+        cgroups: the cgroups of containers.
     """
 
     def __init__(self, cgroups: Cgroups) -> None:
@@ -78,12 +78,12 @@ class EmbeddedRuntime:
         self._cgroups.remove(instance.cgroup)
 
     def remove_pod(self, pod: Pod) -> None:
-        """Remove a pod's cgroup, when its containers have been stopped."""
+        """Remove a pod's cgroup, after its containers have stopped."""
         self._cgroups.remove(pod_cgroup(pod))
 
 
 def pod_cgroup(pod: Pod) -> str:
-    """Name a pod's cgroup below the kubelet's cgroup root; a Guaranteed pod has no QoS level."""
+    """Return a pod's cgroup below the kubelet's cgroup root; a Guaranteed pod has no QoS level."""
     parts = ["kubepods", f"pod{pod.cgroup_uid}"]
     if pod.qos is not None and pod.qos is not QoSClass.GUARANTEED:
         parts.insert(1, pod.qos.value.lower())

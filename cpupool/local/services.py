@@ -29,7 +29,7 @@ _GRACE_S: Final = 2.0
 
 @contextmanager
 def serving(socket: Path, opened: ExitStack) -> Iterator[grpc.Server]:
-    """Make a server, let the caller add its service, and serve until `opened` is closed."""
+    """Yield a server to which the caller adds its service; then serve until `opened` is closed."""
     pool = opened.enter_context(ThreadPoolExecutor(_WORKERS))
     server = grpc.server(pool)
     yield server
@@ -46,7 +46,7 @@ def serving(socket: Path, opened: ExitStack) -> Iterator[grpc.Server]:
 
 
 class Registration(deviceplugin_pb2_grpc.RegistrationServicer):
-    """Takes registrations.
+    """The service for registrations.
 
     Args:
         register: called with version, endpoint and resource; a CPUPoolError refuses.
@@ -67,13 +67,13 @@ class Registration(deviceplugin_pb2_grpc.RegistrationServicer):
 
 
 class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
-    """Lists who has what.
+    """The podresources service.
 
     Args:
-        pods: gives the active pods, each with what its containers hold by their names.
-        allocatable: gives resource → what its plugin lists.
-        cpus: gives the CPUs of a static CPU manager; none under the policy none.
-        alone: gives those that it gave a container.
+        pods: returns the active pods, each with container name → its devices.
+        allocatable: returns resource → the list of its plugin.
+        cpus: returns the CPUs of a static CPU manager; none under the policy none.
+        alone: returns the CPUs that this CPU manager gave a container.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     def GetAllocatableResources(  # noqa: N802
         self, _request: object, _context: object
     ) -> podresources_pb2.AllocatableResourcesResponse:
-        """Answer with what can be given out."""
+        """Answer with the healthy devices and the CPU manager's CPUs."""
         healthy = (
             (resource, devices.by_node(found.healthy, found))
             for resource, found in self._allocatable().items()
@@ -113,7 +113,7 @@ def _pod(
     held: Mapping[str, Iterable[Entry]],
     alone: Callable[[ContainerRef], Iterable[int]],
 ) -> podresources_pb2.PodResources:
-    """Write a pod as the kubelet does: plain init containers are left out."""
+    """Return a pod as in the kubelet's answer: without plain init containers."""
     return podresources_pb2.PodResources(
         name=pod.name,
         namespace=pod.namespace,
@@ -134,7 +134,7 @@ def _pod(
 def _container_devices(
     held: Iterable[tuple[str, Mapping[int, tuple[str, ...]]]],
 ) -> Iterator[podresources_pb2.ContainerDevices]:
-    """Write devices as the kubelet does: each id by itself, once per NUMA node."""
+    """Yield devices as in the kubelet's answer: each id by itself, once per NUMA node."""
     for resource, by_node in held:
         for node, ids in by_node.items():
             for identifier in ids:

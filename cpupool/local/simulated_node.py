@@ -1,9 +1,9 @@
-"""A node of which nothing is real: who holds which CPUs, and how the next pod would be placed.
+"""A simulated node: the pods with their CPUs, and the placement of the next pod.
 
-It decides as the real one does: the scheduler counts, the kubelet's Topology Manager aligns, its
-device manager uses init containers' devices again and asks for advice about the rest
+It decides as a real node does: the scheduler counts, the kubelet's Topology Manager aligns, its
+device manager reuses init containers' devices and asks for advice about the rest
 (`local/devices.py` and `policies/hints.py` name the sources). The advice comes from a chooser, so
-that choosers can be compared.
+that a simulation can compare choosers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Chooser(Protocol):
-    """Chooses CPUs of an exclusive pool, as `policies.pool_choice.prefer` does."""
+    """A function that chooses CPUs of an exclusive pool, as `policies.pool_choice.prefer` does."""
 
     def __call__(
         self,
@@ -51,19 +51,19 @@ class Chooser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """What a container gets of one pool, or why it gets nothing.
+class PlacementRecord:
+    """A container's CPUs of one pool, or why it gets none.
 
     Attributes:
         at_s: when its pod came.
         container: `namespace/pod/container`.
         pool: the pool.
-        requested: CPUs of an exclusive pool, milli-CPUs of a shared one; 1 of OpenShift's.
-        cpus: where it runs.
-        nodes: the NUMA nodes of these.
+        requested: CPUs of an exclusive pool, milli-CPUs of a shared pool; 1 of OpenShift's.
+        cpus: the CPUs that it runs on.
+        nodes: the NUMA nodes of these CPUs.
         caches: the indices of their L3 caches.
-        steps: how the CPUs were chosen.
-        refused: why the pod was refused; empty where it was not.
+        steps: the reasons of the choice.
+        refused: why the pod was refused; empty for an admitted pod.
     """
 
     at_s: float
@@ -79,17 +79,17 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The node after something has happened.
+    """The node after an event.
 
     Attributes:
-        at_s: when.
+        at_s: the time of the event.
         utilisation: the share of the exclusive pools' CPUs that pods hold.
-        fragmentation: how scattered the free ones are over NUMA nodes
-            (`policies.fragmentation.score`); of several pools the mean by size.
+        fragmentation: how scattered the free CPUs are over NUMA nodes
+            (`policies.fragmentation.score`); for several pools the mean by size.
         largest_block: the most CPUs of one pool that are free on one NUMA node.
-        on_one_node: of the running containers that could be on one NUMA node if the pool were
-            empty, the share that is; None without any.
-        behind_one_cache: likewise for L3 caches.
+        on_one_node: the share of containers on one NUMA node, among the running containers that
+            could be on one node if the pool were empty; None without such containers.
+        behind_one_cache: the same for L3 caches.
     """
 
     at_s: float
@@ -100,23 +100,23 @@ class Moment:
     behind_one_cache: float | None
 
 
-def called(pod: Pod, container: Container) -> str:
-    """Name a container of the node."""
+def container_name(pod: Pod, container: Container) -> str:
+    """Return `namespace/pod/container`."""
     return f"{pod.namespace}/{pod.name}/{container.name}"
 
 
 @dataclass(slots=True)
-class Admitted:
-    """A pod and what it holds.
+class SimulatedPod:
+    """A pod and its devices.
 
     Attributes:
         pod: the pod.
         at_s: when it came.
-        promised: what the scheduler counts for it, per pool.
-        devices: pool → ids that it holds, of exclusive pools.
-        reusable: pool → those of them that its finished init containers had.
-        placements: what each container got.
-        alignment: how its containers lie.
+        promised: pool → the amount that the scheduler counts for it.
+        devices: exclusive pool → ids that it holds.
+        reusable: exclusive pool → the ids that its finished init containers had.
+        placements: the CPUs of each container.
+        alignment: the alignment of its containers.
     """
 
     pod: Pod
@@ -124,23 +124,23 @@ class Admitted:
     promised: Counter[Resource]
     devices: dict[str, IDs] = field(default_factory=dict)
     reusable: dict[str, IDs] = field(default_factory=dict)
-    placements: list[Placement] = field(default_factory=list)
+    placements: list[PlacementRecord] = field(default_factory=list)
     alignment: Alignment = field(default_factory=Alignment)
 
     def refusal(self, container: Container, reason: str, what: str) -> PodRefused:
-        """Say why the pod does not come in."""
+        """Return the error for a refused pod."""
         name = f"{self.pod.namespace}/{self.pod.name}"
         return PodRefused(name, reason, f"{container.name}: {what}")
 
     def take(self, pool: str, kind: ContainerKind, ids: IDs) -> None:
-        """Give a container devices; those of a plain init container can be used again."""
+        """Add a container's devices; the pod can reuse those of a plain init container."""
         self.devices[pool] = self.devices.get(pool, frozenset()) | ids
         known = self.reusable.get(pool, frozenset())
         self.reusable[pool] = known | ids if kind is ContainerKind.INIT else known - ids
 
 
-class Node:
-    """The node as it is now."""
+class SimulatedNode:
+    """The present state of the simulated node."""
 
     def __init__(
         self,
@@ -163,16 +163,16 @@ class Node:
         self._chooser = chooser
         self._manager = manager
         self._promised: Counter[Resource] = Counter()
-        self._running: dict[PodUID, Admitted] = {}
+        self._running: dict[PodUID, SimulatedPod] = {}
         self._alignment = Alignment()
 
-    def admit(self, pod: Pod, at_s: float) -> Admitted:
-        """Give a pod what it asks for.
+    def admit(self, pod: Pod, at_s: float) -> SimulatedPod:
+        """Admit a pod.
 
         Raises:
             PodRefused: it does not fit; nothing is changed.
         """
-        admitted = Admitted(pod, at_s, devices.total_requests(pod))
+        admitted = SimulatedPod(pod, at_s, devices.total_requests(pod))
         self._check_fit(admitted)
         for container in pod.containers:
             try:
@@ -187,20 +187,20 @@ class Node:
         return admitted
 
     def end(self, pod: Pod) -> None:
-        """Free what a pod holds; one that was refused holds nothing."""
+        """Free a pod's devices; a refused pod has none."""
         if admitted := self._running.pop(pod.uid, None):
             for pool, ids in admitted.devices.items():
                 self._exclusive[pool].give_back(ids)
             self._promised.subtract(admitted.promised)
             self._alignment.remove(admitted.alignment)
 
-    def placements(self) -> Iterator[Placement]:
-        """List what is in place."""
+    def placements(self) -> Iterator[PlacementRecord]:
+        """Yield the CPUs of each running container."""
         for admitted in self._running.values():
             yield from admitted.placements
 
     def moment(self, at_s: float) -> Moment:
-        """Measure."""
+        """Return the present measurements."""
         pools = self._exclusive.values()
         size = sum(pool.size for pool in pools) or 1
         return Moment(
@@ -212,8 +212,8 @@ class Node:
             self._alignment.share(Level.UNCORE),
         )
 
-    def _check_fit(self, admitted: Admitted) -> None:
-        """Do the scheduler's part: compare counts."""
+    def _check_fit(self, admitted: SimulatedPod) -> None:
+        """Check as the scheduler does: compare counts."""
         name = f"{admitted.pod.namespace}/{admitted.pod.name}"
         for pool, count in sorted(admitted.promised.items()):
             capacity = self._capacity.get(pool)
@@ -226,12 +226,12 @@ class Node:
                 what = f"{pool}: {count} requested, {free} free of {capacity}"
                 raise PodRefused(name, "Unschedulable", what)
 
-    def _place(self, admitted: Admitted, container: Container) -> None:
+    def _place(self, admitted: SimulatedPod, container: Container) -> None:
         """Choose the CPUs of one container.
 
         Raises:
-            PodRefused: the Topology Manager does not let it in.
-            AllocationError: a pool cannot give what it promises.
+            PodRefused: the Topology Manager refuses it.
+            AllocationError: a pool cannot serve the request.
         """
         wants = [
             self._exclusive[pool].want(
@@ -269,7 +269,7 @@ class Node:
             found = exclusive_cpus(want.on(nodes) | want.reusable)
             at = f"{self._manager.value}: NUMA nodes {format_ids(sorted(nodes))}"
             steps.append(Step("topologyManagerPolicy", at, found))
-        # Which pod holds a device no plugin is told: one's own other containers are others, too.
+        # A plugin does not know which pod holds a device: the pod's own containers count as others.
         held = pool.layout.cpus - exclusive_cpus(want.free)
         advised: list[Step] = []
 
@@ -297,7 +297,7 @@ class Node:
 
     def _note(
         self,
-        admitted: Admitted,
+        admitted: SimulatedPod,
         container: Container,
         pool: str,
         cpus: CPUSet,
@@ -308,9 +308,9 @@ class Node:
         running = cpus & self._topology.online
         infos = [self._topology.cpus[cpu] for cpu in running]
         admitted.placements.append(
-            Placement(
+            PlacementRecord(
                 admitted.at_s,
-                called(admitted.pod, container),
+                container_name(admitted.pod, container),
                 pool,
                 count,
                 running,

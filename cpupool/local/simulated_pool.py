@@ -1,4 +1,4 @@
-"""An exclusive pool of which nothing is real: what it has to give, and what is free."""
+"""A simulated exclusive pool: its devices, and the free devices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SimulatedPool:
-    """An exclusive pool, and what pods hold of it.
+    """An exclusive pool, and the devices that pods hold.
 
     Attributes:
-        offer: what the pool offers.
-        listing: what its plugin lists.
-        layout: the CPUs that can be given out, free or not.
+        offer: the pool's offer.
+        listing: the list of its plugin.
+        layout: the healthy CPUs, free or not.
         free: the ids that no pod holds.
         free_cpus: the same as CPUs.
     """
@@ -35,7 +35,7 @@ class SimulatedPool:
 
     @classmethod
     def of(cls, pool: Advertised, topology: CPUTopology) -> SimulatedPool:
-        """List all that a pool has to give."""
+        """Return a pool with all devices free."""
         offer = Offer.of(pool, topology, CPUSet(), ())
         healthy = frozenset(device.id for device in offer if device.healthy)
         nodes = {device.id: (device.node,) for device in offer if device.node is not None}
@@ -45,33 +45,33 @@ class SimulatedPool:
 
     @property
     def size(self) -> int:
-        """Count the devices, free or not."""
+        """The number of devices, free or not."""
         return len(self.listing.healthy)
 
     def want(self, count: int, held: IDs, reusable: IDs) -> Want:
-        """Say what a container wants.
+        """Return a container's request.
 
         Args:
             count: how many devices.
-            held: those that its own pod has already.
-            reusable: those of them that the pod's finished init containers had.
+            held: the ids that its own pod has already.
+            reusable: the ids that the pod's finished init containers had.
         """
         return Want(self.offer.resource.name, count, self.listing, self.free - held, reusable)
 
     def take(self, ids: IDs) -> None:
-        """Let a pod hold devices."""
+        """Mark devices as held by a pod."""
         self.free -= ids
         self.free_cpus -= exclusive_cpus(ids)
 
     def give_back(self, ids: IDs) -> None:
-        """Free what a pod has held."""
+        """Free devices of a pod."""
         self.free |= ids
         self.free_cpus |= exclusive_cpus(ids)
 
     def fragmentation(self) -> float:
-        """Tell how scattered over NUMA nodes the free CPUs are."""
+        """Return how scattered the free CPUs are over NUMA nodes, 0 to 1."""
         return fragmentation.score(self.free_cpus, self.layout.groups[Level.NODE].values())
 
     def largest_block(self) -> int:
-        """Count the most CPUs that are free on one NUMA node."""
+        """Return the most CPUs that are free on one NUMA node."""
         return max(map(len, self.layout.free(Level.NODE, self.free_cpus).values()), default=0)

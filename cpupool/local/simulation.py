@@ -1,7 +1,7 @@
-"""What if: where pods would land on a machine with given pools, under one policy or another.
+"""The simulation: the placement of pods on a machine with given pools, under several policies.
 
-A function of values: the machine, its pools, and a trace of pods that come and go. A pod that does
-not fit does not wait: it is refused, with the reason.
+It is a function of values: the machine, its pools, and a trace of pods that come and go. A pod that
+does not fit does not wait: it is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cpupool.core.errors import PodRefused, refuse_errors
 from cpupool.core.pool_policy import NUMAPolicy
 from cpupool.core.pools import NodePools, PoolKind
 from cpupool.local.alignment import Alignment
-from cpupool.local.simulated_node import Node, Placement, called
+from cpupool.local.simulated_node import PlacementRecord, SimulatedNode, container_name
 from cpupool.policies import pool_choice
 from cpupool.policies.base import Choice, Step
 from cpupool.policies.hints import TopologyPolicy
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from cpupool.core.pools import Pool
     from cpupool.core.topology import CPUTopology
-    from cpupool.local.simulated_node import Admitted, Chooser, Moment
+    from cpupool.local.simulated_node import Chooser, Moment, SimulatedPod
     from cpupool.local.workload import Event
 
 POOL: Final = "pool"
 FIRST_FIT: Final = "first-fit"
 KUBELET_PACKED: Final = "kubelet-packed"
 POLICIES: Final = (POOL, FIRST_FIT, KUBELET_PACKED, *(policy.value for policy in NUMAPolicy))
-"""The policies that can be compared; those after the first three stand for a `numaPolicy`."""
+"""The policies to compare; those after the first three are values of `numaPolicy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in numbers.
+    """The numbers of a run.
 
     Attributes:
-        admitted: pods that fitted.
-        refused: pods that did not.
-        on_one_node: of all containers that could be placed on one NUMA node if the pool were
-            empty, the share that was; None without any.
-        behind_one_cache: likewise for L3 caches.
+        admitted: how many pods fitted.
+        refused: how many pods did not fit.
+        on_one_node: the share of containers on one NUMA node, among the containers that could be on
+            one node if the pool were empty; None without such containers.
+        behind_one_cache: the same for L3 caches.
         utilisation: the mean of `Moment.utilisation` over time; the last where no time passes.
-        fragmentation: likewise.
-        fragmentation_at_end: that of the last moment.
-        largest_block_at_end: likewise.
+        fragmentation: the same of `Moment.fragmentation`.
+        fragmentation_at_end: the fragmentation of the last moment.
+        largest_block_at_end: the largest block of the last moment.
     """
 
     admitted: int
@@ -78,21 +78,21 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of the pods.
+class SimulationResult:
+    """The result of a run.
 
     Attributes:
-        summary: in numbers.
-        series: the node over time, one moment for each time at which something happened.
-        placements: what containers got, or did not get, in the order of their coming.
-        running: those of them that are in place at the end.
+        summary: the numbers.
+        series: the node over time, one moment for each time with an event.
+        placements: the CPUs of containers, or their refusals, in the order of arrival.
+        running: the placements of pods that run at the end.
         refusals: the pods that did not fit.
     """
 
     summary: Summary
     series: tuple[Moment, ...]
-    placements: tuple[Placement, ...]
-    running: tuple[Placement, ...]
+    placements: tuple[PlacementRecord, ...]
+    running: tuple[PlacementRecord, ...]
     refusals: tuple[Refusal, ...]
 
 
@@ -104,14 +104,14 @@ def compare(
     *,
     manager: TopologyPolicy = TopologyPolicy.NONE,
     tell: Callable[[], None] = lambda: None,
-) -> dict[str, Outcome]:
+) -> dict[str, SimulationResult]:
     """Run the same events under several policies.
 
     Args:
         topology: the machine.
-        node_pools: its pools, which fit it.
+        node_pools: its pools, which are valid on the machine.
         events: pods that come and go, in the order of time; at least one.
-        policies: of `POLICIES`.
+        policies: some of `POLICIES`.
         manager: the kubelet's Topology Manager policy.
         tell: called after each event of each policy.
 
@@ -120,21 +120,21 @@ def compare(
     """
     trace = tuple(events)
 
-    def told() -> Iterator[Event]:
+    def reported() -> Iterator[Event]:
         for event in trace:
             yield event
             tell()
 
-    # Each has its pools before the first begins, so that none runs in vain.
+    # All pools are valid before the first run begins: no run is wasted.
     rules = {name: rule(node_pools, topology, name) for name in policies}
     return {
-        name: run(topology, changed_pools, chooser, told(), manager)
+        name: run(topology, changed_pools, chooser, reported(), manager)
         for name, (changed_pools, chooser) in rules.items()
     }
 
 
 def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[NodePools, Chooser]:
-    """Give the pools and the chooser that stand for one of `POLICIES`.
+    """Return the pools and the chooser that stand for one of `POLICIES`.
 
     Raises:
         ConfigError: an exclusive pool cannot have that `numaPolicy`.
@@ -164,19 +164,19 @@ def run(
     chooser: Chooser,
     events: Iterable[Event],
     manager: TopologyPolicy = TopologyPolicy.NONE,
-) -> Outcome:
-    """Let pods come and go on one node.
+) -> SimulationResult:
+    """Run a trace of pods on one node.
 
     Args:
         topology: the machine.
-        node_pools: its pools, which fit it.
-        chooser: what gives the kubelet advice.
+        node_pools: its pools, which are valid on the machine.
+        chooser: gives the kubelet advice.
         events: in the order of time; at least one.
         manager: the policy of the kubelet's Topology Manager, whose scope is the container.
     """
-    node = Node(topology, node_pools, chooser, manager)
-    admitted: list[Admitted] = []
-    placements: list[Placement] = []
+    node = SimulatedNode(topology, node_pools, chooser, manager)
+    admitted: list[SimulatedPod] = []
+    placements: list[PlacementRecord] = []
     refusals: list[Refusal] = []
     series: list[Moment] = []
     for event in events:
@@ -192,7 +192,7 @@ def run(
         if series and series[-1].at_s == event.at_s:
             series.pop()
         series.append(node.moment(event.at_s))
-    return Outcome(
+    return SimulationResult(
         _summary(series, admitted, len(refusals)),
         tuple(series),
         tuple(placements),
@@ -201,27 +201,27 @@ def run(
     )
 
 
-def _nothing(event: Event, why: str) -> Iterator[Placement]:
+def _nothing(event: Event, why: str) -> Iterator[PlacementRecord]:
     for container in event.pod.containers:
         for pool, count in sorted(container.requests.items()):
-            name = called(event.pod, container)
-            yield Placement(event.at_s, name, pool, count, refused=why)
+            name = container_name(event.pod, container)
+            yield PlacementRecord(event.at_s, name, pool, count, refused=why)
 
 
-def _summary(series: Sequence[Moment], admitted: Sequence[Admitted], refused: int) -> Summary:
-    spans = [(one, other.at_s - one.at_s) for one, other in pairwise(series)]
+def _summary(series: Sequence[Moment], admitted: Sequence[SimulatedPod], refused: int) -> Summary:
+    spans = [(sample, other.at_s - sample.at_s) for sample, other in pairwise(series)]
     last = series[-1]
-    # Where everything happens at once, the end is all there is to measure.
+    # If all events have the same time, only the last moment counts.
     weighed = spans or [(last, 1.0)]
     whole_s = sum(span_s for _, span_s in weighed)
-    alignment = Alignment.total(one.alignment for one in admitted)
+    alignment = Alignment.total(pod.alignment for pod in admitted)
     return Summary(
         admitted=len(admitted),
         refused=refused,
         on_one_node=alignment.share(Level.NODE),
         behind_one_cache=alignment.share(Level.UNCORE),
-        utilisation=sum(one.utilisation * span_s for one, span_s in weighed) / whole_s,
-        fragmentation=sum(one.fragmentation * span_s for one, span_s in weighed) / whole_s,
+        utilisation=sum(sample.utilisation * span_s for sample, span_s in weighed) / whole_s,
+        fragmentation=sum(sample.fragmentation * span_s for sample, span_s in weighed) / whole_s,
         fragmentation_at_end=last.fragmentation,
         largest_block_at_end=last.largest_block,
     )
@@ -236,7 +236,7 @@ def first_fit(
     required: CPUSet | None = None,
     held: CPUSet | None = None,
 ) -> Choice:
-    """Take the lowest ids, whatever they are: what a plugin without an opinion leaves to chance."""
+    """Take the lowest ids: the result with a plugin that has no preference."""
     del pool, topology, held
     cpus = required or CPUSet()
     cpus |= CPUSet(cpu for cpu, _ in zip(free - cpus, range(count - len(cpus)), strict=False))
@@ -252,7 +252,7 @@ def kubelet_packed(
     required: CPUSet | None = None,
     held: CPUSet | None = None,
 ) -> Choice:
-    """Take what the kubelet's own CPU manager would of the CPUs that the pool offers."""
+    """Choose as the kubelet's own CPU manager would from the CPUs that the pool offers."""
     del held
     given = required or CPUSet()
     layout = Layout.of_topology(topology, pool.offered)

@@ -1,11 +1,11 @@
-"""Workload traces: which pods come and go, and when; read from JSON lines, written, or made up.
+"""Workload traces: pods that come and go, with times; from JSON lines, or generated.
 
 One JSON object per line, in the order of time. A pod comes with its containers:
 
     {"at_s": 0, "pod": "ns/web", "containers": [{"name": "c", "requests": {"exclusive_a": 2}}]}
 
-`requests` are cores of exclusive pools and milli-CPUs of shared ones; `"kind": "init"` or
-`"sidecar"` makes a container one of these. A pod goes with:
+`requests` are cores of exclusive pools and milli-CPUs of shared pools; `"kind"` can be `"init"` or
+`"sidecar"`. A pod goes with:
 
     {"at_s": 9.5, "pod": "ns/web", "ends": true}
 """
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 MEAN_LIFETIME_S: Final = 3600
 _LATEST_S: Final = 10**10
 _MOST: Final = 10**9
-"""More than this no pool has: CPUs, or milli-CPUs."""
+"""The most CPUs, or milli-CPUs, of any pool."""
 _MOST_PROBLEMS: Final = 10
 _NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,252}", re.ASCII)
 _MILLI_STEP: Final = 100
-"""The smallest request that a made-up pod has of a shared pool."""
+"""The smallest request of a generated pod for a shared pool."""
 _KINDS: Final = {
     "app": ContainerKind.APP,
     "init": ContainerKind.INIT,
@@ -59,8 +59,8 @@ class Event:
     """A pod that comes, or goes.
 
     Attributes:
-        at_s: when, in seconds from the beginning.
-        pod: which; its UID is its namespace and name.
+        at_s: the time, in seconds from the beginning.
+        pod: the pod; its UID is `namespace/name`.
         ends: whether it goes.
     """
 
@@ -69,14 +69,14 @@ class Event:
     ends: bool = False
 
 
-def pod_of(called: str, containers: Iterable[Container]) -> Pod:
-    """Make the pod that a trace calls `namespace/name`."""
-    namespace, _, name = called.partition("/")
-    return Pod(PodUID(called), namespace, name, None, tuple(containers))
+def pod_of(full_name: str, containers: Iterable[Container]) -> Pod:
+    """Return a pod with the name `namespace/name` in a trace."""
+    namespace, _, name = full_name.partition("/")
+    return Pod(PodUID(full_name), namespace, name, None, tuple(containers))
 
 
 def capacity_of(resource: Advertised, topology: CPUTopology) -> int:
-    """Count the devices that there are to give: cores, milli-CPUs of a shared pool, or units."""
+    """Return the number of available devices: cores, milli-CPUs of a shared pool, or units."""
     offer = Offer.of(resource, topology, CPUSet(), ())
     if resource.pool.kind is PoolKind.SHARED:
         return resource.capacity if offer.some_cpu_runs else 0
@@ -88,7 +88,7 @@ def read(file: str, text: str) -> tuple[Event, ...]:
 
     Args:
         file: its name, for messages.
-        text: what is in it; empty lines are passed over.
+        text: its content; empty lines are ignored.
 
     Raises:
         ConfigError: with the first problems, each at its line.
@@ -135,22 +135,22 @@ def _container(container: Container) -> dict[str, object]:
 def made_up(
     topology: CPUTopology, pools: NodePools, count: int, *, seed: int, load: float
 ) -> Iterator[Event]:
-    """Make up a trace: Poisson arrivals, exponential lifetimes with a mean of an hour.
+    """Generate a trace: Poisson arrivals, exponential lifetimes with a mean of an hour.
 
-    A pod has one container that asks one pool for 1, 2, 4, 8, ... CPUs, up to half of the pool,
-    each size half as often as the one before it. Of a pool that promises whole cores it is so many
-    cores; of a shared pool so many tenths of a CPU. The trace ends with the last arrival, so that
-    its end shows the node at work. OpenShift's resource is not asked for: it comes beside others.
+    A pod has one container that requests 1, 2, 4, 8, ... CPUs of one pool, up to half of the pool,
+    each size half as often as the size before it. The unit is a core for a pool that promises whole
+    cores, and a tenth of a CPU for a shared pool. The trace ends with the last arrival, so that its
+    end shows a loaded node. No pod requests OpenShift's resource, which needs another resource.
 
     Args:
         topology: the machine.
-        pools: its pools; the default pool is not asked, nor is one that has nothing to give.
+        pools: its pools; no pod requests the default pool, or a pool without CPUs.
         count: how many pods come.
-        seed: the same seed makes the same trace.
+        seed: the same seed generates the same trace.
         load: how much of each pool the pods would hold on average if none were refused; 1 is all.
 
     Raises:
-        ConfigError: no pool has anything to give.
+        ConfigError: no pool has CPUs to give.
     """
     dice = random.Random(seed)  # noqa: S311  # a workload, no secret
     capacities = {
@@ -187,7 +187,7 @@ def made_up(
 
 
 def _unit(pool: Pool, topology: CPUTopology) -> int:
-    """Return the least that a pod asks of a pool."""
+    """Return the smallest request of a pod for a pool."""
     if pool.kind is PoolKind.SHARED:
         return _MILLI_STEP
     if pool.policy.whole_cores:
@@ -196,7 +196,7 @@ def _unit(pool: Pool, topology: CPUTopology) -> int:
 
 
 def _sizes(unit: int, capacity: int) -> dict[int, float]:
-    """Return the sizes of requests, with how often each is."""
+    """Return size of a request → its relative frequency."""
     sizes = [unit]
     while 4 * sizes[-1] <= capacity:
         sizes.append(2 * sizes[-1])
@@ -208,7 +208,7 @@ def _mean(weights: Mapping[int, float]) -> float:
 
 
 class _LineError(Exception):
-    """A line that is no event."""
+    """A line that is not an event."""
 
     def __init__(self, what: str, remedy: str, column: int = 1) -> None:
         super().__init__(what, remedy)
@@ -218,7 +218,7 @@ class _LineError(Exception):
 
 
 class _Reader:
-    """Reads line by line, and knows which pods there are."""
+    """A reader of lines that tracks the present pods."""
 
     def __init__(self) -> None:
         self._present: dict[str, Pod] = {}
@@ -227,24 +227,24 @@ class _Reader:
     def event(self, line: str) -> Event:
         found = _object(line)
         at_s = self._time(found.get("at_s"))
-        called = _called(found.get("pod"))
+        full_name = _full_name(found.get("pod"))
         if "ends" in found:
-            return Event(at_s, self._ending(called, found), ends=True)
-        return Event(at_s, self._coming(called, found))
+            return Event(at_s, self._ending(full_name, found), ends=True)
+        return Event(at_s, self._coming(full_name, found))
 
-    def _ending(self, called: str, found: _Line) -> Pod:
+    def _ending(self, full_name: str, found: _Line) -> Pod:
         _allow_only(found, "an event", "at_s", "pod", "ends")
         if found["ends"] is not True:
             raise _LineError(f"ends is {_shown(found['ends'])}", "write true, or leave it out")
-        if called not in self._present:
-            raise _LineError(f"{called} ends, but is not there", "let it come on a line before")
-        return self._present.pop(called)
+        if full_name not in self._present:
+            raise _LineError(f"{full_name} ends, but is not there", "let it come on a line before")
+        return self._present.pop(full_name)
 
-    def _coming(self, called: str, found: _Line) -> Pod:
+    def _coming(self, full_name: str, found: _Line) -> Pod:
         _allow_only(found, "an event", "at_s", "pod", "containers")
-        if called in self._present:
-            raise _LineError(f"{called} comes, but is there", "end it before, or rename one")
-        pod = self._present[called] = pod_of(called, _containers(found.get("containers")))
+        if full_name in self._present:
+            raise _LineError(f"{full_name} comes, but is there", "end it before, or rename one")
+        pod = self._present[full_name] = pod_of(full_name, _containers(found.get("containers")))
         return pod
 
     def _time(self, value: object) -> float:
@@ -277,7 +277,7 @@ def _allow_only(found: _Line, what: str, *keys: str) -> None:
         raise _LineError(f"{_shown(unknown[0])} is no key of {what}", f"use only {', '.join(keys)}")
 
 
-def _called(value: object) -> str:
+def _full_name(value: object) -> str:
     parts = value.split("/") if isinstance(value, str) else []
     if len(parts) != 2 or not all(map(_is_name, parts)):
         raise _LineError(f"pod is {_shown(value)}", "write namespace/name")
@@ -324,7 +324,7 @@ def _container_of(value: object) -> Container:
 
 
 def _resource(pool: str) -> Resource:
-    # A name that no pool can have is of no kind; no node has it.
+    # A name that no pool can have gets any kind: no node has it.
     return resource_named(pool) or Resource(pool, ResourceKind.SHARED)
 
 

@@ -17,7 +17,7 @@ from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.requests import Resource
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import devices, simulation, workload
-from cpupool.local.simulated_node import Node
+from cpupool.local.simulated_node import SimulatedNode
 from cpupool.policies import pool_choice
 from cpupool.policies.hints import TopologyPolicy
 from tests import builders
@@ -92,7 +92,7 @@ choosers = st.sampled_from([pool_choice.prefer, simulation.first_fit, simulation
 managers = st.sampled_from(TopologyPolicy)
 
 
-def exclusive_cpus_of(node: Node) -> dict[tuple[str, str], CPUSet]:
+def exclusive_cpus_of(node: SimulatedNode) -> dict[tuple[str, str], CPUSet]:
     """Give what each container has of exclusive pools, siblings included."""
     found: dict[tuple[str, str], CPUSet] = {}
     for one in node.placements():
@@ -107,7 +107,7 @@ def exclusive_cpus_of(node: Node) -> dict[tuple[str, str], CPUSet]:
 def test_no_two_owners_share_a_cpu_and_everything_is_given_back(
     topology: CPUTopology, events: Sequence[Event], chooser: Chooser, manager: TopologyPolicy
 ) -> None:
-    node = Node(topology, first_threads(topology), chooser, manager)
+    node = SimulatedNode(topology, first_threads(topology), chooser, manager)
     running: dict[str, Pod] = {}
     for event in events:
         if event.ends:
@@ -148,7 +148,7 @@ def test_pods_are_refused_exactly_when_the_counts_say_so(
 ) -> None:
     node_pools = first_threads(topology)
     capacity = {one.name: workload.capacity_of(one, topology) for one in advertised(node_pools)}
-    node = Node(topology, node_pools, chooser, TopologyPolicy.NONE)
+    node = SimulatedNode(topology, node_pools, chooser, TopologyPolicy.NONE)
     running: dict[str, Counter[Resource]] = {}
     for event in events:
         if event.ends:
@@ -172,7 +172,7 @@ def test_pods_are_refused_exactly_when_the_counts_say_so(
 def test_a_pool_of_whole_cores_gives_whole_cores_or_says_why_not(
     topology: CPUTopology, sizes: Sequence[int]
 ) -> None:
-    node = Node(topology, whole_cores(topology), pool_choice.prefer, TopologyPolicy.NONE)
+    node = SimulatedNode(topology, whole_cores(topology), pool_choice.prefer, TopologyPolicy.NONE)
     (pool,) = whole_cores(topology)
     per_core = max(map(len, topology.cores))
     left = len(pool.cpus)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.local.simulation import Outcome
+    from cpupool.local.simulation import SimulationResult
     from cpupool.local.workload import Event
     from tests.scenarios.test_embedded_node import World
 
@@ -111,7 +111,7 @@ def really(world: World, events: list[Event]) -> tuple[dict[str, str], dict[str,
     return told, refused
 
 
-def simulated(outcome: Outcome) -> tuple[dict[str, str], dict[str, str]]:
+def simulated(outcome: SimulationResult) -> tuple[dict[str, str], dict[str, str]]:
     """Give the same of a simulation."""
     told = {
         f"{one.container.removeprefix('default/')}/{one.pool}": str(one.cpus)

@@ -18,7 +18,7 @@ from tests import builders
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
-    from cpupool.local.simulation import Outcome
+    from cpupool.local.simulation import SimulationResult
 
 # Cores 0 to 7 with siblings 16 to 23 are NUMA node 0 and one L3 cache, the others node 1.
 TELCO = MACHINES["telco_2s_2n_16c32t"].topology()
@@ -48,11 +48,11 @@ def simulate(
     pools: NodePools = POOLS,
     policy: str = simulation.POOL,
     manager: TopologyPolicy = TopologyPolicy.NONE,
-) -> Outcome:
+) -> SimulationResult:
     return simulation.compare(TELCO, pools, events, [policy], manager=manager)[policy]
 
 
-def cpus(outcome: Outcome) -> dict[str, str]:
+def cpus(outcome: SimulationResult) -> dict[str, str]:
     """Give container/pool → its CPUs at the end, without the namespace."""
     return {f"{one.container[3:]}/{one.pool}": str(one.cpus) for one in outcome.running}
 
