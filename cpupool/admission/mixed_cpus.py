@@ -124,9 +124,7 @@ def _guaranteed(pod: PodRequests, name: str) -> Iterator[Problem]:
     Source: kubernetes pkg/apis/core/v1/helper/qos/qos.go; the API server defaults a missing request
     to its limit.
     """
-    why = (
-        f"and container {name} has CPUs of its own beside the shared ones in a Guaranteed pod only"
-    )
+    why = f"and container {name} gets CPUs of its own only in a Guaranteed pod"
     spec = mapping(pod.body.get("spec"), "spec")
     if mapping(spec.get("resources"), "spec.resources"):
         what = "the kubelet gives no exclusive CPUs to a pod with resources of its own"

@@ -87,11 +87,11 @@ NATIVE_CPU: Final = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """A resource as the kubelet knows it.
+    """A resource that the agent registers with the kubelet.
 
     Attributes:
-        name: which.
-        pool: whose CPUs come with it; without CPUs where it is configured no longer.
+        name: its name.
+        pool: the pool of its CPUs; has no CPUs where it is no longer configured.
         units: how many devices there are, where the number does not follow from the CPUs: each
             device lets one container use all the CPUs.
     """

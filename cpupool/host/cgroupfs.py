@@ -160,7 +160,7 @@ class CgroupFS:
         self._files.write(path, "cpuset.cpus", str(cpus))
 
     def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
-        """Give CPUs that came back online to the cgroups above containers.
+        """Add CPUs that came back online to the cgroups above containers.
 
         On version 1 the kernel removes an offline CPU from every set, and returns it only to the
         base: a runtime could not create a container on it. CPUs that the base lacks are left out.

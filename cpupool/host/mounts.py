@@ -213,7 +213,7 @@ class Mounts:
             mounted = self._mounted() if due else ()
         except CPUPoolError as error:
             # The learner needs the checkpoint, too, and logs the failure.
-            log.debug("files are kept, as it is not known who has them", reason=error)
+            log.debug("files kept, as their pods are not known", reason=error)
             return
         for folder in due:
             name = self._root.on_host(folder)

@@ -56,7 +56,7 @@ FILES: Final = frozenset({_EXCLUSIVE, _PARTITION})
 _MEMBER: Final = "member"
 _FORBIDDEN: Final = "not permitted"
 _PERMIT: Final = "give the agent the capability SYS_ADMIN"
-_FREE: Final = "see that no cgroup beside it has some of these CPUs"
+_FREE: Final = "check that no sibling cgroup has some of these CPUs"
 _HINTS: Final = {
     errno.EACCES: "run cpupool as root",
     errno.EINVAL: _FREE,

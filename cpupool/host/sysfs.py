@@ -154,7 +154,7 @@ class RecordedTree:
         return self._name
 
     def read(self, path: str) -> str | None:
-        """Give one file, as `FileTree.read`."""
+        """Read one file, as `FileTree.read`."""
         return self._files.get(path)
 
     def names(self, folder: str) -> Iterable[str]:
@@ -163,7 +163,7 @@ class RecordedTree:
 
 
 class Sysfs:
-    """Reads the topology from one sysfs.
+    """The reader of the topology from one sysfs.
 
     Args:
         tree: its files.

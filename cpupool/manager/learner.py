@@ -204,9 +204,9 @@ class Learner:
         if self.conflict:
             return self.conflict
         if not self._answered_once and now_s < self._started_s + _KUBELET_STARTS_S:
-            return "the kubelet's word on its CPU manager"
+            return "the kubelet's answer about its CPU manager"
         if resolution.missing and not self._informed:
-            return "the kubelet's word on its devices"
+            return "the kubelet's records of its devices"
         if requested.kubelet_owns(self._manager.snapshot().facts) and not self._nri():
             return NRI
         # Last: by now the agent knows which devices of removed pools pods hold, and lists them.

@@ -315,7 +315,7 @@ class CgroupTree(CgroupAccess, Protocol):
         ...
 
     def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
-        """Give CPUs that came back online to the cgroups above containers.
+        """Add CPUs that came back online to the cgroups above containers.
 
         Args:
             online: the CPUs for the cgroups above pods.

@@ -143,7 +143,7 @@ def _without_devices(view: NodeView, resource: Resource) -> CPUAssignment:
         if view.kubelet_places:
             why = "the kubelet has not named the CPUs that are its own"
             return view.confined(Cause.NO_DEVICES, why)
-        why = "it asks for shared CPUs beside CPUs of its own, and has none of an exclusive pool"
+        why = "it asks for shared CPUs in addition to its own, and has none of an exclusive pool"
         return view.confined(Cause.NO_POOL, why)
     if view.pools.behind(resource) is None:
         return view.confined(Cause.NO_POOL, f"there is no pool {resource}")

@@ -29,9 +29,7 @@ FILE = NodePools.of(
 OFF = NodePools.of(*FILE)
 LIMITS = "spec.containers[0].resources.limits"
 NATIVE = {"cpu": "2", "memory": "1Gi"}
-GUARANTEED = (
-    "and container main has CPUs of its own beside the shared ones in a Guaranteed pod only"
-)
+GUARANTEED = "and container main gets CPUs of its own only in a Guaranteed pod"
 WRITE = "write one, or request an exclusive pool for main"
 SAME = "make both the same, or request an exclusive pool for main"
 
@@ -211,8 +209,8 @@ DENIALS = [
     ),
     pytest.param(
         pod(exclusive(), initContainers=[mixed("i", limits={**NATIVE, RESOURCE: "1"})]),
-        "spec.containers[0].resources: it requests pools, and container i has CPUs of its own"
-        " beside the shared ones in a Guaranteed pod only; move it to a pod of its own, or request"
+        "spec.containers[0].resources: it requests pools, and container i gets CPUs of its own"
+        " only in a Guaranteed pod; move it to a pod of its own, or request"
         " an exclusive pool for i",
         id="a neighbour with pools",
     ),

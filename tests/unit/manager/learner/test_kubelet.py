@@ -27,7 +27,7 @@ def test_without_pools_the_devices_that_pods_hold_are_asked_for_first() -> None:
     manager, learner = learning(outside)
     manager.reconfigure(NodePools(), MACHINES["laptop_4c8t"].topology())
     learner.learn((), 100.0)
-    assert learner.waiting_for(100.0) == "the kubelet's word on its devices"
+    assert learner.waiting_for(100.0) == "the kubelet's records of its devices"
 
     outside.saved = {OWNER.uid: granted("4")}
     learner.learn((), 101.0)

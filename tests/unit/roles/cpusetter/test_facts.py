@@ -213,7 +213,7 @@ def test_a_kubelet_that_names_nobody_has_not_spoken_yet() -> None:
     node.run("owner", builders.container(exclusive_a=1))
     node.source.failing["checkpoint"] = HostFileError("checkpoint", "gone", "wait")
 
-    assert node.setter.sweep().waiting_for == "the kubelet's word on its devices"
+    assert node.setter.sweep().waiting_for == "the kubelet's records of its devices"
     assert node.cpus("owner") == EVERYTHING
     assert not node.setter.ready
 

@@ -84,7 +84,7 @@ def test_a_kubelet_that_never_tells_of_its_cpu_manager_is_not_waited_for_for_eve
     node.run("plain")
     node.source.failing["cpu manager"] = RemoteProtocolError("unknown method")
 
-    assert node.setter.sweep().waiting_for == "the kubelet's word on its CPU manager"
+    assert node.setter.sweep().waiting_for == "the kubelet's answer about its CPU manager"
     assert node.cpus("plain") == EVERYTHING
     node.now_s += 3
     assert node.setter.sweep().waiting_for == ""
