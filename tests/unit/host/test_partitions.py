@@ -61,7 +61,7 @@ def test_the_cgroups_above_kubepods_hand_down_too(files: PartitionFiles) -> None
         (
             "cpuset.cpus.partition",
             "/dev/null",
-            "cpuset.cpus.partition is '' then, with 4-5 of 4-5; see that",
+            "cpuset.cpus.partition is '' then, with 4-5 of 4-5; check that",
         ),
         (
             "cpuset.cpus.exclusive.effective",
