@@ -72,8 +72,8 @@ _SILENT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of the agent.
+class Setup:
+    """What the agent is made with, from its settings and its surroundings.
 
     Attributes:
         config: the folder with `poolconfig-<name>.yaml` files.
@@ -83,7 +83,7 @@ class Settings:
         moves_pinned: as for `Manager`.
         telemetry: address, empty for every one, and port of probes and metrics; None for neither.
         starter: the process starter, for containers to have mounted; None for none.
-        enforcement: as for `Ways`.
+        enforcement: as for `Writers`.
         missing_facts: as for `NRIPlugin`.
         cri_socket: the container runtime's; None to try the usual ones.
         launch: how the container runtime has started this process as its NRI plugin, if it has.
@@ -192,7 +192,7 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Setup,
         root: HostRoot,
         topology: TopologySource,
         join: Callable[[Metrics, Callable[[], None]], Cluster],
@@ -325,7 +325,7 @@ class Agent:
             self._lock.release()
 
     def _make_cpusetter(
-        self, settings: Settings, root: HostRoot, writers: Writers, cri: CRI
+        self, settings: Setup, root: HostRoot, writers: Writers, cri: CRI
     ) -> CPUSetter:
         tree = CgroupFS(root.cgroup, settings.cgroup_root)
         quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cpupool.app import Agent, Settings
+from cpupool.app import Agent, Setup
 from cpupool.commands import NODE_NAME, UsageError, add_command, add_setting, flags_given, read_file
 from cpupool.commands.services import api_server, asked_to_end, config_map
 from cpupool.config import settings as settings_file
@@ -93,7 +93,7 @@ def run(
     stop = asked_to_end()
     level = logging.DEBUG if given.verbose else logging.INFO
     log.set_up(level, json=given.log_format == "json")
-    settings = Settings(
+    settings = Setup(
         config=Path(given.config),
         names=Names(given.resource_domain),
         cgroup_root=given.cgroup_root,

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cpupool.app import Settings
+from cpupool.app import Setup
 from cpupool.commands import (
     UsageError,
     add_command,
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-")))
         config = _mounted(folder / "etc", source)
-        settings = Settings(config, names)
+        settings = Setup(config, names)
         place = stack.enter_context(cgroups.opened(folder, "demo", machine.online))
         tell(f"Containers run in {place.described}.")
         live = stack.enter_context(

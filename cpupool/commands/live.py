@@ -27,7 +27,7 @@ from cpupool.manager import report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from cpupool.app import Settings
+    from cpupool.app import Setup
     from cpupool.core.workloads import Pod
     from cpupool.enforce.sweep import SweepReport
     from cpupool.kube.views import Body
@@ -103,7 +103,7 @@ class LiveNode:
         self,
         folder: Path,
         place: Cgroups,
-        settings: Settings,
+        settings: Setup,
         labels: Mapping[str, str],
         sysfs: Path = Path("/sys"),
         *,

@@ -105,13 +105,13 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     # First: until then the kernel keeps SIGTERM from the first process of a container.
     stop = asked_to_end()
     try:
-        from cpupool.roles.webhook import Settings, Webhook  # noqa: PLC0415 - an extra of its own
+        from cpupool.roles.webhook import Webhook, WebhookSettings  # noqa: PLC0415 - an extra of its own
     except ModuleNotFoundError as error:
         raise missing(error) from error
     log.set_up(logging.INFO, json=arguments.log_format == "json")
     metrics, health = WebhookMetrics(), Health()
     followed = config_map(arguments.configmap)
-    told = Settings(
+    told = WebhookSettings(
         config=arguments.config,
         certificate=arguments.tls_cert_file,
         key=arguments.tls_private_key_file,

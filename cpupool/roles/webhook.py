@@ -67,7 +67,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WebhookSettings:
     """The settings of the webhook.
 
     Attributes:
@@ -109,7 +109,7 @@ class Webhook:
         CannotListen: the port cannot be had.
     """
 
-    def __init__(self, settings: Settings, metrics: WebhookMetrics, health: Health) -> None:
+    def __init__(self, settings: WebhookSettings, metrics: WebhookMetrics, health: Health) -> None:
         self._settings = settings
         self._metrics = metrics
         self._health = health

@@ -16,7 +16,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.kube.config_map import ConfigMapName
 from cpupool.roles.certificates import CertificateKeeper, Installed
-from cpupool.roles.webhook import Settings, Webhook
+from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics, WebhookMetrics
 from tests import builders
@@ -155,7 +155,7 @@ def test_the_webhook_itself_may_look_at_namespaces_and_its_pools_only(tmp_path: 
     rules = Rules(mixed={"shared-a": 1})
     resources = {"limits": {"workload.openshift.io/enable-shared-cpus": "1"}}
     with FakeAPIServer(NODE) as server:
-        settings = Settings(
+        settings = WebhookSettings(
             *files,
             rules,
             LOCALHOST,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cpupool.admission.rules import Rules
-from cpupool.roles.webhook import Settings, Webhook
+from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from tests.mounts import Mount
@@ -196,7 +196,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
     pools.show(a="pools: {exclusive-a: {cpus: 2-5}, shared-a: {cpus: 6-7}, default: {cpus: 0-1}}")
     secret = Secret(tmp_path / "tls")
     secret.rotate()
-    settings = Settings(
+    settings = WebhookSettings(
         pools.folder,
         secret.certificate,
         secret.key,

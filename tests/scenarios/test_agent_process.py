@@ -15,7 +15,7 @@ import pytest
 
 from cpupool import cli
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
-from cpupool.app import Agent, Settings
+from cpupool.app import Agent, Setup
 from cpupool.core.errors import PodRefused
 from cpupool.core.names import Names
 from cpupool.host.cgroupfs import CgroupFS
@@ -94,7 +94,7 @@ class World:
         self, *, moves_pinned: bool = True, starter: Path | None = None
     ) -> Iterator[Agent]:
         """Run the agent in this process, where its probes have a port and the kernel no say."""
-        settings = Settings(
+        settings = Setup(
             self.mount.folder,
             interval_s=10.0,
             moves_pinned=moves_pinned,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from cpupool.app import Agent, Settings
+from cpupool.app import Agent, Setup
 from cpupool.config import poolconfig
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
@@ -62,7 +62,7 @@ def machine() -> Sysfs:
     return Sysfs(RecordedTree.from_archive(recorded))
 
 
-def agent_of(settings: Settings, root: HostRoot, sysfs: Sysfs, pods: PodSource) -> Agent:
+def agent_of(settings: Setup, root: HostRoot, sysfs: Sysfs, pods: PodSource) -> Agent:
     return Agent(
         settings, root, sysfs, lambda _metrics, _changed: EmbeddedCluster(pods, CONTROLLER)
     )
@@ -99,7 +99,7 @@ def test_a_sample_pod_runs_unedited(
     folder: Path, manifest: str | Path, expected: dict[str, tuple[str, dict[str, str]]]
 ) -> None:
     sysfs = machine()
-    settings = Settings(folder / "etc")
+    settings = Setup(folder / "etc")
     with (
         EmulatedCgroups(folder, sysfs.online(), "a test") as place,
         # The agent is made after the node whose changes wake it.
@@ -177,7 +177,7 @@ def test_a_node_is_taken_over_with_its_pods_running(folder: Path, generation: Ge
         # CPU-Pooler never repaired a drift to another pool's CPUs.
         tree.write(f"{pod}/{cid}", CPUSet.parse("2-5"))
         pods: PodSource = Listed(views.pod(body, names))
-        settings = Settings(folder / "etc")
+        settings = Setup(folder / "etc")
 
         with started(agent_of(settings, root, sysfs, pods)):
             eventually(lambda: str(tree.effective(f"{pod}/{cid}")) == "4-5", "back on its CPUs")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cpupool.app import Agent, Settings
+from cpupool.app import Agent, Setup
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError, PodRefused
 from cpupool.host.cgroupfs import CgroupFS
@@ -125,7 +125,7 @@ def living(
     config = folder / "config"
     config.mkdir()
     (config / "poolconfig-node.yaml").write_text(pools + "nodeSelector: {node: this}\n")
-    settings = Settings(config, cgroup_root=home.cgroup_root, interval_s=interval_s)
+    settings = Setup(config, cgroup_root=home.cgroup_root, interval_s=interval_s)
 
     def changed() -> None:
         agent.wake()

@@ -19,7 +19,7 @@ from cpupool.commands import webhook as command
 from cpupool.https import server as https
 from cpupool.kube.client import APIServer
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapName
-from cpupool.roles.webhook import NAME, SERVER, Settings, Webhook
+from cpupool.roles.webhook import NAME, SERVER, Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
@@ -179,7 +179,7 @@ def test_a_loop_of_the_webhook_that_hangs_is_named_by_the_probe(
     monkeypatch.setattr(WebhookMetrics, "refused", refused)
     monkeypatch.setattr(https, "_BEAT_S", 0.01)
     metrics, health = WebhookMetrics(), Health(lambda: now_s[0])
-    settings = Settings(
+    settings = WebhookSettings(
         *(files.pools.folder, files.secret.certificate, files.secret.key, Rules()),
         address=LOCALHOST,
         port=0,

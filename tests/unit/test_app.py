@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.app import Agent, Settings
+from cpupool.app import Agent, Setup
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import Names
@@ -70,7 +70,7 @@ class World:
         self._swept = threading.Semaphore(0)
 
     def agent(self) -> Agent:
-        settings = Settings(self._config, interval_s=3600.0, telemetry=("127.0.0.1", 0))
+        settings = Setup(self._config, interval_s=3600.0, telemetry=("127.0.0.1", 0))
         cluster = EmbeddedCluster(self, {"node": "a"}, self.heard)
         return Agent(
             settings,

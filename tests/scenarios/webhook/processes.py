@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cpupool.admission.rules import Rules
 from cpupool.commands import webhook as command
-from cpupool.roles.webhook import Settings, Webhook
+from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
@@ -148,7 +148,7 @@ class Here:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        settings = Settings(
+        settings = WebhookSettings(
             self.files.pools.folder,
             self.files.secret.certificate,
             self.files.secret.key,

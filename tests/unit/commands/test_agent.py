@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
-    from cpupool.app import Settings
+    from cpupool.app import Setup
     from cpupool.kube.cluster_view import ClusterView
 
 ENOUGH = ("agent", "--node-name", "a", "--api-server", "http://127.0.0.1:1")
@@ -35,10 +35,10 @@ ENOUGH = ("agent", "--node-name", "a", "--api-server", "http://127.0.0.1:1")
 class Started:
     """Stands for the agent, and ends at once."""
 
-    settings: Settings
+    settings: Setup
     join: Callable[[Metrics, Callable[[], None]], ClusterView]
 
-    def __init__(self, settings: Settings, _root: Any, _topology: Any, join: Any) -> None:
+    def __init__(self, settings: Setup, _root: Any, _topology: Any, join: Any) -> None:
         Started.settings = settings
         Started.join = staticmethod(join)
 
@@ -55,7 +55,7 @@ def _no_agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def settings(*options: str) -> Settings:
+def settings(*options: str) -> Setup:
     assert cli.main([*ENOUGH, *options]) == 0
     return Started.settings
 

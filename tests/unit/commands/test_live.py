@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.app import Settings
+from cpupool.app import Setup
 from cpupool.commands import live as live_module
 from cpupool.commands import samples
 from cpupool.commands.live import LiveNode
@@ -50,7 +50,7 @@ def living(
     written = machine.write(folder)
     (folder / "etc").mkdir()
     (folder / "etc/poolconfig-a.yaml").write_text(pools)
-    settings = Settings(folder / "etc")
+    settings = Setup(folder / "etc")
     with (
         kernel(folder, written.topology().online, "a test") as place,
         LiveNode(folder, place, settings, {}, written.sys) as live,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.roles.webhook import Settings
+    from cpupool.roles.webhook import WebhookSettings
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
     made = Webhook.__init__
 
-    def init(webhook: Webhook, settings: Settings, *others: Any) -> None:
+    def init(webhook: Webhook, settings: WebhookSettings, *others: Any) -> None:
         found["settings"] = settings
         made(webhook, settings, *others)
 
