@@ -92,7 +92,7 @@ def add_setting(
     option = OPTIONS[name]
     switch = isinstance(option.default, bool)
     parser.add_argument(
-        f"--{name}",
+        *([f"--{name}", f"--no-{name}"] if switch else [f"--{name}"]),
         dest=option.field,
         action=_Flag,
         nargs=0 if switch else None,
@@ -110,16 +110,16 @@ def flags_given(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Flag(argparse.Action):
-    """Takes the value of a flag, or true for a switch, and notes that it is given."""
+    """Takes the value of a flag, or what the name of a switch says, and notes that it is given."""
 
     def __call__(
         self,
         _parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
         values: object,
-        _flag: str | None = None,
+        flag: str | None = None,
     ) -> None:
-        value = True if self.nargs == 0 else values
+        value = not str(flag).startswith("--no-") if self.nargs == 0 else values
         setattr(namespace, self.dest, value)
         setattr(namespace, _FLAGS, {**flags_given(namespace), self.dest: value})
 
@@ -200,7 +200,13 @@ def open_machine(spec: str) -> CPUTopology:
 
 
 def input_file(text: str) -> Path:
-    """Read the name of a file to read from the command line; `-` is standard input."""
+    """Read the name of a file to read from the command line; `-` is standard input.
+
+    Raises:
+        ArgumentTypeError: it names none, as an unset variable of a shell does.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("no file is named; write one, or leave the option out")
     return _STDIN if text == "-" else Path(text)
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cpupool.app import Agent, Setup
-from cpupool.commands import NODE_NAME, UsageError, add_command, add_setting, flags_given, read_file
+from cpupool.commands import (
+    NODE_NAME,
+    UsageError,
+    add_command,
+    add_setting,
+    flags_given,
+    input_file,
+    read_file,
+)
 from cpupool.commands.services import api_server, asked_to_end, config_map
 from cpupool.config import settings as settings_file
 from cpupool.config.settings import OPTIONS, AgentSettings
@@ -39,7 +47,8 @@ examples:
   cpupool agent                          in a pod of the DaemonSet
   kubectl proxy & cpupool agent --api-server http://127.0.0.1:8001 --node-name $NODE
 
-Exit code 0: it was asked to end; 1: a part of it failed; 2: the command line is wrong.
+Exit code 0: it was asked to end; 1: a part of it failed; 2: the command line, or
+a file that it names, is wrong.
 """
 
 
@@ -55,7 +64,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument(
         "--settings",
         metavar="FILE",
-        type=Path,
+        type=input_file,
         help="a YAML file with any of the settings below, as `sweep-interval: 10`; a flag wins over"
         " it (default: none)",
     )
@@ -113,6 +122,7 @@ def run(
         "agent starts",
         version=VERSION,
         node=given.node_name,
+        settings=arguments.settings or "no file",
         pools=settings.config,
         configmap=followed or "not followed",
         api_server=server,

@@ -189,7 +189,7 @@ class AgentSettings:
         "kubeconfig",
         "",
         "away from a cluster: log in to the API server as kubectl does with this file (default:"
-        " with --context that of kubectl, else none)",
+        " none; with --context the variable KUBECONFIG, else ~/.kube/config)",
         metavar="FILE",
     )
     context: str = _option(

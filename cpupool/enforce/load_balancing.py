@@ -169,7 +169,7 @@ def _outcome(placed: PlacedContainer, target: Target[CPUSet]) -> Iterator[Notice
         notice = _notice(placed, target.stuck, "wait, it is tried again")
         yield replace(notice, lasts_s=_LASTS_S)
     elif target.contested:
-        why = "somebody takes its cgroup out of isolation again and again"
+        why = "another program takes its cgroup out of isolation again and again"
         yield _notice(placed, why, "find the program that writes this cgroup too")
 
 

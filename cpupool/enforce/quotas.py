@@ -1,4 +1,4 @@
-"""The goal of CFS quotas: those of containers and pods throttle nothing that runs on its CPUs.
+"""The goal of CFS quotas: no quota throttles a container that runs on exclusive CPUs.
 
 The cgroup of a pod is written directly, neither NRI nor CRI can; that of a container by the writer
 of its CPUs. On cgroup v1 no cgroup may have more than its parent at any moment (kernel:

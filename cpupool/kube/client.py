@@ -243,7 +243,7 @@ class APIServer:
         if not host:
             raise NoAPIServer(
                 "KUBERNETES_SERVICE_HOST is not set, so this is no pod of a cluster; run"
-                " `kubectl proxy` and name its address with --api-server"
+                " `kubectl proxy` and name its address with --api-server, or name a --kubeconfig"
             )
         port = environment.get("KUBERNETES_SERVICE_PORT", "443")
         bracketed = f"[{host}]" if ":" in host else host

@@ -107,6 +107,8 @@ class KubeconfigCredentials:
         Raises:
             NoAPIServer: as for `api_server`.
         """
+        if not any(Path(file).expanduser().exists() for file in self._files.split(":") if file):
+            raise NoAPIServer(f"{self._files}: no such file; name a kubeconfig that is there")
         found = Configuration(host="")
         # Otherwise it is the environment's, which is not the kubeconfig's word.
         found.proxy = ""
@@ -122,7 +124,7 @@ class KubeconfigCredentials:
             reason = f" ({'; '.join(said)})" if said else ""
             raise NoAPIServer(
                 f"{self._files}: {self._named()} gives no credentials{reason}; check its user with"
-                " `kubectl auth whoami`"
+                f" `{self._kubectl()} auth whoami`"
             )
         self._loaded = found
         return found
@@ -139,10 +141,14 @@ class KubeconfigCredentials:
             what = " ".join(str(error).split()) or type(error).__name__
             raise NoAPIServer(
                 f"{self._files}: {self._named()} cannot be used ({what}); check it with"
-                " `kubectl config view`"
+                f" `{self._kubectl()} config view`"
             ) from error
         finally:
             logging.getLogger().removeHandler(handler)
+
+    def _kubectl(self) -> str:
+        context = f" --context {self._context}" if self._context else ""
+        return f"KUBECONFIG={self._files} kubectl{context}"
 
     def _named(self) -> str:
         return f"the context {self._context!r}" if self._context else "the current context"

@@ -171,7 +171,7 @@ def test_outside_a_cluster_the_api_server_must_be_named(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert cli.main(["certs", "--namespace", "cpupool"]) == 2
-    assert "name its address with --api-server" in capsys.readouterr().err
+    assert "name its address with --api-server, or name a --kubeconfig" in capsys.readouterr().err
 
 
 def test_an_admin_logs_in_with_a_kubeconfig_from_anywhere(

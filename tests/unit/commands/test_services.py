@@ -81,7 +81,7 @@ def test_kubectls_kubeconfig_is_read_where_only_a_context_is_named(
     [
         (("http://127.0.0.1:1", "file"), "--api-server and --kubeconfig name two API servers"),
         (("http://127.0.0.1:1", "", "c"), "--api-server and --context name two API servers"),
-        (("", "/gone"), "/gone: the current context cannot be used"),
+        (("", "/gone"), "/gone: no such file; name a kubeconfig"),
         (("",), "KUBERNETES_SERVICE_HOST is not set"),
     ],
 )

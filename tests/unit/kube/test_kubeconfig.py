@@ -129,7 +129,7 @@ def test_a_plugin_that_fails_says_why(cluster: Login) -> None:
         kubeconfig.api_server(str(path))
     assert str(refused.value) == (
         f"{path}: the current context gives no credentials (exec: process returned 1. log in with"
-        " `cloud login`); check its user with `kubectl auth whoami`"
+        f" `cloud login`); check its user with `KUBECONFIG={path} kubectl auth whoami`"
     )
     assert not cluster.server.requests
 
@@ -182,7 +182,7 @@ def test_an_address_without_tls_needs_no_credentials(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("users", "cluster_fields", "said"),
     [
-        ({"admin": {}}, {}, "gives no credentials; check its user with `kubectl auth whoami`"),
+        ({"admin": {}}, {}, "gives no credentials; check its user with `KUBECONFIG="),
         (
             {"admin": {"token": "t"}},
             {"insecure-skip-tls-verify": True},
@@ -211,11 +211,15 @@ def test_what_cannot_be_used_is_refused_with_a_remedy(
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("text", [None, "", "[1]", "a: [", "contexts: 1\ncurrent-context: a\n"])
-def test_what_is_no_kubeconfig_is_refused(cluster: Login, text: str | None) -> None:
+def test_a_file_that_is_not_there_is_named(cluster: Login) -> None:
+    with pytest.raises(NoAPIServer, match="gone: no such file; name a kubeconfig that is there"):
+        kubeconfig.api_server(str(cluster.folder / "gone"))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "a: [", "contexts: 1\ncurrent-context: a\n"])
+def test_what_is_no_kubeconfig_is_refused(cluster: Login, text: str) -> None:
     path = cluster.folder / "kubeconfig"
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
 
     with pytest.raises(NoAPIServer, match="kubeconfig: the current context cannot be used"):
         kubeconfig.api_server(str(path))
