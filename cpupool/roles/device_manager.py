@@ -161,4 +161,8 @@ class DeviceManager:
             return "no pool is offered while the cpusetter waits; see there"
         if not self._mountable():
             return "what containers of the pools mount is being written; wait"
+        for resource in self._manager.advertised():
+            # It may have become possible to offer the pool since this look began.
+            if resource.name not in self._plugins:
+                return f"{resource.name} is not offered yet; wait"
         return next(filter(None, map(self._registrar.missing, self._plugins.values())), "")

@@ -54,7 +54,7 @@ class Node:
         self.kubelet = RegisteringKubelet(self.root.device_plugins)
         self.metrics = Metrics()
         self.health = Health()
-        mounts = Mounts(self.root, starter, mounted=frozenset, events=Heard())
+        self.mounts = mounts = Mounts(self.root, starter, mounted=frozenset, events=Heard())
         self.role = DeviceManager(
             self.manager,
             self.root,

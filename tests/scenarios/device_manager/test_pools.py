@@ -10,6 +10,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.builders import container, given, pod
 from tests.kubelets import dial
+from tests.loops import running
 from tests.scenarios.device_manager.node import EXCLUSIVE, POOLS, SHARED, Node, devices, node_on
 from tests.waiting import DEADLINE_S, eventually
 
@@ -148,6 +149,28 @@ def test_a_pool_that_goes_while_the_role_looks_is_not_registered_again(node: Nod
         eventually(gone.is_set, "a look")
         eventually(lambda: node.sockets() == {"kubelet.sock"}, "no socket of ours")
     assert node.kubelet.names() == [EXCLUSIVE, SHARED]
+
+
+def test_a_node_is_not_ready_before_its_pools_are_offered(waiting_node: Node) -> None:
+    node = waiting_node
+    node.kubelet.start()
+    # A look asks twice whether it is ready: what may be offered, and what is missing.
+    questions = iter(("offered", "missing", "offered again"))
+    ready: list[bool] = []
+
+    def provide_the_mounts_late() -> None:
+        match next(questions, ""):
+            case "missing":
+                node.mounts.provide(node.manager.snapshot().resolution.shared)
+            case "offered again":
+                ready.append(node.health.ready().ok)
+
+    node.during_a_look = provide_the_mounts_late
+    node.role.wake()
+    with running(node.role.run, wake=node.role.wake):
+        eventually(lambda: bool(ready), "a second look")
+        node.wait_for_lists(1)
+    assert ready == [False]
 
 
 def test_what_pods_hold_is_served_with_the_starter_before_the_pools_are_known(folder: Path) -> None:
