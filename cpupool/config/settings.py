@@ -325,6 +325,9 @@ def _value(option: Option, written: Text) -> Any:  # noqa: ANN401 - each setting
     text = written.text
     if not text and not option.empty:
         raise SettingRefused("this is empty", "write a value, or leave the key out")
+    if not text.isprintable():
+        # No command line has a NUL, and no path has a lone surrogate.
+        raise SettingRefused(f"{text!r} has characters that cannot be printed", "remove them")
     if option.choices and text not in option.choices:
         choices = ", ".join(option.choices)
         raise SettingRefused(f"{text!r} is none of {choices}", hint(text, option.choices))

@@ -112,6 +112,14 @@ def test_an_empty_file_sets_nothing(text: str) -> None:
         ),
         ("- config", "1:1: this must be a map; write key: value on lines of their own"),
         ("settings: a", "1:1: settings: unknown key; use "),
+        (
+            'host-root: "a\\0b"',
+            "1:12: host-root: 'a\\x00b' has characters that cannot be printed; remove them",
+        ),
+        (
+            'node-name: "\\ud800"',
+            "1:12: node-name: '\\ud800' has characters that cannot be printed; remove them",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place_and_a_remedy(text: str, said: str) -> None:
