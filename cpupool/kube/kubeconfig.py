@@ -83,7 +83,10 @@ class KubeconfigCredentials:
         with self._lock:
             found = self._loaded or self.load()
             with self._errors():
-                return str(found.get_api_key_with_prefix("BearerToken") or "")
+                header = str(found.get_api_key_with_prefix("BearerToken") or "")
+                if not (header.isascii() and header.isprintable()):
+                    raise ValueError("its token has characters that no header may have")
+                return header
 
     def certificate(self) -> tuple[Path, Path] | None:
         """Return the files of the certificate and its key; None where a token says who we are.

@@ -216,6 +216,16 @@ def test_a_file_that_is_not_there_is_named(cluster: Login) -> None:
         kubeconfig.api_server(str(cluster.folder / "gone"))
 
 
+@pytest.mark.parametrize("token", ["two\nlines", "\u20ac"])
+def test_a_token_that_no_header_may_have_is_an_error_of_the_request(
+    cluster: Login, token: str
+) -> None:
+    server = kubeconfig.api_server(str(cluster.kubeconfig({"admin": {"token": token}})))
+
+    with pytest.raises(APIError, match="characters that no header may have"):
+        ask(server)
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "a: [", "contexts: 1\ncurrent-context: a\n"])
 def test_what_is_no_kubeconfig_is_refused(cluster: Login, text: str) -> None:
     path = cluster.folder / "kubeconfig"
