@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from cpupool.kube.views import Body, Told
 
 _PAGE: Final = 500
+_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _ON_NODE: Final = (
     "which of these CPUs it has is known on its node: run `cpupool explain` in the agent's pod"
     " there"
@@ -168,7 +170,7 @@ class Away:
 
     def _pod(self, asked: str) -> Body:
         parts = asked.split("/")
-        if not all(parts) or len(parts) > 3:
+        if not all(map(_NAME.fullmatch, parts)) or len(parts) > 3:
             raise UsageError(f"{asked!r} names no pod; write NAMESPACE/POD[/CONTAINER]")
         namespace, name = parts[:2] if len(parts) > 1 else ("", asked)
         if namespace:

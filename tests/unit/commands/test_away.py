@@ -207,6 +207,8 @@ def test_the_configmap_and_the_domain_may_have_other_names(
         ("web/upf/gone", [], "web/upf has no container 'gone'; use main, log"),
         ("web//main", [], "'web//main' names no pod; write NAMESPACE/POD[/CONTAINER]"),
         ("a/b/c/d", [], "'a/b/c/d' names no pod"),
+        ("web/..", [], "'web/..' names no pod"),
+        ("web/\udcff", [], "'web/\\udcff' names no pod"),
         (
             "upf",
             ["--configmap", "a/gone"],
