@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and give its exit code: 0, 1 for a failure, 2 for bad usage."""
     # gRPC's core tells of every closed connection; our own log says what matters.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Whoever closed our output (`>&-`) is told nothing.
+    # With a closed output (`>&-`) there is no message.
     out = sys.stdout or io.StringIO()
     try:
         parsed = _parser(arguments).parse_args(arguments)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return _say("interrupted; nothing is left behind", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever reads has gone (`| head`): nobody is left to tell, not even at interpreter exit.
+        # The reader has closed the pipe (`| head`): write no message, also not at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
@@ -88,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse what is left over here, where it is known whose help knows better."""
+        """Refuse unknown arguments here, where the command and its help are known."""
         parsed, left_over = super().parse_known_args(args, namespace)
         if left_over:
             self.error(f"unrecognized arguments: {' '.join(left_over)}")

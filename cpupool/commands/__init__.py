@@ -48,7 +48,7 @@ class UsageError(CPUPoolError):
 def add_command(
     commands: Commands, name: str, summary: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
-    """Add a command whose epilog is printed as it is written."""
+    """Add a command; its epilog keeps its line ends."""
     return commands.add_parser(
         name,
         help=summary,

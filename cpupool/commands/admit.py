@@ -163,7 +163,8 @@ def _denial(body: Body, decision: Denied) -> str:
 def _as_json(before: Body, decision: Admitted | Denied) -> dict[str, Any]:
     if isinstance(decision, Denied):
         problems = [
-            {"path": one.path, "what": one.what, "remedy": one.remedy} for one in decision.problems
+            {"path": problem.path, "what": problem.what, "remedy": problem.remedy}
+            for problem in decision.problems
         ]
         return {"pod": _name(before), "admitted": False, "problems": problems}
     return {

@@ -1,8 +1,8 @@
 """What the API server knows of a node and its pods, for commands away from the node.
 
-Which CPUs of its pools a container has is known on its node only. The API server has what it
-requests, the labels of its node, the pool files, and what the agent has told of the pod. To who may
-use a node's proxy it shows the kubelet's configuration, too.
+Only its node knows a container's CPUs. The API server has its request, the labels of its node, the
+pool files, and the agent's Events about the pod. With the right to use a node's proxy it also shows
+the kubelet's configuration.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cpupool.core.errors import Problem
     from cpupool.core.workloads import Container
     from cpupool.kube.resources import APIPath
-    from cpupool.kube.views import Body, Told
+    from cpupool.kube.views import Body, SentEvent
 
 _PAGE: Final = 500
 _NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -121,9 +121,9 @@ class Away:
         node = views.node_name(body)
         file = self._pool_file(node) if node else None
         where = self._where(node, file)
-        told = self._told(pod.namespace, pod.uid)
+        events = self._events(pod.namespace, pod.uid)
         return tuple(
-            _explanation(f"{pod.namespace}/{pod.name}/{found.name}", found, file, where, told)
+            _explanation(f"{pod.namespace}/{pod.name}/{found.name}", found, file, where, events)
             for found in containers
         )
 
@@ -209,10 +209,10 @@ class Away:
             return f"it is on {node}, for whose labels {self.config_map} has no pool file"
         return f"it is on {node}, whose labels choose {file.name} of {self.config_map}"
 
-    def _told(self, namespace: str, uid: str) -> Sequence[Told]:
+    def _events(self, namespace: str, uid: str) -> Sequence[SentEvent]:
         bodies = self._list(EVENTS.collection(namespace), f"involvedObject.uid={uid}")
-        told = filter(None, map(views.told, bodies))
-        return sorted(told, key=lambda event: event.at)
+        events = filter(None, map(views.sent_event, bodies))
+        return sorted(events, key=lambda event: event.at)
 
     def _list(self, collection: APIPath, fields: str) -> Sequence[Body]:
         asked = {"fieldSelector": fields, "limit": str(_PAGE)}
@@ -223,7 +223,7 @@ class Away:
 
 
 def _explanation(
-    name: str, container: Container, file: PoolFile | None, where: str, told: Sequence[Told]
+    name: str, container: Container, file: PoolFile | None, where: str, events: Sequence[SentEvent]
 ) -> Explanation:
     pools = file.pools if file else NodePools.of()
     missing = [resource for resource in container.requests if pools.behind(resource) is None]
@@ -233,10 +233,12 @@ def _explanation(
     ]
     cpus = CPUSet.union(pool.cpus for pool in behind if pool)
     steps = [*_requested(container, pools, where, cpus)]
-    steps += [Step("event", f"{event.at}: {event.reason}: {event.message}", cpus) for event in told]
+    steps += [
+        Step("event", f"{event.at}: {event.reason}: {event.message}", cpus) for event in events
+    ]
     if container.requests and not missing:
         steps.append(Step("devices", _ON_NODE, cpus))
-    right = not missing and not any(event.warning for event in told)
+    right = not missing and not any(event.warning for event in events)
     return Explanation(name, tuple(steps), None, right, cpus)
 
 

@@ -158,7 +158,7 @@ def cgroups(version: CgroupVersion, looked_for: Iterable[str], there: Collection
 
 
 def cpu_manager(policy: str | None, allocatable: CPUSet | None, pools: NodePools | None) -> Row:
-    """Check that the kubelet places nobody itself, or only where that is meant.
+    """Check that the kubelet places no containers, or is meant to.
 
     Args:
         policy: as its CPU manager has written it down; None where that cannot be seen.
@@ -189,15 +189,17 @@ def cpu_manager(policy: str | None, allocatable: CPUSet | None, pools: NodePools
 
 
 def problems(check: str, found: Iterable[Problem], fine: str) -> Iterator[Row]:
-    """Give a row for each problem, or one that says that there is none."""
+    """Return a row for each problem, or one row if there is no problem."""
     rows = [
         Row(
             check,
-            Verdict.WARNING if one.severity is Severity.WARNING else Verdict.PROBLEM,
-            ": ".join(part for part in (str(one.location or ""), one.path, one.what) if part),
-            one.remedy,
+            Verdict.WARNING if problem.severity is Severity.WARNING else Verdict.PROBLEM,
+            ": ".join(
+                part for part in (str(problem.location or ""), problem.path, problem.what) if part
+            ),
+            problem.remedy,
         )
-        for one in found
+        for problem in found
     ]
     yield from rows or [Row(check, Verdict.OK, fine)]
 
@@ -212,7 +214,7 @@ def pool_file(
     """Compare the node's pool file with the pools that the agent has in force.
 
     Args:
-        file: the node's; None where it has none, or that cannot be told.
+        file: the node's; None where it has none, or its file is not known.
         in_force: what the agent has in force; None where that is unknown.
         of: the number of pool files that it was chosen from.
         labels: the node's, that chose it; None where they are unknown.
@@ -276,13 +278,14 @@ def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iter
 
 def interrupts(found: Collection[Interrupt], exclusive: CPUSet) -> Row:
     """Check that interrupts are served elsewhere than on exclusive CPUs."""
-    allowed = [one for one in found if one.allowed & exclusive]
+    allowed = [interrupt for interrupt in found if interrupt.allowed & exclusive]
     if not allowed:
         fact = f"none of {len(found)} may be served by an exclusive CPU"
         return Row("interrupts", Verdict.OK, fact)
-    now = [one for one in allowed if one.effective & exclusive]
+    now = [interrupt for interrupt in allowed if interrupt.effective & exclusive]
     named = _listed(
-        f"{one.number} {','.join(one.handlers)} by {one.effective & exclusive}" for one in now
+        f"{interrupt.number} {','.join(interrupt.handlers)} by {interrupt.effective & exclusive}"
+        for interrupt in now
     )
     return Row(
         "interrupts",
@@ -299,8 +302,8 @@ def daemons(found: Collection[Daemon], exclusive: CPUSet, others: CPUSet) -> Row
     if not found:
         fact = "no service of the node is in sight: a container sees its own processes only"
         return Row("daemons", Verdict.UNSEEN, fact, "run this on the node, not in a container")
-    units = {one.unit for one in found}
-    loose = {one.unit: one.cpus for one in found if one.cpus & exclusive}
+    units = {service.unit for service in found}
+    loose = {service.unit: service.cpus for service in found if service.cpus & exclusive}
     if not loose:
         fact = f"none of {len(units)} services may run on an exclusive CPU"
         return Row("daemons", Verdict.OK, fact)
@@ -315,11 +318,18 @@ def daemons(found: Collection[Daemon], exclusive: CPUSet, others: CPUSet) -> Row
 
 def containers(status: NodeStatus) -> Iterator[Row]:
     """Check that containers run where the agent wants them."""
-    # Nobody is moved to an empty set: it means that the container is left alone.
-    astray = [one for one in status.containers if one.wanted and not one.right]
-    confined = [one for one in status.containers if one.placement is Placement.CONFINED]
+    # cpupool moves no container to an empty set: it does not change that container.
+    astray = [
+        container for container in status.containers if container.wanted and not container.right
+    ]
+    confined = [
+        container for container in status.containers if container.placement is Placement.CONFINED
+    ]
     if astray:
-        named = _listed(f"{one.name} runs on {one.found}, not on {one.wanted}" for one in astray)
+        named = _listed(
+            f"{container.name} runs on {container.found}, not on {container.wanted}"
+            for container in astray
+        )
         yield Row(
             "containers",
             Verdict.PROBLEM,
@@ -327,7 +337,7 @@ def containers(status: NodeStatus) -> Iterator[Row]:
             "look at the agent's log for what the kernel refuses, or who writes against it",
         )
     if confined:
-        named = _listed(f"{one.name}: {one.reason}" for one in confined)
+        named = _listed(f"{container.name}: {container.reason}" for container in confined)
         yield Row(
             "containers",
             Verdict.WARNING,
@@ -336,10 +346,12 @@ def containers(status: NodeStatus) -> Iterator[Row]:
             "see docs/user/troubleshooting.md, A container is confined",
         )
     waiting = [
-        one for one in status.containers if one.placement is Placement.KUBELET and one.reason
+        container
+        for container in status.containers
+        if container.placement is Placement.KUBELET and container.reason
     ]
     if waiting:
-        named = _listed(f"{one.name}: {one.reason}" for one in waiting)
+        named = _listed(f"{container.name}: {container.reason}" for container in waiting)
         yield Row(
             "containers",
             Verdict.WARNING,
@@ -361,8 +373,8 @@ def owners(found: Iterable[FoundContainer], exclusive: CPUSet) -> Row:
     if not exclusive:
         return Row("owners", Verdict.OK, "no pool is exclusive")
     by_pod: defaultdict[str, CPUSet] = defaultdict(CPUSet)
-    for one in found:
-        by_pod[one.pod] |= CPUSet.parse(one.cpus) & exclusive
+    for container in found:
+        by_pod[container.pod] |= CPUSet.parse(container.cpus) & exclusive
     taken = contested = CPUSet()
     for cpus in by_pod.values():
         contested |= taken & cpus

@@ -22,7 +22,7 @@ _LEVELS: Final = (
 
 
 def widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Give the width of each column: what its texts need, or less where the room is too small.
+    """Return the width of each column: that of its texts, or less if there is no room.
 
     Args:
         rows: the texts, as many in each row; each may have several lines.
@@ -43,7 +43,7 @@ def widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
 
 
 def breaks(line: str, width: int) -> list[int]:
-    """Give the offsets at which a line is broken, so that no piece is wider."""
+    """Return the offsets at which a line is broken, so that no piece is wider."""
     offsets, start, end = [], 0, 0
     for piece in _pieces(line, width, _LEVELS):
         if end > start and end + len(piece.rstrip()) - start > width:
@@ -54,7 +54,7 @@ def breaks(line: str, width: int) -> list[int]:
 
 
 def _longest(lines: Sequence[str], part: re.Pattern[str]) -> int:
-    return max((len(one.rstrip()) for line in lines for one in part.findall(line)), default=0)
+    return max((len(piece.rstrip()) for line in lines for piece in part.findall(line)), default=0)
 
 
 def _pieces(line: str, width: int, levels: Sequence[re.Pattern[str]]) -> Iterator[str]:

@@ -161,7 +161,9 @@ def _interrupts_noted() -> Iterator[Callable[[], None]]:
     # No event: a second signal may interrupt the handler while it holds the event's lock.
     noted: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda one, _frame: noted.append(one)) for number in signals]
+    before = [
+        signal.signal(number, lambda caught, _frame: noted.append(caught)) for number in signals
+    ]
 
     def check() -> None:
         if noted:

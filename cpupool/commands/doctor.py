@@ -171,7 +171,7 @@ class _Known:
 
     @property
     def exclusive(self) -> CPUSet:
-        """The CPUs that nobody but their owners may disturb."""
+        """The CPUs that only their owners may use."""
         pools = self.pools.of_kind(PoolKind.EXCLUSIVE) if self.pools else ()
         return CPUSet.union(pool.reach(self.topology) for pool in pools)
 
@@ -241,7 +241,7 @@ def _pool_files(examined: Node, topology: CPUTopology) -> Sequence[PoolFile]:
 def _choose(
     files: Sequence[PoolFile], labels: Mapping[str, str] | None, topology: CPUTopology
 ) -> PoolFile | None:
-    """Choose the node's pool file; None where it has none, or that cannot be told.
+    """Choose the node's pool file; None where it has none, or its file is not known.
 
     Raises:
         ConfigError: there are two, or it does not fit the machine.
@@ -266,7 +266,7 @@ def _rights(known: _Known) -> Iterable[Row]:
 def _cgroups(known: _Known) -> Iterable[Row]:
     base, version = hierarchy(known.node.root.cgroup)
     places = cgroup_names.kubepods(known.node.cgroup_root)
-    yield checks.cgroups(version, places, [one for one in places if (base / one).is_dir()])
+    yield checks.cgroups(version, places, [place for place in places if (base / place).is_dir()])
 
 
 def _kubelet(known: _Known) -> Iterable[Row]:
@@ -291,7 +291,7 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
         policy = json.loads(state).get("policyName")
     allocatable: CPUSet | None = None
     if known.node.bundle is None:
-        # That it does not answer is told by another check.
+        # Another check reports that it does not answer.
         with suppress(ProtocolError):
             allocatable = PodResources(known.node.root.podresources_socket).allocatable_cpus()
     yield checks.cpu_manager(policy, allocatable, known.pools)
@@ -314,7 +314,7 @@ def _starter(known: _Known) -> Iterable[Row]:
         yield Row("starter", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     files = known.node.root.starters.glob(f"*/{Path(STARTER).name}")
-    yield checks.starter(can_run=any(one.is_file() and os.access(one, os.X_OK) for one in files))
+    yield checks.starter(can_run=any(file.is_file() and os.access(file, os.X_OK) for file in files))
 
 
 def _podresources(known: _Known) -> Iterable[Row]:

@@ -44,7 +44,7 @@ _Item = TypeVar("_Item")
 
 _SVG_COLUMNS: Final = 100
 _BORDERS: Final = 4
-"""What a box takes of the width: two lines and a blank beside each."""
+"""What a box takes of the width: two lines, and a blank next to each."""
 
 _PLAIN: Final = Mark(" ", "#ffffff on #566072")
 _OFFLINE: Final = Mark("x", "#8a8f98")
@@ -79,9 +79,19 @@ class Picture:
 
 def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     """Draw the machine painted by container, and list the containers that want a look."""
-    painting = paint((one.name, CPUSet.parse(one.found)) for one in status.containers)
-    odd = [one for one in status.containers if one.reason or not one.right]
-    rows = [(one.name, one.found, str(one.wanted), one.reason or "not moved yet") for one in odd]
+    painting = paint(
+        (container.name, CPUSet.parse(container.found)) for container in status.containers
+    )
+    odd = [container for container in status.containers if container.reason or not container.right]
+    rows = [
+        (
+            container.name,
+            container.found,
+            str(container.wanted),
+            container.reason or "not moved yet",
+        )
+        for container in odd
+    ]
     listed = table(("container", "runs on", "belongs on", "why"), rows)
     verdict = (
         f"Nothing is touched yet: the agent waits for {status.waiting_for}."
@@ -275,7 +285,7 @@ class _Sketch:
 
 
 def _levels(topology: CPUTopology) -> list[_Level]:
-    """Give the ways to divide the machine, the coarsest first."""
+    """Return the ways to divide the machine, the coarsest first."""
     infos = topology.cpus
 
     def socket(cpus: CPUSet) -> int:
@@ -332,7 +342,9 @@ def _summary(topology: CPUTopology) -> Iterable[str]:
         (len(topology.l3), "L3 cache", "L3 caches"),
     ]
     yield ", ".join(
-        f"{count} {one if count == 1 else many}" for count, one, many in counts if count
+        f"{count} {singular if count == 1 else plural}"
+        for count, singular, plural in counts
+        if count
     )
     if without := format_ids(node for node, cpus in topology.nodes.items() if not cpus):
         yield f"NUMA nodes without CPUs: {without}"

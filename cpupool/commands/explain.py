@@ -45,7 +45,7 @@ examples:
   cpupool explain default/web --kubeconfig ~/.kube/config
 
 With --kubeconfig or --context the API server is asked: for the pod, its node's labels, the pool
-files, and what the agent has told of the pod. Which CPUs it has is known on its node only.
+files, and the Events of the agent. Only its node knows the CPUs of the pod.
 
 A pod's name alone will do where it is the only one; without a container each of them is explained.
 Each line ends with the CPUs that are left after it.
@@ -87,7 +87,7 @@ def add_parser(commands: Commands, summary: str) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
-    """Explain; 1 if a container has not what it should have, or nobody looks after it.
+    """Explain; return 1 if a container has wrong CPUs, or no agent runs.
 
     Raises:
         UsageError: the file cannot be used, or has no such container.
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             _draw(machine, explained, arguments.svg, out)
         if silent:
             out.write(status_file.silence(age_s))
-    return 0 if all(one.right for one in explained) and not silent else 1
+    return 0 if all(explanation.right for explanation in explained) and not silent else 1
 
 
 def _away(arguments: argparse.Namespace, out: TextIO) -> int:
@@ -117,16 +117,16 @@ def _away(arguments: argparse.Namespace, out: TextIO) -> int:
         raise UsageError("--policy, --topology and --svg need a file; leave --kubeconfig out")
     explained = away.away(arguments).explain(arguments.container)
     _write(explained, out, as_json=arguments.json)
-    return 0 if all(one.right for one in explained) else 1
+    return 0 if all(explanation.right for explanation in explained) else 1
 
 
 def _write(explained: Sequence[Explanation], out: TextIO, *, as_json: bool) -> None:
     if as_json:
-        containers = [one.to_json() for one in explained]
+        containers = [explanation.to_json() for explanation in explained]
         out.write(json.dumps({"schema": SCHEMA, "containers": containers}, indent=2) + "\n")
         return
-    for one in explained:
-        _tell(one, out)
+    for explanation in explained:
+        _tell(explanation, out)
 
 
 def _node(arguments: argparse.Namespace, document: Mapping[str, Any]) -> Sequence[Explanation]:
@@ -138,8 +138,12 @@ def _node(arguments: argparse.Namespace, document: Mapping[str, Any]) -> Sequenc
             f"the agent waits for {status.waiting_for}, and has not looked at any container; see"
             " `cpupool doctor`"
         )
-    names = _find([one.name for one in status.containers], arguments.container, _REFUSED)
-    return [on_node(status, one) for one in status.containers if one.name in names]
+    names = _find(
+        [container.name for container in status.containers], arguments.container, _REFUSED
+    )
+    return [
+        on_node(status, container) for container in status.containers if container.name in names
+    ]
 
 
 def _simulation(
@@ -157,15 +161,17 @@ def _simulation(
         if policy not in policies:
             has = ", ".join(policies) or "none"
             raise UsageError(f"{arguments.file} has no policy {policy!r}; it has {has}")
-        everyone = [in_simulation(one) for one in policies[policy]["containers"]]
+        placements = [in_simulation(explanation) for explanation in policies[policy]["containers"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise broken from error
-    names = _find([one.name for one in everyone], arguments.container, _NOT_SIMULATED)
-    return [one for one in everyone if one.name in names]
+    names = _find(
+        [explanation.name for explanation in placements], arguments.container, _NOT_SIMULATED
+    )
+    return [explanation for explanation in placements if explanation.name in names]
 
 
 def _find(names: Sequence[str], asked: str, otherwise: str) -> set[str]:
-    """Give the containers that are meant: the one of this name, or those of the pod.
+    """Return the container of this name, or the containers of the pod.
 
     Args:
         names: of all containers.
@@ -184,7 +190,7 @@ def _find(names: Sequence[str], asked: str, otherwise: str) -> set[str]:
     if len(pods) > 1:
         raise UsageError(f"{asked!r} is the name of several pods; say which: {', '.join(pods)}")
     if pods:
-        # A pod's sandbox is nobody's question while there are containers.
+        # A pod's sandbox is of no interest while the pod has containers.
         of_pod = by_pod[pods[0]]
         return {name for name in of_pod if name.count("/") == 2} or set(of_pod)
     alike = {0: {pod.partition("/")[2] for pod in by_pod}, 1: set(by_pod)}
@@ -206,10 +212,13 @@ def _draw(machine: str, explained: Iterable[Explanation], svg: Path | None, out:
     # The drawing library is imported by what draws only, so that --json stays light.
     from cpupool.commands import drawing, painting  # noqa: PLC0415
 
-    groups = [(one.name, one.cpus or CPUSet()) for one in explained]
+    groups = [(explanation.name, explanation.cpus or CPUSet()) for explanation in explained]
     theirs = CPUSet.union(cpus for _, cpus in groups)
     groups.append(
-        ("others of the same pools", CPUSet.union(one.pools for one in explained) - theirs)
+        (
+            "others of the same pools",
+            CPUSet.union(explanation.pools for explanation in explained) - theirs,
+        )
     )
     picture = drawing.Picture(open_machine(machine), painting.paint(groups))
     drawing.show(picture, out)

@@ -144,9 +144,9 @@ class LiveNode:
             RemoteProtocolError: one does not appear in time.
         """
         manager = self.agent.manager
-        for one in manager.advertised():
-            healthy = sum(device.healthy for device in manager.devices(one.name).offer)
-            resource = manager.names.resource(one.name)
+        for advertised in manager.advertised():
+            healthy = sum(device.healthy for device in manager.devices(advertised.name).offer)
+            resource = manager.names.resource(advertised.name)
             self.node.kubelet.wait_for(resource, partial(_offers, healthy), PATIENCE_S)
             yield resource, healthy
 
@@ -159,7 +159,7 @@ class LiveNode:
         self.node.run_pod(body, during_init=self._init_runs)
 
     def rows(self) -> tuple[ProcessRow, ...]:
-        """List every process, as it is now."""
+        """List every process with its current CPUs."""
         return tuple(self._row(process) for process in self.node.processes())
 
     def settled_rows(self) -> tuple[ProcessRow, ...]:
@@ -170,7 +170,7 @@ class LiveNode:
         return rows
 
     def status(self) -> NodeStatus:
-        """Give what the agent sees, once it has seen every process where it belongs."""
+        """Return the status of the agent, after it has seen every process on its CPUs."""
         self._await(self._all_seen)
         return self._status()
 
@@ -188,14 +188,14 @@ class LiveNode:
         ]
         if not targets:
             return None
-        # An exclusive container is the one whose CPUs matter most.
+        # The CPUs of an exclusive container matter most.
         process, row = max(
             targets, key=lambda target: EXCLUSIVE_CPUS in target[0].instance.environment
         )
         path = self.node.path_of(process)
         moved_s = time.monotonic()
         CgroupFS(self.node.root.cgroup, self.node.cgroup_root).write(path, everything)
-        # Whatever the sweep found: emulated files are empty for a moment when they are written.
+        # The sweep may have found an empty file: an emulated file is empty during a write.
         repaired = self._await(lambda: self._repaired_s.get(path, 0.0) > moved_s)
         after_ms = (self._repaired_s[path] - moved_s) * 1000 if repaired else None
         self._await(lambda: self._row(process).right)
@@ -208,9 +208,9 @@ class LiveNode:
             container for _, container in self.agent.manager.snapshot().resolution.containers
         }
         return (
-            {one.id for one in found} == {process.instance.id for process in processes}
+            {container.id for container in found} == {process.instance.id for process in processes}
             and {process.instance.id for process in processes if process.container} <= reported
-            and all(one.right for one in self._status().containers)
+            and all(container.right for container in self._status().containers)
         )
 
     def _init_runs(self, _pod: Pod, _name: str) -> None:
@@ -243,7 +243,7 @@ class LiveNode:
         return holds
 
     def _row(self, process: ContainerProcess) -> ProcessRow:
-        requests = {one.name: one.requests for one in process.pod.containers}.get(
+        requests = {container.name: container.requests for container in process.pod.containers}.get(
             process.container, {}
         )
         environment = process.instance.environment

@@ -137,7 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def this_node(arguments: argparse.Namespace) -> Node:
-    """Give the node that the command line names.
+    """Return the node that the command line names.
 
     Raises:
         UsageError: a file or folder that it names is not there.

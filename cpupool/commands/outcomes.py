@@ -1,4 +1,4 @@
-"""How the outcomes of a simulation are told: drawn and listed for people, and as JSON."""
+"""Shows the outcomes of a simulation: drawn and listed for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def to_json(outcome: SimulationResult) -> dict[str, Any]:
         "summary": asdict(outcome.summary),
         "series": [asdict(moment) for moment in outcome.series],
         "refusals": [asdict(refusal) for refusal in outcome.refusals],
-        "containers": [_container_as_json(one) for one in outcome.placements],
+        "containers": [_container_as_json(placement) for placement in outcome.placements],
     }
 
 
@@ -88,17 +88,24 @@ def show(
 
 
 def _by_pod(running: Sequence[PlacementRecord]) -> Iterable[tuple[str, CPUSet]]:
-    """Give the CPUs that each pod has of each pool."""
+    """Return the CPUs that each pod has of each pool."""
     found: defaultdict[tuple[str, str], CPUSet] = defaultdict(CPUSet)
-    for one in running:
-        pod, _, _ = one.container.rpartition("/")
-        found[pod, one.pool] |= one.cpus
+    for placement in running:
+        pod, _, _ = placement.container.rpartition("/")
+        found[pod, placement.pool] |= placement.cpus
     return ((pod, cpus) for (pod, _), cpus in found.items())
 
 
-def _cells(one: PlacementRecord) -> tuple[str, ...]:
-    nodes, caches = (", ".join(map(str, ids)) for ids in (one.nodes, one.caches))
-    return one.container, one.pool, str(one.requested), str(one.cpus), nodes, caches
+def _cells(placement: PlacementRecord) -> tuple[str, ...]:
+    nodes, caches = (", ".join(map(str, ids)) for ids in (placement.nodes, placement.caches))
+    return (
+        placement.container,
+        placement.pool,
+        str(placement.requested),
+        str(placement.cpus),
+        nodes,
+        caches,
+    )
 
 
 def _summary_cells(policy: str, outcome: SimulationResult) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Decides how each CPU of a picture is painted: a letter and a style per pool, or per container.
 
-A letter beside the CPU's id keeps the picture readable without colour.
+A letter next to the CPU's id keeps the picture readable without colour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
 
 # Dark for what has one owner, light for what is shared: the kinds differ by more than hue. Each
-# dark colour has a tint for CPUs that lie idle beside their owner's.
+# dark colour has a tint for idle CPUs next to their owner's.
 _OWNED: Final = (
     ("#ffffff on #0b61a4", "#000000 on #a8cdea"),
     ("#ffffff on #9c3413", "#000000 on #f0bfa9"),
@@ -43,7 +43,7 @@ class Mark:
     """How a CPU is painted.
 
     Attributes:
-        symbol: one character beside its id.
+        symbol: one character next to its id.
         style: a rich style for its tile.
     """
 
@@ -131,7 +131,7 @@ def paint(groups: Iterable[tuple[str, CPUSet]]) -> Painting:
 
 
 def _resolve(rows: Sequence[LegendRow]) -> Painting:
-    """Give each CPU the mark of its row, and CPUs of several rows a mark of their own."""
+    """Map each CPU to the mark of its row, and CPUs of several rows to a separate mark."""
     rows_of: defaultdict[int, list[LegendRow]] = defaultdict(list)
     for row in rows:
         for cpu in row.cpus:

@@ -76,7 +76,7 @@ def _draw(
     ):
         times = [moment.at_s / unit_s for moment in outcome.series]
         found = [value(moment) for moment in outcome.series]
-        values = [nan if one is None else one for one in found]
+        values = [nan if value is None else value for value in found]
         axes.step(times, values, where="post", color=colour, linestyle=stroke, label=name)
     axes.set_title(title, loc="left", fontsize="medium")
     axes.set_ylim(-0.03, 1.03)

@@ -124,7 +124,7 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
 
 
 def amount(resource: Resource, requested: int) -> str:
-    """Say how much of a resource a container requests."""
+    """Describe how much of a resource a container requests."""
     if resource.kind is ResourceKind.KUBELET:
         return f"{requested} of the kubelet's own CPUs"
     milli = " milli-CPUs" if resource.kind is ResourceKind.SHARED else ""
@@ -142,7 +142,7 @@ def _pool(status: NodeStatus, share: PoolShare, pool: Pool | None) -> Step:
 
 
 def pool_facts(resource: Resource, pool: Pool) -> list[str]:
-    """Say what a pool is."""
+    """Describe a pool."""
     said = [f"{resource} has CPUs {pool.cpus}"]
     if pool.kind is PoolKind.EXCLUSIVE:
         said += ["one owner each", pool.hyper_threading.value]

@@ -1,4 +1,4 @@
-"""The rules of admission, as the commands that go by them are told."""
+"""The rules of admission, from the command line."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
 
 
 def rules(arguments: argparse.Namespace) -> Rules:
-    """Give the rules of the command line; the pool files and namespaces are not known."""
+    """Return the rules of the command line; the pool files and namespaces are not known."""
     return Rules(Names(arguments.resource_domain), cfs_quotas=CFSQuotas(arguments.cfs_quotas))

@@ -18,7 +18,7 @@ MILLI = 250
 
 
 def pool_file(machine: CPUTopology) -> str:
-    """Write a pool file that uses every core: the first for everybody, the last ones exclusive."""
+    """Write a pool file with every core: the first is the default pool, the last ones exclusive."""
     default, *others = machine.cores
     # With three cores or more the shared pool has one of its own.
     shared = others.pop(0) if len(others) > 1 else default
@@ -33,7 +33,7 @@ def pool_file(machine: CPUTopology) -> str:
 
 
 def pods(pools: NodePools, names: Names) -> Iterator[dict[str, Any]]:
-    """Give three pods: one polls on CPUs of its own, one shares, one asks for nothing."""
+    """Return three pods: with exclusive CPUs, with shared CPUs, and without a request."""
     exclusive = {pool.name: 1 for pool in pools.of_kind(PoolKind.EXCLUSIVE)}
     first = dict(list(exclusive.items())[:1])
     shared = {pool.name: MILLI for pool in pools.of_kind(PoolKind.SHARED)[:1]}
@@ -49,7 +49,7 @@ def pods(pools: NodePools, names: Names) -> Iterator[dict[str, Any]]:
 def pod(
     name: str, containers: list[dict[str, Any]], init: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Give a pod's manifest."""
+    """Return a pod's manifest."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -59,6 +59,6 @@ def pod(
 
 
 def container(name: str, names: Names, pools: dict[str, int]) -> dict[str, Any]:
-    """Give a container that requests amounts of pools."""
+    """Return a container that requests amounts of pools."""
     amounts = {names.resource(pool): str(amount) for pool, amount in pools.items()}
     return {"name": name, "resources": {"requests": amounts, "limits": amounts}}

@@ -33,7 +33,7 @@ def add_kubeconfig(parser: argparse.ArgumentParser) -> None:
 
 
 def api_server(url: str, kubeconfig: str = "", context: str = "") -> APIServer:
-    """Give the API server of this address, of this kubeconfig, or of the cluster.
+    """Return the API server of this address, of this kubeconfig, or of the cluster.
 
     Args:
         url: its address; empty for none.
@@ -112,7 +112,7 @@ def asked_to_end() -> threading.Event:
 
 
 def missing(error: ModuleNotFoundError, extra: str = "webhook") -> UsageError:
-    """Say how a library is had that only some installations have.
+    """Name the command that installs an optional library.
 
     Args:
         error: names the library.

@@ -178,7 +178,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _exporter() -> Callable[[Mapping[str, SimulationResult], str], bytes]:
-    """Find what plots before anything runs in vain."""
+    """Find the plotting library before the simulation runs."""
     try:
         from cpupool.commands import plotting  # noqa: PLC0415
     except ImportError as error:
@@ -223,7 +223,7 @@ def _pods(path: Path, names: Names) -> Iterator[Event]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """Show how far it is to whoever watches a terminal."""
+    """Show the progress on a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return

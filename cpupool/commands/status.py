@@ -58,7 +58,7 @@ def add_parser(commands: Commands, summary: str) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
-    """Show the status; 1 if a container is not where it belongs, or nobody looks at them."""
+    """Show the status; return 1 if a container has wrong CPUs, or no agent runs."""
     document, age_s = read(arguments.file)
     status = parse(arguments.file, document)
     astray = sum(not container.right for container in status.containers)
@@ -111,7 +111,7 @@ def parse(path: Path, document: Mapping[str, Any]) -> NodeStatus:
 
 
 def silence(age_s: float) -> str:
-    """Say in a line that nobody keeps the file true any more."""
+    """Describe in a line that no agent updates the file."""
     return f"This is {age_s:.0f} s old: the agent does not run, or cannot write its file.\n"
 
 

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         return 0
     path = Path(arguments.output)
     try:
-        # Nobody else reads it, nothing is overwritten, and no link is followed.
+        # Only its owner can read it; no file is overwritten, and no link is followed.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             try:
                 kept = _collect(examined, log)

@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         print(f"{file.name}: ok: {_summary(file)}", file=out)
     if taken:
         print(f"this node takes {taken.name}", file=out)
-    if any(one.unreadable for one in problems):
+    if any(problem.unreadable for problem in problems):
         return BAD_INPUT
     return FAILED if errors_in(problems) else 0
 

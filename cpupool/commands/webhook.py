@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
 
 
 def _api_server(url: str) -> APIServer | None:
-    """Give the API server; None where this is no pod of a cluster and none is named."""
+    """Return the API server; None outside a cluster without a named one."""
     return api_server(url) if url or os.environ.get("KUBERNETES_SERVICE_HOST") else None
 
 

@@ -110,11 +110,11 @@ def node_name(body: Body) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SentEvent:
     """An Event of cpupool's.
 
     Attributes:
-        at: when it was told, as the API server writes times.
+        at: when it was sent, as the API server writes times.
         reason: one word for it.
         message: what has happened and what to do.
         warning: whether a person should look.
@@ -126,7 +126,7 @@ class Told:
     warning: bool
 
 
-def told(body: Body) -> Told | None:
+def sent_event(body: Body) -> SentEvent | None:
     """Read an Event; None for one of another component.
 
     Raises:
@@ -135,7 +135,7 @@ def told(body: Body) -> Told | None:
     read = Field("Event", "", body)
     if read["source"]["component"].text("") != COMPONENT:
         return None
-    return Told(
+    return SentEvent(
         read["lastTimestamp"].text(""),
         read["reason"].text(""),
         read["message"].text(""),
@@ -185,7 +185,7 @@ def _pod(top: Field, names: Names) -> Pod:
     metadata, spec, status = top["metadata"], top["spec"], top["status"]
     annotations = metadata["annotations"]
     static = annotations[STATIC_POD_HASH].text("")
-    # The kubelet writes the hash into both; a mark that somebody else forged names no cgroup.
+    # The kubelet writes the hash into both; a forged mark names no cgroup.
     mirrored = static and annotations[STATIC_POD_MIRROR].text("") == static and static.isalnum()
     uid = PodUID(metadata["uid"].name())
     pod_level = _requirements(spec["resources"], names)
@@ -211,7 +211,7 @@ def _pod(top: Field, names: Names) -> Pod:
 
 
 def _container_fields(spec: Field) -> Iterator[tuple[ContainerKind, Field]]:
-    """Give every container of a pod's spec, init containers first."""
+    """Return every container of a pod's spec, init containers first."""
     for found in spec["initContainers"]:
         sidecar = found["restartPolicy"].value == "Always"
         yield (ContainerKind.SIDECAR if sidecar else ContainerKind.INIT), found
@@ -274,14 +274,14 @@ def _containers(
 
 
 def _unbalanced(annotations: Field, container: str, names: Names) -> bool:
-    """Tell whether a pod asks, for all of its containers or this one, for no load balancing."""
+    """Return whether a pod requests no load balancing for all of its containers or this one."""
     of_one = f"{CRIO_LOAD_BALANCING}/{container}"
     keys = (CRIO_LOAD_BALANCING, of_one, names.load_balancing)
     return any(annotations[key].value == DISABLE for key in keys)
 
 
 def _running_ids(status: Field) -> Iterator[tuple[str, ContainerID]]:
-    """Give each container's instance, unless it has ended.
+    """Return each container's instance, unless it has ended.
 
     While a container waits for its restart, the status still carries the id of the instance that
     has ended.
