@@ -1,4 +1,4 @@
-"""The API server: where it is, who we are to it, and how it fails.
+"""The API server: its address, our credentials, and its errors.
 
 Source: "Accessing the Kubernetes API from a Pod" in Kubernetes' documentation, for the files and
 variables of a service account.
@@ -193,7 +193,7 @@ class Token:
 
 
 class APIServer:
-    """Where the API server is, and as whom to speak to it.
+    """The address of the API server, and the credentials for it.
 
     Args:
         url: scheme, host, port and, where it is behind a proxy, the path before `/api`.
@@ -252,7 +252,7 @@ class APIServer:
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """Speak to this address as nobody; `kubectl proxy` adds who we are.
+        """Use this address without credentials; `kubectl proxy` adds them.
 
         Raises:
             NoAPIServer: this is no address.
@@ -295,12 +295,12 @@ class APIServer:
         )
 
     def target(self, path: str, parameters: Mapping[str, str]) -> str:
-        """Give the request target for a path that begins with `/api`."""
+        """Return the request target for a path that begins with `/api`."""
         query = f"?{urlencode(parameters)}" if parameters else ""
         return f"{(self._url.path or '').rstrip('/')}{path}{query}"
 
     def headers(self) -> dict[str, str]:
-        """Give the headers of a request.
+        """Return the headers of a request.
 
         Raises:
             NoAPIServer: there should be credentials, and there are none.

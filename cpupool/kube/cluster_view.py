@@ -1,4 +1,4 @@
-"""What a node's agent knows of its cluster, and tells it: pods, labels, pool ConfigMap, Events."""
+"""The agent's view of its cluster: pods, labels, the pool ConfigMap, and Events to send."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class ClusterView:
         )
 
     def pods(self) -> tuple[Pod, ...] | None:
-        """Give every pod of this node, or None until a first complete list is known."""
+        """Return every pod of this node, or None until a first complete list is known."""
         return self._pods.items()
 
     def labels(self) -> Mapping[str, str] | None:
-        """Give this node's labels, or None while there is no such node or it is not known yet."""
+        """Return this node's labels, or None while there is no such node or it is not known yet."""
         nodes = self._nodes.items()
         return nodes[0] if nodes else None
 

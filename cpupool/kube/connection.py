@@ -47,7 +47,7 @@ class APIConnection:
     later than `resume` ends whatever it meets: the request, the next one, or the pause.
 
     Args:
-        server: whom to speak to.
+        server: the API server.
     """
 
     def __init__(self, server: APIServer) -> None:
@@ -149,7 +149,7 @@ class APIConnection:
             return _decoded("get", target.resource, response.read())
 
     def update(self, target: APIPath, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace one object, and return it as it is then.
+        """Replace one object, and return the new version.
 
         Args:
             target: as for `get`.
@@ -163,7 +163,7 @@ class APIConnection:
             return _decoded("update", target.resource, response.read())
 
     def merge_patch(self, target: APIPath, patch: Mapping[str, Any]) -> dict[str, Any]:
-        """Change fields of one object, and return it as it is then.
+        """Change fields of one object, and return the new version.
 
         Args:
             target: as for `get`.
@@ -177,7 +177,7 @@ class APIConnection:
     def json_patch(
         self, target: APIPath, operations: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Carry out operations on one object, all or none, and return it as it is then.
+        """Apply operations to one object, all or none, and return the new version.
 
         Args:
             target: as for `get`.

@@ -73,7 +73,7 @@ class EventRecorder:
         self._waiting: deque[dict[str, Any]] = deque()
 
     def pod(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
-        """Say something about a pod; returns at once.
+        """Queue an Event about a pod; return at once.
 
         Args:
             pod: the pod.
@@ -85,7 +85,7 @@ class EventRecorder:
         self._say(about, reason, message, warning=warning)
 
     def node(self, reason: str, message: str, *, warning: bool = True) -> None:
-        """Say something about this node, as `pod` does about a pod."""
+        """Queue an Event about this node; return at once."""
         # As the kubelet does: `kubectl describe node` looks for the name in place of the UID.
         about = {"kind": "Node", "name": self._node, "uid": self._node}
         self._say(about, reason, message, warning=warning)
@@ -130,7 +130,7 @@ class EventRecorder:
     def _say(self, about: dict[str, str], reason: str, message: str, *, warning: bool) -> None:
         with self._news:
             now_s = self._clock()
-            self._said = {uid: one for uid, one in self._said.items() if not one.is_over(now_s)}
+            self._said = {uid: said for uid, said in self._said.items() if not said.is_over(now_s)}
             said = self._said.setdefault(about["uid"], _Said())
             if said.repeats(reason, message, now_s):
                 return

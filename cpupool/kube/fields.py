@@ -37,7 +37,7 @@ class Field:
         return cls(f"pod {name}", "", body)
 
     def error(self, what: str) -> ManifestError:
-        """Say what is wrong with this field."""
+        """Return the error for this field."""
         return ManifestError(self.source, self.path, what)
 
     def __getitem__(self, key: str) -> Field:
@@ -45,7 +45,7 @@ class Field:
         return Field(self.source, path, self._mapping().get(key))
 
     def entries(self) -> Iterator[tuple[str, Field]]:
-        """Give the entries of a mapping."""
+        """Return the entries of a mapping."""
         for key in self._mapping():
             yield str(key), self[key]
 
@@ -58,7 +58,7 @@ class Field:
             yield Field(self.source, f"{self.path}[{place}]", value)
 
     def text(self, default: str | None = None) -> str:
-        """Give a text; the default where nothing stands here."""
+        """Return a text; the default if the field is missing."""
         if self.value is None and default is not None:
             return default
         if self.value is None or (self.value == "" and default is None):
@@ -68,7 +68,7 @@ class Field:
         return self.value
 
     def name(self, default: str | None = None) -> str:
-        """Give a text that can be a name or an id."""
+        """Return a text that can be a name or an id."""
         # Names and ids go into paths and logs. Kubernetes' own rules are stricter.
         text = self.text(default)
         if not _is_name(text):

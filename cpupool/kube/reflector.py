@@ -1,4 +1,4 @@
-"""A picture of some objects of the API server that keeps itself current: list once, then watch.
+"""A current copy of some objects of the API server: list once, then watch.
 
 Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 and what client-go's reflector does (client-go: tools/cache/reflector.go).
@@ -90,7 +90,7 @@ class Reflector(Generic[T]):
         self._told = ""
 
     def items(self) -> tuple[T, ...] | None:
-        """Give what is known, or None until a first complete list is."""
+        """Return the known objects, or None before the first complete list."""
         if not self.synced.is_set():
             return None
         with self._lock:

@@ -26,7 +26,7 @@ _MOST_PODS: Final = 10_000
 
 
 def pods(workload: Field, *, copies: bool) -> Iterator[dict[str, Any]]:
-    """Give the pods of a workload on one node, named as those of a StatefulSet.
+    """Return the pods of a workload on one node, named as those of a StatefulSet.
 
     Args:
         workload: of a kind in COUNTS.
