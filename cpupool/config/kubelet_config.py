@@ -1,7 +1,7 @@
 """The kubelet's configuration, and what the pools of a node need of it.
 
 The scheduler counts a node's `cpu` as all online CPUs less what the kubelet reserves, and knows
-nothing of pools; so whatever lies outside the default pool has to be reserved, or is given away
+nothing of pools; so all CPUs outside the default pool must be reserved, or the scheduler uses them
 twice. Sources: kubernetes cmd/kubelet/app/server.go (`reservedSystemCPUs` takes the place of every
 other cpu reservation), pkg/kubelet/cm/node_container_manager_linux.go (what is allocatable),
 pkg/kubelet/apis/config/v1beta1/defaults.go, pkg/kubelet/cm/topologymanager (at most 8 NUMA nodes).
@@ -79,7 +79,7 @@ class KubeletConfig:
         return self.system_reserved_milli + self.kube_reserved_milli
 
     def describe(self, needs: KubeletNeeds) -> str:
-        """Say what a kubelet that suits the pools leaves to the scheduler."""
+        """Describe the CPUs that a kubelet with these settings leaves to the scheduler."""
         schedulable_milli = len(needs.online) * MILLI_PER_CPU - self.reserved_milli
         return (
             f"{as_quantity(schedulable_milli)} cpu for the scheduler, in a default pool of"
@@ -87,7 +87,7 @@ class KubeletConfig:
         )
 
     def excerpt(self) -> dict[str, object]:
-        """Give what is known of it as a KubeletConfiguration, without anything else it held."""
+        """Return the known settings as a KubeletConfiguration, without other fields."""
         return {
             "kind": _KIND,
             _CPU_MANAGER: self.cpu_manager_policy,

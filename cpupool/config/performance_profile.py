@@ -63,9 +63,9 @@ class PerformanceProfile:
 
     Attributes:
         name: its name.
-        reserved: the CPUs of the system, and of everybody who asks for none.
+        reserved: the CPUs of the system, and of containers that request none.
         isolated: the CPUs that have one owner each, SMT siblings included.
-        shared: the CPUs that containers share beside isolated ones; there may be none.
+        shared: the CPUs that containers share in addition to isolated ones; there may be none.
         mixed_cpus: the switch of the workload hints.
         node_selector: the labels of the nodes that it is for; without any, every node.
         unread: the fields of its spec that say nothing of pools.
@@ -83,7 +83,7 @@ class PerformanceProfile:
 
     @property
     def mixed(self) -> MixedCPUs | None:
-        """Whether OpenShift's resource is offered, which takes both switches."""
+        """Whether OpenShift's resource is offered; both switches must be on."""
         return MixedCPUs(_SHARED) if self.mixed_cpus and self.shared else None
 
     @property
@@ -92,7 +92,7 @@ class PerformanceProfile:
         return self.reserved | self.shared if self.mixed else self.reserved
 
     def beside_default(self, topology: CPUTopology | None) -> CPUSet:
-        """Give the CPUs to keep from pods instead where cpupool gives out the isolated ones.
+        """Return the CPUs to reserve instead if cpupool gives out the isolated ones.
 
         Pods then request no cpu for them, and what the scheduler counts is the default pool's: as
         `KubeletNeeds.reserved_cpus` of the pools.
@@ -113,7 +113,7 @@ class PerformanceProfile:
         )
 
     def locate(self, path: str) -> Location:
-        """Give the place of a path, or of what encloses it where it is not written."""
+        """Return the place of a path, or of its nearest parent that is written."""
         while path not in self.locations:
             path = path.rpartition(".")[0]
         return self.locations[path]
@@ -147,25 +147,25 @@ def parse(name: str, text: str | bytes) -> PerformanceProfile:
         unread=tuple(value.path for value in fields if value.path not in _READ),
         locations=document.locations(root),
     )
-    refuse_errors(sorted(reader.problems, key=lambda one: one.location or Location(name)))
+    refuse_errors(sorted(reader.problems, key=lambda problem: problem.location or Location(name)))
     return profile
 
 
 def check(profile: PerformanceProfile, topology: CPUTopology | None) -> tuple[Problem, ...]:
-    """Find what its pools break, and what is left to do for whoever imports it.
+    """Find the rules that its pools break, and the remaining steps for the admin.
 
     Args:
         profile: the profile.
         topology: the machine; without one the pools are judged by themselves.
     """
     broken = (
-        replace(one, path=f"{_CPU}.{_LIST_OF[one.pool or _DEFAULT]}")
-        for one in pool_rules.validate(profile.pools(topology), topology)
+        replace(problem, path=f"{_CPU}.{_LIST_OF[problem.pool or _DEFAULT]}")
+        for problem in pool_rules.validate(profile.pools(topology), topology)
     )
     notes = (_switches(profile), _on_machine(profile, topology), _others(profile))
     return tuple(
-        replace(one, location=profile.locate(one.path))
-        for one in chain(broken, chain.from_iterable(notes))
+        replace(problem, location=profile.locate(problem.path))
+        for problem in chain(broken, chain.from_iterable(notes))
     )
 
 
@@ -184,7 +184,7 @@ def pool_file(profile: PerformanceProfile, topology: CPUTopology | None) -> str:
 
 
 def _further_threads(cpus: CPUSet, topology: CPUTopology | None) -> CPUSet:
-    """Give those of the CPUs that are on a core with a lower one of them."""
+    """Return the CPUs whose core has a lower CPU of the set."""
     if topology is None:
         return CPUSet()
     return CPUSet(cpu for cpu in cpus if (topology.core_of(cpu) & cpus).first != cpu)
@@ -263,7 +263,7 @@ class _Reader(Reader):
         return _TRUTH_VALUES.get(text, False)
 
     def check_type(self, root: Table) -> None:
-        """Raise ConfigError for any other object of Kubernetes, whose fields are others."""
+        """Raise ConfigError for any other object of Kubernetes, because its fields differ."""
         kind, version = root.get("kind"), root.get("apiVersion")
         if self.word(kind) != _KIND:
             self.refuse(kind, f"this is no {_KIND}", "give a file with one, and nothing else")
@@ -275,7 +275,7 @@ class _Reader(Reader):
         raise ConfigError(self.problems)
 
     def read_name(self, value: Value) -> str:
-        """Read the name, of which files are named."""
+        """Read the name; the file names contain it."""
         name = self.word(value) or _UNNAMED
         if not _SUBDOMAIN.fullmatch(name):
             what = f"{name[:63]!r} is no name of an object"
@@ -288,12 +288,12 @@ class _Reader(Reader):
             name: self._cpus(cpu.get(name), needed=name != _LIST_OF[_SHARED])
             for name in _LIST_OF.values()
         }
-        for one, other in combinations(lists, 2):
-            if common := lists[one] & lists[other]:
+        for first, other in combinations(lists, 2):
+            if common := lists[first] & lists[other]:
                 value = cpu.get(other)
                 self.refuse(
                     value,
-                    f"CPUs {common} are also in {_CPU}.{one} ({cpu.get(one).location})",
+                    f"CPUs {common} are also in {_CPU}.{first} ({cpu.get(first).location})",
                     "a CPU is for one of the two: remove them from the other list",
                 )
         return lists

@@ -53,9 +53,9 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, .
 
 
 def suits_static_kubelet(pools: NodePools) -> bool:
-    """Tell whether the kubelet's static CPU manager may give out the exclusive CPUs beside them.
+    """Return whether the kubelet's static CPU manager may give out the exclusive CPUs.
 
-    It may where cpupool only adds shared CPUs to what it gave, and leaves everybody else to it.
+    It may if cpupool only adds shared CPUs, and places no other containers.
     """
     return pools.mixed is not None and pools.shared_alone
 
@@ -207,8 +207,8 @@ def _overlaps(pools: NodePools, topology: CPUTopology | None) -> Iterator[Proble
     for pool in pools.of_kind(PoolKind.EXCLUSIVE):
         if topology is not None and pool.policy.bind is None:
             yield from _two_threads_of_one_core(pool, topology)
-    for one, other in combinations(pools, 2):
-        first, second = sorted((one, other), key=lambda pool: pool.kind is not PoolKind.EXCLUSIVE)
+    for left, right in combinations(pools, 2):
+        first, second = sorted((left, right), key=lambda pool: pool.kind is not PoolKind.EXCLUSIVE)
         if first.kind is PoolKind.EXCLUSIVE:
             yield from _exclusive_overlap(first, second, topology)
         elif common := first.cpus & second.cpus:

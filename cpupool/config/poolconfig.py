@@ -71,10 +71,10 @@ _POOL_KEYS: Final = (
     EXCLUSIVE_POLICY,
     RESERVED,
 )
-_HYPER_THREADING_VALUES: Final = {one.value: one for one in HyperThreadingPolicy}
-_CPU_BIND_VALUES: Final = {one.value: one for one in CPUBindPolicy}
-_NUMA_VALUES: Final = {one.value: one for one in NUMAPolicy}
-_EXCLUSIVE_VALUES: Final = {one.value: one for one in ExclusivePolicy}
+_HYPER_THREADING_VALUES: Final = {policy.value: policy for policy in HyperThreadingPolicy}
+_CPU_BIND_VALUES: Final = {policy.value: policy for policy in CPUBindPolicy}
+_NUMA_VALUES: Final = {policy.value: policy for policy in NUMAPolicy}
+_EXCLUSIVE_VALUES: Final = {policy.value: policy for policy in ExclusivePolicy}
 _TRUTH_VALUES: Final = {"true": True, "false": False}
 _WHOLE_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _LIKE_A_POOL_FILE: Final = re.compile(r"pools?[-_.]?conf", re.IGNORECASE)
@@ -101,19 +101,21 @@ class PoolFile:
     warnings: tuple[Problem, ...]
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether a node with these labels takes this file: all labels must match."""
+        """Return whether this file is for a node with these labels: all labels must match."""
         return self.node_selector.items() <= labels.items()
 
     def locate(self, path: str) -> Location:
-        """Give the place of a path, or of what encloses it where it is not written."""
+        """Return the place of a path, or of its nearest parent that is written."""
         while path not in self.locations:
             path = path.rpartition(".")[0]
         return self.locations[path]
 
     def located(self, problems: Iterable[Problem]) -> tuple[Problem, ...]:
         """Put problems in the order of the file, each with the place where it stands."""
-        found = [replace(one, location=one.location or self.locate(one.path)) for one in problems]
-        return tuple(sorted(found, key=lambda one: one.location or Location(self.name)))
+        found = [
+            replace(item, location=item.location or self.locate(item.path)) for item in problems
+        ]
+        return tuple(sorted(found, key=lambda problem: problem.location or Location(self.name)))
 
     def problems(self, machine: CPUTopology | None) -> tuple[Problem, ...]:
         """Find everything wrong with the file, on this machine or, without one, by itself."""
@@ -245,22 +247,22 @@ def parse_all(
             read.append(_read(source, resource_names, cpu_managers))
         except ConfigError as error:
             read.append(error)
-    legible = [one for one in read if isinstance(one, PoolFile)]
+    legible = [outcome for outcome in read if isinstance(outcome, PoolFile)]
     files = []
-    for one in read:
-        if isinstance(one, ConfigError):
-            problems += one.problems
-        elif not errors_in(one.problems(None)):
-            files.append(one)
+    for outcome in read:
+        if isinstance(outcome, ConfigError):
+            problems += outcome.problems
+        elif not errors_in(outcome.problems(None)):
+            files.append(outcome)
         else:
-            problems += one.problems(machine.of(one, legible) if machine else None)
+            problems += outcome.problems(machine.of(outcome, legible) if machine else None)
     return tuple(files)
 
 
 def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Source, ...]:
     """Find the pool files in a text: it is one itself, or has ConfigMaps with any number.
 
-    Beside ConfigMaps with pool files, a text of several objects may have any others.
+    A text of several objects may have other objects next to ConfigMaps with pool files.
 
     Args:
         name: what to call the file.
@@ -272,7 +274,7 @@ def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Sour
     """
     decoder = _Decoder([])
     roots = document.read_all(text, Origin(name), decoder.problems)
-    manifests = [one for one in roots if isinstance(one, Table) and "kind" in one.entries]
+    manifests = [root for root in roots if isinstance(root, Table) and "kind" in root.entries]
     if not manifests:
         return (Source.of(name, text),)
     found = tuple(decoder.read_manifests(manifests))
@@ -283,7 +285,7 @@ def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Sour
 def select(files: Sequence[PoolFile], labels: Mapping[str, str]) -> PoolFile | None:
     """Choose the file for a node with these labels; None if no file matches.
 
-    A file whose selector matches wins over those without a selector.
+    A file with a matching selector wins over files without a selector.
 
     Raises:
         ConfigError: more than one file matches.
@@ -326,11 +328,11 @@ class _Decoder(Reader):
 
     def read_manifests(self, roots: Sequence[Table]) -> Iterator[Source]:
         """Read the pool files in Kubernetes objects and lists of them."""
-        objects = [one for root in roots for one in _listed(root)]
-        holding = [one for one in objects if _holds_pool_files(one)]
+        objects = [item for root in roots for item in _listed(root)]
+        holding = [item for item in objects if _holds_pool_files(item)]
         # Where there is no pool file at all, each object says why.
-        for one in holding or objects or roots:
-            yield from self.read_manifest(one)
+        for item in holding or objects or roots:
+            yield from self.read_manifest(item)
 
     def read_manifest(self, root: Table) -> Iterator[Source]:
         """Read the pool files in a Kubernetes object."""
@@ -464,7 +466,7 @@ class _Decoder(Reader):
         return known[text.text]
 
     def _doubt_name(self, entry: Value, name: str, kind: PoolKind) -> None:
-        """Warn of a default pool whose name is nearly that of another kind."""
+        """Warn about a default pool if its name is nearly that of another kind."""
         if kind is PoolKind.DEFAULT and (prefix := meant_prefix(name)):
             what = f"with this name it is the default pool, as no {prefix} pool begins so"
             self._warn(entry, what, f"begin it with {prefix} if that is meant")
@@ -481,11 +483,11 @@ class _Decoder(Reader):
 
 
 def _listed(root: Table) -> Iterable[Table]:
-    """Give the objects of a list, or the object itself."""
+    """Return the objects of a list, or the object itself."""
     items = root.get("items")
     if not isinstance(items, Listing):
         return (root,)
-    return (one for one in items.items if isinstance(one, Table))
+    return (item for item in items.items if isinstance(item, Table))
 
 
 def _holds_pool_files(root: Table) -> bool:

@@ -81,8 +81,8 @@ class Reader:
 
 
 def hint(word: str, known: Collection[str]) -> str:
-    """Say which of the known words may have been meant."""
-    by_lower_case = {one.lower(): one for one in known}
+    """Suggest the known word that is nearest."""
+    by_lower_case = {word.lower(): word for word in known}
     if close := difflib.get_close_matches(word.lower(), by_lower_case, n=1):
         return f"did you mean {by_lower_case[close[0]]}?"
     return f"use {' or '.join(known)}"

@@ -155,7 +155,7 @@ def _option(  # the return type is that of the field, as with `field` itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What the agent is told from outside; what each setting does is in its help."""
+    """The settings of the agent; the help of each setting describes it."""
 
     config: str = _option(
         "config",
