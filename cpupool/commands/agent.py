@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.app import Agent, Setup
 from cpupool.commands import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cpupool.policies.base import CPUManagerPolicies
     from cpupool.telemetry.metrics import Metrics
 
+_API_SERVERS: Final = {"api_server", "kubeconfig", "context"}
 _EXAMPLES = """\
 examples:
   cpupool agent                          in a pod of the DaemonSet
@@ -151,4 +152,8 @@ def _settings(arguments: argparse.Namespace) -> AgentSettings:
     except ConfigError as error:
         raise UsageError(str(error)) from error
     variables = {"node_name": os.environ.get(NODE_NAME, "")}
-    return AgentSettings.layered(variables, written, flags_given(arguments))
+    flags = flags_given(arguments)
+    if flags.keys() & _API_SERVERS:
+        # They name the API server in two ways: a flag wins over either of the file.
+        written = {name: value for name, value in written.items() if name not in _API_SERVERS}
+    return AgentSettings.layered(variables, written, flags)

@@ -39,9 +39,13 @@ class Backoff:
         """When it may be tried again."""
         return self.tries_s[-1] + self.delay_s if self.tries_s else 0.0
 
+    def counts(self, now_s: float) -> bool:
+        """Return whether the last try still makes the next one wait longer."""
+        return bool(self.tries_s) and now_s - self.tries_s[-1] < _QUIET_S
+
     def after(self, now_s: float) -> Backoff:
         """Count a try now; a try after a minute without any is the first again."""
-        if self.tries_s and now_s - self.tries_s[-1] >= _QUIET_S:
+        if not self.counts(now_s):
             return Backoff((now_s,))
         recent = (*(try_s for try_s in self.tries_s if now_s - try_s < _WITHIN_S), now_s)
         recent = recent[-_AT_ONCE - 1 :]

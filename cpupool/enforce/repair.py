@@ -101,6 +101,8 @@ class Goal(Protocol[K, W]):
     def wants(self, found: Sequence[FoundContainer], resolution: Resolution) -> Mapping[K, W]:
         """Return what each target must have, in the order in which they are put right.
 
+        A target that is not named is forgotten a minute after its last repair.
+
         Args:
             found: every container directory, each on its CPUs if that was possible.
             resolution: where everything belongs.
@@ -161,13 +163,18 @@ class Keeper(Generic[K, W]):
         """
         self.due_s = math.inf
         wants = self._goal.wants(found, resolution)
-        self._targets = {key: self._targets.get(key) or Target() for key in wants}
+        # A target that comes and goes keeps its back-off.
+        kept = {
+            key: target for key, target in self._targets.items() if target.backoff.counts(now_s)
+        }
+        targets = {key: self._targets.get(key) or Target() for key in wants}
+        self._targets = {**kept, **targets}
         for key, want in wants.items():
-            target = self._targets[key]
+            target = targets[key]
             target.aim(want)
             due_s = target.backoff.due_s
             self._look_at(due_s if now_s < due_s else self._put_right(key, want, now_s))
-        return dict(self._goal.notices(self._targets))
+        return dict(self._goal.notices(targets))
 
     def _put_right(self, key: K, want: W, now_s: float) -> float:
         """Return when to look at the target again without an event."""

@@ -90,8 +90,6 @@ class DeviceManager:
                     watch.ensure()
                     self._loop.check()
                     self._look(stop)
-                    why = self._missing()
-                    self._health.set(CONDITION, ok=not why, message=why)
                     self._wake.wait(self._registrar.pause_s(self._look_s))
                     self._wake.clear()
             finally:
@@ -114,10 +112,17 @@ class DeviceManager:
         self._health.beat(NAME)
         self._follow_pools()
         self._registrar.follow()
+        # Before the plugins, too: each may take as long as a kubelet that hangs.
+        self._show_condition()
         for plugin in self._plugins.values():
             # A kubelet that hangs costs a timeout for each; a stop does not wait for them all.
             if not stop.is_set() and self._registrar.attend(plugin):
                 self._health.beat(NAME)
+        self._show_condition()
+
+    def _show_condition(self) -> None:
+        why = self._missing()
+        self._health.set(CONDITION, ok=not why, message=why)
 
     def _follow_pools(self) -> None:
         # In this order: pools that come may end the readiness.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 from pathlib import Path
@@ -152,6 +153,24 @@ def test_a_flag_wins_with_its_default_as_well(tmp_path: Path) -> None:
     found = settings("--settings", str(file), "--metrics-port", "9404", "--enforcement", "auto")
 
     assert (found.telemetry, found.enforcement) == (("", 9404), None)
+
+
+def test_a_switch_of_the_file_can_be_undone(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("verbose: true\n")
+    parser = argparse.ArgumentParser()
+    agent.add_parser(parser.add_subparsers(), "")
+
+    given = parser.parse_args([*ENOUGH, "--settings", str(file), "--no-verbose"])
+
+    assert not agent._settings(given).verbose
+
+
+def test_a_flag_that_names_the_api_server_wins_over_any_name_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("kubeconfig: /gone\ncontext: lab\n")
+
+    assert cli.main([*ENOUGH, "--settings", str(file)]) == 0
 
 
 def test_the_name_of_the_node_may_come_from_the_file(tmp_path: Path) -> None:

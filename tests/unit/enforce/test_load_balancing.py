@@ -383,3 +383,14 @@ def test_a_tree_that_cannot_be_read_does_not_stop_the_agent(node: Node) -> None:
     node.run(WEB, exclusive_a="4,5")
     (why,) = node.keep().values()
     assert "no list" in why
+
+
+def test_a_container_that_alternates_is_isolated_ever_more_patiently(node: Node) -> None:
+    path = node.run(WEB, exclusive_a="4,5")
+    isolated = 0
+    for number in range(40):
+        node.runs_on[path] = "0-7" if number % 2 else "4-5"
+        before = node.isolated()
+        node.keep(QUIET_S + number * 0.05)
+        isolated += node.isolated() != before
+    assert 0 < isolated < 40, "each change makes the kernel rebuild its scheduling domains"

@@ -152,5 +152,11 @@ def test_a_target_that_is_gone_is_forgotten(node: Node) -> None:
     assert (node.keep(), node.keeper.due_s) == ([], math.inf)
     node.goal.weights["a"] = 1
     node.goal.failing.clear()
+    node.keep()
+    assert node.goal.weights["a"] == 1, "one that comes and goes keeps its patience"
+    del node.goal.weights["a"]
+    node.now_s += 61
+    node.keep()
+    node.goal.weights["a"] = 1
     assert node.keep() == []
-    assert node.goal.weights["a"] == 100, "a new container does not inherit the patience"
+    assert node.goal.weights["a"] == 100, "after a minute nothing is known of it"
