@@ -185,7 +185,7 @@ def cpu_manager(policy: str | None, allocatable: CPUSet | None, pools: NodePools
     if policy is None and allocatable is None:
         fact = "the kubelet's state cannot be seen from here"
         return Row("CPU manager", Verdict.UNSEEN, fact, "run this on the node, as root")
-    return Row("CPU manager", Verdict.OK, "none, so nobody but cpupool writes cpusets")
+    return Row("CPU manager", Verdict.OK, "none, so only cpupool writes cpusets")
 
 
 def problems(check: str, found: Iterable[Problem], fine: str) -> Iterator[Row]:
@@ -403,7 +403,7 @@ def device_plugins(*, listening: bool, serving: int, expected: int) -> Row:
         return Row(
             "device plugins",
             Verdict.PROBLEM,
-            "nobody listens on the kubelet's registration socket",
+            "no program listens on the kubelet's registration socket",
             "start the kubelet; in a container, mount its device-plugins folder",
         )
     fact = f"the kubelet listens, and {serving} of {expected} plugins"

@@ -156,7 +156,7 @@ kind: KubeletConfiguration
 
 cpuManagerPolicy: {STATIC}
 
-# The CPUs of the shared pools, and those kept for daemons: the kubelet gives them to nobody.
+# The CPUs of the shared pools, and those kept for daemons: the kubelet gives them to no container.
 reservedSystemCPUs: "{needs.reserved_cpus}"
 
 {_topology_manager(needs)}

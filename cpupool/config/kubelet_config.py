@@ -247,7 +247,7 @@ def _reserved_cpus(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Probl
             _CPUS,
             f"the number of these CPUs, {len(listed)}, takes the place of the cpu in {_SYSTEM} and"
             f" {_KUBE}",
-            "remove one or the other, so that nobody reads the wrong number",
+            "remove one of the two, so that the number is clear",
             Severity.WARNING,
         )
 
@@ -292,7 +292,8 @@ def _topology_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Pr
         yield _problem(
             config,
             _TOPOLOGY_MANAGER,
-            f"with {NONE}, nobody brings the CPUs of {pools} and a pod's other devices together",
+            f"with {NONE}, the kubelet does not bring the CPUs of {pools} and a pod's other devices"
+            " together",
             f"set {policy}, or single-numa-node, which refuses pods that one node cannot hold",
             Severity.WARNING,
         )

@@ -283,7 +283,7 @@ def _against_machine(pools: NodePools, topology: CPUTopology) -> Iterator[Proble
                 pool,
                 offline,
                 f"CPUs {offline} are offline",
-                "nobody gets them until they are switched on",
+                "no container gets them until they are switched on",
                 Severity.WARNING,
             )
         if pool.policy.whole_cores:
@@ -316,7 +316,7 @@ def _never_whole(pool: Pool, topology: CPUTopology) -> Iterator[Problem]:
             pool,
             smaller,
             f"CPUs {smaller} are on cores of fewer threads than the {most} of the others",
-            "nobody gets them: list them in a pool of their own, or switch their siblings on",
+            "no container gets them: list them in a pool of their own, or switch their siblings on",
             Severity.WARNING,
         )
 

@@ -6,7 +6,7 @@ at once: each write carries the version that was read, and who comes second read
 A certificate is never where a client does not trust it yet, because of two orders:
 
 * the bundle is in the webhook's configuration before a certificate that needs it is in the Secret;
-* the configuration is read before the Secret, so whoever holds an old Secret holds an old version
+* the configuration is read before the Secret, so a replica with an old Secret has an old version
   of the configuration, too, and cannot take a new CA out of it again.
 """
 

@@ -143,8 +143,8 @@ def test_an_offline_cpu_is_a_warning() -> None:
     )
     assert said(told) == [
         (
-            "warning: pools.exclusive.cpus: CPUs 3 are offline; nobody gets them until they are"
-            " switched on"
+            "warning: pools.exclusive.cpus: CPUs 3 are offline; no container gets them until they"
+            " are switched on"
         )
     ]
 
@@ -387,7 +387,8 @@ def test_cores_of_fewer_threads_than_others_are_told_where_whole_ones_are_promis
     assert [one.severity for one in told] == [Severity.WARNING]
     assert str(told[0]) == (
         "warning: pools.exclusive.cpus: CPUs 8-9 are on cores of fewer threads than the 2 of the"
-        " others; nobody gets them: list them in a pool of their own, or switch their siblings on"
+        " others; no container gets them: list them in a pool of their own, or switch their"
+        " siblings on"
     )
     assert pool_rules.validate(choosing(WHOLE, "8-9"), hybrid) == ()
 
