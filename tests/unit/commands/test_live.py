@@ -96,8 +96,11 @@ def test_a_container_that_is_not_brought_back_was_not_repaired(
     with living(folder, POOLS, MACHINE) as live:
         run(live, "exclusive_a", 1)
         live.settled_rows()
-        monkeypatch.setattr(live_module, "PATIENCE_S", 0.2)
         monkeypatch.setattr("cpupool.host.cgroupfs.CgroupFS.containers", lambda _self: iter(()))
+        # A sweep that has found the container already would still repair it.
+        live.agent.wake()
+        eventually(lambda: live._last_sweep and not live._last_sweep.found, "a blind sweep")
+        monkeypatch.setattr(live_module, "PATIENCE_S", 0.2)
         moved = live.disturb()
 
     assert moved
