@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from cpupool.config.settings import AgentSettings
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.enforce.load_balancing import LoadBalancingGoal
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-SWEEP_INTERVAL_S: Final = 30.0
+SWEEP_INTERVAL_S: Final = AgentSettings().sweep_interval_s
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 

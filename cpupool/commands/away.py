@@ -50,7 +50,7 @@ _NAMESPACE: Final = "cpupool"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say which API server is asked, and for which ConfigMap."""
+    """Add the arguments that name the API server and the ConfigMap."""
     add_kubeconfig(parser)
     parser.add_argument(
         "--configmap",
@@ -166,28 +166,21 @@ class Away:
         except APIError as error:
             if error.status != 404:
                 raise
-            raise UsageError(f"there is no {title}; look at `{command}`") from error
+            raise _absent(title, command) from error
 
     def _pod(self, asked: str) -> Body:
         parts = asked.split("/")
         if not all(map(_NAME.fullmatch, parts)) or len(parts) > 3:
             raise UsageError(f"{asked!r} names no pod; write NAMESPACE/POD[/CONTAINER]")
         namespace, name = parts[:2] if len(parts) > 1 else ("", asked)
+        title, command = f"pod {asked!r} in this cluster", "kubectl get pods -A"
         if namespace:
-            try:
-                return self.connection.get(PODS.object(name, namespace))
-            except APIError as error:
-                if error.status != 404:
-                    raise
-                found: Sequence[Body] = ()
-        else:
-            found = self._list(PODS.collection(), f"metadata.name={name}")
+            return self._existing(PODS.object(name, namespace), title, command)
+        found = self._list(PODS.collection(), f"metadata.name={name}")
         if len(found) == 1:
             return found[0]
         if not found:
-            raise UsageError(
-                f"there is no pod {asked!r} in this cluster; look at `kubectl get pods -A`"
-            )
+            raise _absent(title, command)
         pods = ", ".join(f"{each['metadata']['namespace']}/{name}" for each in found)
         raise UsageError(f"{asked!r} is the name of several pods; say which: {pods}")
 
@@ -220,6 +213,10 @@ class Away:
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ManifestError(collection.resource, "items", "is no list of objects")
         return items
+
+
+def _absent(title: str, command: str) -> UsageError:
+    return UsageError(f"there is no {title}; look at `{command}`")
 
 
 def _explanation(

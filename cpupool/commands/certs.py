@@ -8,17 +8,15 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cpupool.commands import UsageError, add_command
+from cpupool.commands import UsageError, add_command, add_setting
 from cpupool.commands.services import (
-    add_api_server,
     add_kubeconfig,
-    add_log_format,
     api_server,
     asked_to_end,
     missing,
     own_namespace,
 )
-from cpupool.config.settings import DNS_LABEL
+from cpupool.core.names import DNS_LABEL
 from cpupool.kube.client import SERVICE_ACCOUNT
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log
@@ -79,9 +77,9 @@ def add_parser(commands: Commands, summary: str) -> None:
             default=default,
             help=f"{meaning} (default: %(default)s)",
         )
-    add_api_server(parser)
+    add_setting(parser, "api-server")
     add_kubeconfig(parser)
-    add_log_format(parser)
+    add_setting(parser, "log-format")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--watch", action="store_true", help="stay, and keep them good")
     shape.add_argument("--json", action="store_true", help="print one JSON object instead")

@@ -182,7 +182,7 @@ def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) ->
 
 
 def of_cluster(node: Node, arguments: argparse.Namespace, folder: Path) -> Node:
-    """Return a node with what the API server shows of it, where the command line does not say it.
+    """Return a node with the facts of the API server that the command line does not give.
 
     Args:
         node: where the other facts are.

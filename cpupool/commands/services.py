@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from cpupool.commands import UsageError, add_setting
-from cpupool.config.settings import DNS_LABEL
+from cpupool.core.names import DNS_LABEL
 from cpupool.kube.client import SERVICE_ACCOUNT, APIServer, NoAPIServer
 from cpupool.kube.config_map import ConfigMapName
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 _KUBECTLS: Final = "~/.kube/config"
 """Where kubectl looks without the variable KUBECONFIG."""
-
-
-def add_api_server(parser: argparse.ArgumentParser) -> None:
-    """Add `--api-server`, for `api_server`."""
-    add_setting(parser, "api-server")
 
 
 def add_kubeconfig(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +58,6 @@ def _outside(kubeconfig: str, context: str) -> APIServer:
     return of_kubeconfig(kubeconfig, context)
 
 
-def add_config_map(parser: argparse.ArgumentParser) -> None:
-    """Add `--configmap`, for `config_map`."""
-    add_setting(parser, "configmap")
-
-
 def config_map(text: str) -> ConfigMapName | None:
     """Return the ConfigMap to follow; None where the folder alone counts."""
     namespace, _, name = text.rpartition("/")
@@ -86,16 +76,6 @@ def own_namespace(folder: Path) -> str:
         if DNS_LABEL.fullmatch(text):
             return text
     return ""
-
-
-def add_metrics_port(parser: argparse.ArgumentParser) -> None:
-    """Add `--metrics-port`."""
-    add_setting(parser, "metrics-port")
-
-
-def add_log_format(parser: argparse.ArgumentParser) -> None:
-    """Add `--log-format`."""
-    add_setting(parser, "log-format")
 
 
 def asked_to_end() -> threading.Event:

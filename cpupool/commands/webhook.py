@@ -8,13 +8,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import POOL_FOLDER, add_command, typed
+from cpupool.commands import POOL_FOLDER, add_command, add_setting, typed
 from cpupool.commands.rules import add_rules, rules
 from cpupool.commands.services import (
-    add_api_server,
-    add_config_map,
-    add_log_format,
-    add_metrics_port,
     api_server,
     asked_to_end,
     config_map,
@@ -87,11 +83,11 @@ def add_parser(commands: Commands, summary: str) -> None:
         help="folder with the cluster's poolconfig-<name>.yaml files; edits are followed, and"
         " without files a pool is unknown only by the form of its name (default: %(default)s)",
     )
-    add_config_map(parser)
+    add_setting(parser, "configmap")
     add_rules(parser)
-    add_api_server(parser)
-    add_metrics_port(parser)
-    add_log_format(parser)
+    add_setting(parser, "api-server")
+    add_setting(parser, "metrics-port")
+    add_setting(parser, "log-format")
     parser.set_defaults(run=run)
 
 
@@ -111,7 +107,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     log.set_up(logging.INFO, json=arguments.log_format == "json")
     metrics, health = WebhookMetrics(), Health()
     followed = config_map(arguments.configmap)
-    told = WebhookSettings(
+    made = WebhookSettings(
         config=arguments.config,
         certificate=arguments.tls_cert_file,
         key=arguments.tls_private_key_file,
@@ -120,7 +116,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         api_server=_api_server(arguments.api_server),
         config_map=followed,
     )
-    webhook = Webhook(told, metrics, health)
+    webhook = Webhook(made, metrics, health)
     probes = arguments.metrics_port
     telemetry = TelemetryServer("", probes, metrics, health) if probes else None
     log.get(__name__).info(

@@ -14,17 +14,16 @@ from cpupool.config import document
 from cpupool.config.document import Origin, Text
 from cpupool.config.reader import Reader, hint
 from cpupool.core.errors import Problem, refuse_errors
-from cpupool.core.names import DEFAULT_DOMAIN, STARTER
+from cpupool.core.names import DEFAULT_DOMAIN, DNS_LABEL, STARTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""As Kubernetes has it (k8s.io/apimachinery/pkg/util/validation), as the next two."""
 _SUBDOMAIN: Final = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 )
 _CONFIG_MAP: Final = re.compile(rf"({DNS_LABEL.pattern}/)?[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?")
+"""As Kubernetes has them (k8s.io/apimachinery/pkg/util/validation)."""
 _OPTION: Final = "option"
 _T = TypeVar("_T")
 

@@ -10,6 +10,8 @@ from typing import Final
 from cpupool.core.requests import Resource, ResourceKind
 
 DEFAULT_DOMAIN: Final = "nokia.k8s.io"
+DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""The name of a namespace, as Kubernetes has it (k8s.io/apimachinery/pkg/util/validation)."""
 EXCLUSIVE_CPUS: Final = "EXCLUSIVE_CPUS"
 SHARED_CPUS: Final = "SHARED_CPUS"
 CPU_POOLS: Final = "CPU_POOLS"

@@ -252,8 +252,8 @@ class Mover:
         resolution = self.current()
         gathered: dict[NoticeKey, Notice] = {}
         for seen in self._seen.values():
-            if seen.target.contested and seen.target.culprit is not None:
-                gathered.update(notices.about_fight(resolution, seen.key, seen.target.culprit))
+            if culprit := seen.target.contested:
+                gathered.update(notices.about_fight(resolution, seen.key, culprit))
             if seen.occupied:
                 gathered.update(notices.about_occupied(resolution, seen.key, seen.occupied))
             if seen.key[1] == POD_ITSELF:

@@ -56,9 +56,9 @@ class Target(Generic[W]):
         return self.right is not None and self.right == self.want
 
     @property
-    def contested(self) -> bool:
-        """Whether it is overwritten again and again."""
-        return self.culprit is not None and self.backoff.delay_s > 0
+    def contested(self) -> Reason | None:
+        """The program that overwrites it again and again; None where there is none."""
+        return self.culprit if self.backoff.delay_s else None
 
     def aim(self, want: W) -> None:
         """Set what it must have; another value than before is tried at once."""
@@ -68,7 +68,7 @@ class Target(Generic[W]):
     def repaired(self, reason: Reason, now_s: float) -> None:
         """Count a repair of something that differed for this reason."""
         # The program that began a fight is named while the fight lasts.
-        if reason.foreign and not (self.culprit and self.backoff.delay_s):
+        if reason.foreign and not self.contested:
             self.culprit = reason
         self.backoff = self.backoff.after(now_s)
 

@@ -1,6 +1,6 @@
 """One look at every container of the node: what it has is compared with what it must have.
 
-Level-triggered: a sweep repairs any difference, whichever program made it. The facts come first,
+Level-triggered: a sweep repairs every difference from any program. The facts come first,
 then the CPUs of containers, then the other goals, then what pods' owners must know.
 """
 

@@ -67,7 +67,7 @@ class Mounts:
         now_s: a monotonic clock.
 
     Attributes:
-        provided: the shared pools of the last `provide`; None before the first.
+        provided: the shared pools of the last `provide`, with their CPUs; None before the first.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Mounts:
         events: EventSink,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.provided: frozenset[str] | None = None
+        self.provided: Mapping[str, CPUSet] | None = None
         self._root = root
         self._source = starter
         self._mounted = mounted
@@ -108,7 +108,7 @@ class Mounts:
         self._attempt("process starter", self._install)
         if shared is not None:
             self._show_all(shared)
-        self.provided = frozenset(shared or ())
+        self.provided = shared or {}
 
     def of(self, pool: Pool) -> tuple[Mount, ...]:
         """Return the mounts for a container of a pool: only existing files and folders.

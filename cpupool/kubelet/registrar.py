@@ -153,8 +153,6 @@ class Registrar:
 
     def missing(self, plugin: Plugin) -> str:
         """Return what keeps the kubelet from knowing and watching a plugin; empty for nothing."""
-        if self._kubelet is None:
-            return f"{self._socket} is not there; start the kubelet"
         registration = self._registrations.get(plugin.name, _Registration())
         if self._serves(plugin, registration):
             return ""
@@ -162,9 +160,9 @@ class Registrar:
         return f"the kubelet does not know {plugin.name}: {why}"
 
     @property
-    def kubelet_listens(self) -> bool:
-        """Whether there is a kubelet."""
-        return self._kubelet is not None
+    def absent(self) -> str:
+        """Why there is no kubelet to register with; empty where there is one."""
+        return "" if self._kubelet else f"{self._socket} is not there; start the kubelet"
 
     def pause_s(self, longest_s: float) -> float:
         """Return how long to wait until the next attempt is due, at most `longest_s`."""

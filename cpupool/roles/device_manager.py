@@ -148,7 +148,7 @@ class DeviceManager:
         """Return whether there are the mounts of every pool."""
         provided = self._mounts.provided
         shared = self._manager.snapshot().resolution.shared
-        return provided is not None and provided >= shared.keys()
+        return provided is not None and provided.keys() >= shared.keys()
 
     def _mounts_of(self, resource: Resource) -> tuple[Mount, ...]:
         """Return what a container gets mounted with a resource: what its pool now has."""
@@ -160,8 +160,8 @@ class DeviceManager:
 
     def _missing(self) -> str:
         """Return what keeps the kubelet from knowing and watching every pool; empty for nothing."""
-        if not self._registrar.kubelet_listens:
-            return f"{self._kubelet_socket} is not there; start the kubelet"
+        if why := self._registrar.absent:
+            return why
         if not self._ready():
             return "no pool is offered while the cpusetter waits; see there"
         if not self._mountable():

@@ -12,9 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
-    from cpupool.core.cpuset import CPUSet
     from cpupool.host.mounts import Mounts
     from cpupool.manager.manager import Manager
     from cpupool.telemetry.health import Health
@@ -31,7 +30,7 @@ class MountKeeper:
         mounts: what containers mount.
         health: hears that the loop turns.
         ready: whether it is known who owns which CPU, and only cpupool places containers.
-        provided: called when there are mounts for other pools than before.
+        provided: called when the mounts of shared pools are others than before.
         look_s: how often to look without an event.
     """
 
@@ -52,7 +51,6 @@ class MountKeeper:
         self._provided = provided
         self._look_s = look_s
         self._announced: deque[str] = deque()
-        self._shown: Mapping[str, CPUSet] = {}
         self._wake = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
@@ -77,7 +75,7 @@ class MountKeeper:
                 same as before.
         """
         self._announced.extend(overwritten)
-        if overwritten or self._manager.snapshot().resolution.shared != self._shown:
+        if overwritten or self._manager.snapshot().resolution.shared != self._mounts.provided:
             self.wake()
 
     def _look(self) -> None:
@@ -88,6 +86,5 @@ class MountKeeper:
         announced = {self._announced.popleft() for _ in range(len(self._announced))}
         # Pods may hold devices of pools that are not known yet.
         self._mounts.provide(resolution.shared if facts.configured else None, announced)
-        self._shown = resolution.shared
         if self._mounts.provided != before:
             self._provided()

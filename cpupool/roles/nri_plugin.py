@@ -342,7 +342,7 @@ class NRIPlugin:
                 self._runtime.refuse_create(message, why)
                 self._manager.forget_containers([container.id])
                 return "held"
-        wanted = None if container.key is None else self._wanted(container.key, now)
+        wanted = self._wanted(container.key, now)
         if wanted is None:
             self._runtime.answer_create(message, None)
             return "unchanged"
@@ -365,9 +365,7 @@ class NRIPlugin:
         cpupool's own call passes as it is: where the container belongs may not be free yet.
         """
         container, outcome, update = message.container, "unchanged", None
-        wanted = (
-            None if container.key is None else self._wanted(container.key, self._manager.snapshot())
-        )
+        wanted = self._wanted(container.key, self._manager.snapshot())
         if wanted is not None and not self._runtime.expects(message):
             outcome = wanted.placement.value
             # Neither None nor 0 changes what the container has.
@@ -405,8 +403,10 @@ class NRIPlugin:
                 container.cpus = wanted.cpus
                 yield Update(identifier, wanted.cpus)
 
-    def _wanted(self, key: ContainerKey, now: Snapshot) -> CPUAssignment | None:
+    def _wanted(self, key: ContainerKey | None, now: Snapshot) -> CPUAssignment | None:
         """Return where a container belongs; None where that is not known well enough."""
+        if key is None:
+            return None
         assignment = now.assignment(key)
         known = self._ready() or assignment.placement in {Placement.POOLS, Placement.POLICY}
         return assignment if known and assignment.cpus else None

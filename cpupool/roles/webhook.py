@@ -11,7 +11,6 @@ and the namespaces of pods with OpenShift's resource for shared CPUs.
 from __future__ import annotations
 
 import itertools
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from cpupool.admission.mixed_cpus import NamespaceUnknown
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
 from cpupool.core.errors import HostFileError, Problem, RemoteProtocolError, errors_in
+from cpupool.core.names import DNS_LABEL
 from cpupool.host.files import DirectoryWatch
 from cpupool.host.pool_files import PoolFiles
 from cpupool.https.certificates import expires
@@ -62,8 +62,6 @@ _ASK_S: Final = 2.0
 """How long a question may take in all; the API server waits for 5 s itself meanwhile."""
 _STEP_S: Final = 1.0
 """How long it may be silent: to connect, for TLS, and for the answer."""
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""As Kubernetes has it (k8s.io/apimachinery/pkg/util/validation)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +281,7 @@ def _namespace_annotations(server: APIServer, namespace: str) -> Mapping[str, An
     Raises:
         NamespaceUnknown: there is no answer in time, or it is a refusal.
     """
-    if not _NAMESPACE.fullmatch(namespace):
+    if not DNS_LABEL.fullmatch(namespace):
         raise NamespaceUnknown("no namespace can be called so; correct it")
     connection = APIConnection(server)
     late = threading.Timer(_ASK_S, connection.interrupt)

@@ -326,7 +326,7 @@ class NRIRuntime:
         return self._session is not None and self._session.owes
 
     def _start_all(self) -> None:
-        """Judge each container as it is found: the runtime may not name its start any more."""
+        """Count every container as started: the runtime may not name their starts any more."""
         for known in self.containers.values():
             known.started = True
 

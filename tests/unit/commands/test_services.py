@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.commands import UsageError, services
+from cpupool.commands import UsageError, add_setting, services
 from cpupool.kube.config_map import ConfigMapName
 from tests.kubeconfigs import login
 from tests.waiting import DEADLINE_S
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def taken(*arguments: str) -> ConfigMapName | None:
     parser = argparse.ArgumentParser()
-    services.add_config_map(parser)
+    add_setting(parser, "configmap")
     return services.config_map(parser.parse_args(arguments).configmap)
 
 
