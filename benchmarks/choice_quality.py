@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.documents import table
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.local import workload
 from cpupool.local.simulation import FIRST_FIT, KUBELET_PACKED, POOL, compare
-from cpupool.policies.hints import TopologyPolicy
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from benchmarks.documents import Times, table
 from cpupool import channel
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
 from cpupool.core.names import Names
@@ -24,7 +25,6 @@ from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
 from cpupool.policies import hints, koordinator_accumulator, pool_choice
-from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.koordinator_accumulator import OccupiedCPUs
 from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
 from cpupool.policies.layout import Layout

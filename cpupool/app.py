@@ -29,7 +29,7 @@ from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import NodeLabels, PodSource, Writer
-from cpupool.policies.none import BUILT_IN
+from cpupool.policies.built_in import BUILT_IN
 from cpupool.roles import (
     configurator,
     cpusetter,

@@ -11,7 +11,8 @@ from cpupool.commands import agent
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.policies.base import Choice
-from cpupool.policies.none import BUILT_IN, NonePolicy
+from cpupool.policies.built_in import BUILT_IN
+from cpupool.policies.none import NonePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,12 +24,12 @@ from cpupool.commands import (
     writable,
 )
 from cpupool.commands.outcomes import show, to_json
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import ConfigError, ManifestError
 from cpupool.core.names import Names
 from cpupool.kube import views
 from cpupool.local import simulation, workload
 from cpupool.local.workload import Event
-from cpupool.policies.hints import TopologyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

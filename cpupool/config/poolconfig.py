@@ -17,6 +17,7 @@ from cpupool.config.document import Listing, Origin, Table, Text
 from cpupool.config.pool_rules import CONTAINERS_LIMIT, MIXED_CPUS, MIXED_POOL
 from cpupool.config.reader import Reader, hint
 from cpupool.core import pools
+from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
@@ -38,15 +39,7 @@ from cpupool.core.pool_policy import (
     NUMAPolicy,
     PoolPolicy,
 )
-from cpupool.core.pools import (
-    CPU_MANAGER_POLICIES,
-    CPUManager,
-    HyperThreadingPolicy,
-    MixedCPUs,
-    NodePools,
-    Pool,
-    PoolKind,
-)
+from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

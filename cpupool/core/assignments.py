@@ -49,6 +49,8 @@ class Cause(Enum):
     """The ids of the devices are not CPU ids."""
     OFFLINE = "offline"
     """Every CPU that the kubelet gave to the container is offline."""
+    MISFIT = "misfit"
+    """The CPU manager policy has no CPUs that serve the pod's request."""
     UNKNOWN_POD = "unknown_pod"
     """The agent does not know the container's pod."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -204,7 +204,18 @@ class NotEnoughDevices(AllocationError):
 
 
 class PlacementError(CPUPoolError):
-    """A request that no choice of CPUs can serve."""
+    """A request that no choice of CPUs can serve.
+
+    Attributes:
+        reason: the kubelet's word for such a refusal, in Events and in a pod's status.
+        as_kubelet: the text with which the kubelet refuses such a pod.
+    """
+
+    reason: ClassVar[str] = "UnexpectedAdmissionError"
+
+    def __init__(self, what: str, as_kubelet: str) -> None:
+        self.as_kubelet = as_kubelet
+        super().__init__(what)
 
 
 class NotEnoughCPUs(PlacementError):
@@ -219,7 +230,9 @@ class NotEnoughCPUs(PlacementError):
         self.requested = requested
         self.available = available
         super().__init__(
-            f"{requested} CPUs requested, {available} free; ask for fewer, or free some"
+            f"{requested} CPUs requested, {available} free; ask for fewer, or free some",
+            "Allocate failed due to not enough cpus available to satisfy request:"
+            f" requested={requested}, available={available}, which is unexpected",
         )
 
 
@@ -232,16 +245,45 @@ class SMTAlignmentError(PlacementError):
         available: how many are free on whole cores; None where the request is not a multiple.
     """
 
+    reason = "SMTAlignmentError"
+
     def __init__(self, requested: int, cpus_per_core: int, available: int | None = None) -> None:
         self.requested = requested
         self.cpus_per_core = cpus_per_core
         self.available = available
+        if available is None:
+            what = (
+                f"{requested} CPUs requested of cores with {cpus_per_core};"
+                f" ask for a multiple of {cpus_per_core}"
+            )
+            facts = f"requested {requested} cpus not multiple cpus per core = {cpus_per_core}"
+        else:
+            what = (
+                f"{requested} CPUs requested, {available} free on whole cores;"
+                " ask for fewer, or free some"
+            )
+            facts = (
+                f"not enough free physical CPUs: available physical CPUs = {available},"
+                f" requested CPUs = {requested}, CPUs per core = {cpus_per_core}"
+            )
+        super().__init__(what, f"SMT Alignment Error: {facts}")
+
+
+class TopologyAffinityError(PlacementError):
+    """A request whose CPUs cannot lie on the NUMA nodes that the Topology Manager's policy demands.
+
+    Attributes:
+        policy: the name of that policy.
+    """
+
+    reason = "TopologyAffinityError"
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
         super().__init__(
-            f"{requested} CPUs requested of cores with {cpus_per_core};"
-            f" ask for a multiple of {cpus_per_core}"
-            if available is None
-            else f"{requested} CPUs requested, {available} free on whole cores;"
-            " ask for fewer, or free some"
+            f"no NUMA nodes serve the request under the topology policy {policy};"
+            " ask for fewer CPUs, or free some",
+            "Resources cannot be allocated with Topology locality",
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import (
     EXCLUSIVE_PREFIX,
@@ -109,21 +110,6 @@ class MixedCPUs:
 
     pool: str
     containers_limit: int = 256
-
-
-@dataclass(frozen=True, slots=True)
-class CPUManager:
-    """How containers get the default pool's CPUs.
-
-    Attributes:
-        policy: the name of the CPU manager policy.
-    """
-
-    policy: str = "none"
-
-
-CPU_MANAGER_POLICIES: Final = (CPUManager().policy,)
-"""The policies that a pool file can name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class Pod:
         finished: it has succeeded or failed, and no longer owns anything.
         limit_milli: the kubelet's limit for the pod's cgroup; None for no limit.
         node_critical: its priority class is system-node-critical.
+        created: when the API server took it, as RFC 3339 in UTC; empty where that is not known.
+        ending: the API server has been asked to delete it.
     """
 
     uid: PodUID
@@ -101,6 +103,8 @@ class Pod:
     finished: bool = False
     limit_milli: int | None = None
     node_critical: bool = False
+    created: str = ""
+    ending: bool = False
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:

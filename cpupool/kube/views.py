@@ -207,6 +207,8 @@ def _pod(top: Field, names: Names) -> Pod:
         finished=status["phase"].text("") in _FINISHED,
         limit_milli=pod_limit_milli(pod_level, _overhead(spec), qos, containers),
         node_critical=spec["priorityClassName"].text("") == _NODE_CRITICAL,
+        created=metadata["creationTimestamp"].text(""),
+        ending=metadata["deletionTimestamp"].text("") != "",
     )
 
 

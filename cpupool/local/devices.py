@@ -23,9 +23,9 @@ from cpupool.wire.kubelet_checkpoint import NO_NODE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from cpupool.core.cpu_manager import TopologyPolicy
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
-    from cpupool.policies.hints import TopologyPolicy
 
 IDs = frozenset[str]
 Prefer = Callable[[IDs, IDs, int], IDs]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.api import deviceplugin_pb2_grpc, podresources_pb2_grpc
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     AllocationError,
@@ -31,7 +32,6 @@ from cpupool.local import devices, services
 from cpupool.local.devices import IDs, Listing, Want
 from cpupool.local.ledger import Ledger
 from cpupool.local.plugins import Plugin
-from cpupool.policies.hints import TopologyPolicy
 from cpupool.telemetry import log as logs
 from cpupool.wire.kubelet_checkpoint import Entry
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerKind, ContainerRef, Pod, PodUID
@@ -21,7 +22,6 @@ from cpupool.kube import views
 from cpupool.local.kubelet import EmbeddedKubelet
 from cpupool.local.pods import ContainerProcess, HostedPod
 from cpupool.local.runtime import EmbeddedRuntime
-from cpupool.policies.hints import TopologyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

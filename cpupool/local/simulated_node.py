@@ -25,13 +25,13 @@ from cpupool.policies.layout import Level
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.cpu_manager import TopologyPolicy
     from cpupool.core.pools import NodePools, Pool
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod, PodUID
     from cpupool.local.devices import IDs, Want
     from cpupool.policies.base import Choice
-    from cpupool.policies.hints import TopologyPolicy
 
 
 class Chooser(Protocol):

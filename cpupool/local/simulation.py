@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import pool_rules
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused, refuse_errors
 from cpupool.core.pool_policy import NUMAPolicy
@@ -19,7 +20,6 @@ from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import PlacementRecord, SimulatedNode, container_name
 from cpupool.policies import pool_choice
 from cpupool.policies.base import Choice, Step
-from cpupool.policies.hints import TopologyPolicy
 from cpupool.policies.kubelet_accumulator import take_packed
 from cpupool.policies.layout import Layout, Level
 

@@ -1,23 +1,30 @@
 """The grants of CPUs that the node's CPU manager policy gives to containers.
 
 A choice depends on earlier choices, so the agent makes it once, for a whole pod, and keeps it until
-the pod ends. The placement of each container follows from the grants (`resolve`).
+the pod has ended. The placement of each container follows from the grants (`resolve`).
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError, NotEnoughCPUs, SMTAlignmentError
+from cpupool.core.errors import (
+    CPUSetParseError,
+    NotEnoughCPUs,
+    PlacementError,
+    TopologyAffinityError,
+)
 from cpupool.core.grants import Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager import requested, sightings
-from cpupool.policies.base import DEFAULT, Ask, NodeView
+from cpupool.policies import hints
+from cpupool.policies.base import DEFAULT, Ask, NodeView, Refusal
 from cpupool.policies.pools import PoolsPolicy
 from cpupool.telemetry import log as logs
 
@@ -31,7 +38,33 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 
-def view(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> NodeView:
+class CPUsAwaited(PlacementError):
+    """CPUs that an older pod waits for."""
+
+    def __init__(self, older: Pod) -> None:
+        what = f"the free CPUs are kept for the older pod {older.namespace}/{older.name}"
+        super().__init__(f"{what}, which waits for more; wait until it has started", what)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The grants of the CPU manager policy, and the pods that it could not serve.
+
+    Attributes:
+        grants: who owns which CPUs.
+        refused: the id in a pod's cgroup name → why the pod has no CPUs of its own.
+    """
+
+    grants: Grants = field(default_factory=Grants)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
+
+
+def view(
+    facts: NodeFacts,
+    pods: tuple[Pod, ...],
+    grants: Grants,
+    refused: Mapping[str, Refusal] | None = None,
+) -> NodeView:
     """Return the policies' view of a node."""
     whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
     bare = NodeView(
@@ -41,47 +74,86 @@ def view(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> NodeView:
         grants,
         barred=facts.topology.with_siblings(whole) | grants.cpus | facts.blocked,
         pods=pods,
+        refused=refused or {},
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
+    extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
     if requested.kubelet_owns(facts):
         default = CPUAssignment(Placement.KUBELET)
-    elif facts.pools.pools or any(grants.of_pods):
+    elif facts.pools.pools or facts.pools.cpu_manager.chooses or any(grants.of_pods):
         default = CPUAssignment(Placement.DEFAULT, default=extents[DEFAULT])
     else:
-        # No pool and no grant: the agent leaves containers where they are.
+        # No pool, no policy and no grant: the agent leaves containers where they are.
         default = CPUAssignment(Placement.DEFAULT)
     return replace(bare, extents=extents, default=default)
 
 
-def admit(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Grants:
+def admit(
+    facts: NodeFacts, pods: tuple[Pod, ...], before: Admission, *, all_run: bool = False
+) -> Admission:
     """Return the grants with a choice for every pod that runs or starts, and has no choice yet.
 
-    A pod that does not fit shares the default pool; the agent tries again at the next change.
+    The oldest pod comes first. A later pod does not get CPUs that an older pod, which does not fit
+    now, will need once the pods that are ending have left theirs.
 
     Args:
         facts: the node's facts; a pod starts when the container runtime reports it.
         pods: all pods of the node.
-        grants: who owns which CPUs.
+        before: who owns which CPUs, and the earlier refusals.
+        all_run: whether the known containers run already, so that none of them can be held.
     """
+    grants = before.grants
     starting = {container.pod for container in facts.sighted.values()}
-    for pod in pods:
-        if not (wants := _wants(facts, pod)):
+    refused: dict[str, Refusal] = {}
+    awaited: list[Pod] = []
+    for pod in _oldest_first(pods):
+        uid, wants = pod.cgroup_uid, _wants(facts, pod)
+        runs = uid in starting or any(container.id for container in pod.containers)
+        if not runs or wants.keys() <= grants.parts(uid, POLICY_CPUS).keys():
             continue
-        has = grants.parts(pod.cgroup_uid, POLICY_CPUS).keys()
-        runs = pod.cgroup_uid in starting or any(container.id for container in pod.containers)
-        if runs and not wants.keys() <= has:
-            grants = _admitted(facts, pods, grants, pod, wants)
-    return grants
+        try:
+            made = _chosen(facts, pods, grants, pod)
+            for older in awaited:
+                if not _fits(facts, pods, _without_ending(pods, made), older):
+                    raise CPUsAwaited(older)
+        except PlacementError as error:
+            shares = all_run or pod.essential or facts.pools.cpu_manager.on_misfit is Misfit.SHARE
+            shared = uid in before.refused and not before.refused[uid].holds
+            reachable = _fits(facts, pods, _without_ending(pods, grants), pod)
+            refused[uid] = Refusal(error, not (shares or shared), reachable)
+            if reachable:
+                awaited.append(pod)
+        else:
+            grants = made
+    return Admission(grants, refused)
 
 
 def recover(
-    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, found: Iterable[FoundContainer]
+    facts: NodeFacts,
+    pods: tuple[Pod, ...],
+    grants: Grants,
+    found: Iterable[FoundContainer],
+    recorded: Mapping[str, Mapping[str, CPUSet]],
 ) -> Grants:
-    """Return the grants with the choices of an earlier agent, from the CPUs where containers run.
+    """Return the grants with the choices of an earlier agent.
 
-    A set of CPUs counts only if it has exactly the size that the policy gives to the container, and
-    the policy could give these CPUs; if two sets overlap, the first counts.
+    The sources, the best first: what the agent has recorded, and then the CPUs where containers
+    run. A set of CPUs counts only if it has exactly the size that the container requests, and
+    another pod does not own one of them. CPUs that only a cgroup names must be CPUs that the policy
+    could give.
+
+    Args:
+        facts: the node's facts.
+        pods: all pods of the node.
+        grants: who owns which CPUs.
+        found: the containers with their present CPUs.
+        recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
     """
+    for pod in _oldest_first(pods):
+        sizes = {one.name: one.whole_cpus for one in pod.containers if one.whole_cpus}
+        for name, cpus in recorded.get(pod.cgroup_uid, {}).items():
+            if len(cpus) == sizes.get(name) and cpus <= facts.topology.present:
+                grants = _whole(grants, _grant(pod, {name: cpus}))
     runs = {(container.pod, ContainerID(container.id)): container.cpus for container in found}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         count = _wants(facts, pod).get(container.name)
@@ -91,8 +163,25 @@ def recover(
         with suppress(CPUSetParseError):
             cpus = CPUSet.parse(runs.get((uid, identifier), ""))
             if len(cpus) == count and cpus <= _available(facts, view(facts, pods, grants)):
-                grants = grants.adding([_grant(pod, {container.name: cpus})])
+                grants = _whole(grants, _grant(pod, {container.name: cpus}))
     return grants
+
+
+def _substitute(bare: NodeView) -> CPUSet:
+    """Return CPUs in place of a shared set that is empty.
+
+    With the default pool offline, the kernel would let its containers run on every CPU of the
+    cgroup above. CPUs of no pool are better; the last choice is every CPU that no pod owns.
+    """
+    common = bare.common
+    unlisted = common - CPUSet.union(pool.reach(bare.topology) for pool in bare.pools)
+    return bare.free or unlisted or common
+
+
+def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
+    """Return the pods of whose containers some request CPUs of their own, the oldest first."""
+    asking = (pod for pod in pods if any(one.whole_cpus for one in pod.containers))
+    return sorted(asking, key=lambda pod: (pod.created, pod.namespace, pod.name))
 
 
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
@@ -109,13 +198,29 @@ def _available(facts: NodeFacts, seen: NodeView) -> CPUSet:
     return facts.policy.available(seen) & seen.free
 
 
-def _admitted(
-    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, wants: Mapping[str, int]
-) -> Grants:
-    """Return the grants with those of one pod, or unchanged if the pod does not fit."""
+def _fits(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> bool:
+    try:
+        _chosen(facts, pods, grants, pod)
+    except PlacementError:
+        return False
+    return True
+
+
+def _without_ending(pods: tuple[Pod, ...], grants: Grants) -> Grants:
+    """Return the grants without those of pods that are ending, or have ended."""
+    stay = {pod.cgroup_uid for pod in pods if not (pod.ending or pod.finished)}
+    return grants.without({PodOwner(uid) for uid, _ in grants.of_pods if uid not in stay})
+
+
+def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> Grants:
+    """Return the grants with those of one pod.
+
+    Raises:
+        PlacementError: the pod does not fit, or its CPUs would leave none to share.
+    """
     kinds = {container.name: container.kind for container in pod.containers}
     made, left = grants, CPUSet()
-    for name, count in wants.items():
+    for name, count in _wants(facts, pod).items():
         parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
         ends = kinds[name] is ContainerKind.INIT
         if (cpus := parts.get(name)) is None:
@@ -124,17 +229,43 @@ def _admitted(
                 continue
             seen = view(facts, pods, made)
             available = _available(facts, seen)
-            try:
-                cpus = facts.policy.choose(seen, Ask(POLICY_CPUS, count, available, left)).cpus
-            except (NotEnoughCPUs, SMTAlignmentError):
-                return grants
+            ask = _aligned(facts, seen, Ask(POLICY_CPUS, count, available, left))
+            cpus = facts.policy.choose(seen, ask).cpus
             if len(cpus) != count or not cpus <= available | left:
                 log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
-                return grants
+                raise NotEnoughCPUs(count, len(available))
             made = made.adding([_grant(pod, {name: cpus})])
+            after = view(facts, pods, made)
+            if not facts.policy.extents(after)[DEFAULT]:
+                raise NotEnoughCPUs(count, len(seen.extents[DEFAULT]) - 1)
         # An init container ends before the others start, and leaves its CPUs to them.
         left = left | cpus if ends else left - cpus
     return made
+
+
+def _aligned(facts: NodeFacts, seen: NodeView, ask: Ask) -> Ask:
+    """Return the request with the NUMA nodes that the topology policy demands for it.
+
+    Raises:
+        TopologyAffinityError: there are no such nodes.
+    """
+    policy = facts.pools.cpu_manager.topology_policy
+    if policy is TopologyPolicy.NONE:
+        return ask
+    offer = facts.policy.hints(ask)
+    nodes = seen.topology.nodes
+    merged = hints.merge(policy, nodes, [None if offer is None else offer.hints])
+    if not merged.admit:
+        raise TopologyAffinityError(policy.value)
+    return replace(ask, nodes=merged.hint.nodes)
+
+
+def _whole(grants: Grants, claim: Grant) -> Grants:
+    """Return the grants with a claim, or without it if another owner has one of its CPUs."""
+    added = grants.adding([claim])
+    (name,) = claim.parts
+    has = added.parts(claim.owner.uid, POLICY_CPUS) if isinstance(claim.owner, PodOwner) else {}
+    return added if has.get(name) == claim.parts[name] else grants
 
 
 def _grant(pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:

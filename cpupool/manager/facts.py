@@ -60,7 +60,8 @@ class NodeFacts:
         static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
             policy none.
         policy: the configured policy for the default pool's CPUs.
-        idle: pods without a container's cgroup, where two pods claim a CPU: such a pod has ended.
+        idle: pods without a container's cgroup, where two pods claim a CPU or a pod has ended: such
+            a pod owns nothing more.
     """
 
     pools: NodePools = field(default_factory=NodePools)

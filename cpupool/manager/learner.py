@@ -333,12 +333,20 @@ class Learner:
         return bool(resolution.unconfirmed or unnamed) or requested.kubelet_owns(facts)
 
     def _find_idle(self, alive: Collection[str]) -> None:
-        """Find the pods that have no container's cgroup, where two pods claim a CPU."""
+        """Find the pods without a container's cgroup, where two pods claim a CPU or one has ended.
+
+        Only a policy's CPUs stay with a pod that has ended.
+        """
         facts, resolution = self._manager.snapshot()
         placed = resolution.containers.values()
         contested = any(container.assignment.cause is Cause.CONTESTED for container in placed)
-        pods = sightings.present(facts) if contested else ()
-        self._manager.observe(idle=frozenset(pod.cgroup_uid for pod in pods).difference(alive))
+        pods = sightings.present(facts)
+        living = {pod.cgroup_uid for pod in pods if not pod.finished}
+        idle = {uid for uid, grant in resolution.grants.of_pods if grant.source is Source.POLICY}
+        idle -= living
+        if contested:
+            idle.update(pod.cgroup_uid for pod in pods)
+        self._manager.observe(idle=frozenset(idle.difference(alive)))
 
     def _forget_promises(self, now_s: float) -> None:
         until = self._manager.promised_until()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cpupool.config.pool_rules import validate
@@ -26,26 +27,27 @@ from cpupool.core.errors import (
     errors_in,
     refuse_errors,
 )
-from cpupool.core.grants import Grants
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
 from cpupool.manager import choosing, offers, ownership, pinned, resolve, sightings
 from cpupool.manager.answers import Allocation, PoolChange
+from cpupool.manager.choosing import Admission
 from cpupool.manager.facts import NodeFacts, Promise
 from cpupool.manager.resolve import Snapshot
 from cpupool.manager.static_pods import Identity
 from cpupool.policies.base import Ask
-from cpupool.policies.none import BUILT_IN
+from cpupool.policies.built_in import BUILT_IN
 from cpupool.policies.pools import PoolsPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments
+    from cpupool.core.grants import Grants
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import ContainerID, ContainerRef, Pod, RuntimeContainer
+    from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
     from cpupool.manager.offers import DeviceList
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
@@ -80,7 +82,7 @@ class Manager:
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
         self._decided = NodeFacts()
-        self._followed = resolve.resolve(self._decided, (), Grants())
+        self._followed = resolve.resolve(self._decided, (), Admission())
         self._recovered = False
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
@@ -114,10 +116,11 @@ class Manager:
                     configured=True,
                     topology=topology,
                     policy=policy,
-                    devices=self._as_granted(),
+                    devices=ownership.as_granted(self._facts, self._resolution.grants),
                     kept_shared={**kept, **self._facts.kept_shared},
                     blocked=CPUSet(),
-                )
+                ),
+                all_run=True,
             )
             return PoolChange.between(before, pools, problems)
 
@@ -255,22 +258,31 @@ class Manager:
             if kept != self._facts.promises:
                 self._take(replace(self._facts, promises=kept))
 
-    def adopt(self, found: Iterable[FoundContainer]) -> None:
+    def adopt(
+        self,
+        found: Iterable[FoundContainer],
+        recorded: Mapping[str, Mapping[str, CPUSet]] = MappingProxyType({}),
+    ) -> None:
         """Take over the decisions of an earlier agent; after this call this agent decides.
 
-        A container of the CPU manager policy owns the CPUs that it runs on. A container that kept
-        older shared CPUs runs on exactly its own CPUs and the CPUs that its shared pools had when
-        the container started.
+        A container of the CPU manager policy owns the CPUs that are recorded for it, or else the
+        CPUs that it runs on. A container that kept older shared CPUs runs on exactly its own CPUs
+        and the CPUs that its shared pools had when the container started.
+
+        Args:
+            found: every container that has a cgroup.
+            recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
         """
         with self._changed:
             found = tuple(found)
             facts, grants = self._facts, self._resolution.grants
             self._recovered = True
-            grants = choosing.recover(facts, self._resolution.view.pods, grants, found)
+            pods = self._resolution.view.pods
+            grants = choosing.recover(facts, pods, grants, found, recorded)
             if not self._moves_pinned:
                 kept = pinned.found_stale(facts, self._resolution, found)
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})
-            self._take(facts, grants)
+            self._take(facts, grants, all_run=True)
 
     def advertised(self) -> tuple[Advertised, ...]:
         """Return the resources that have devices to list.
@@ -407,13 +419,13 @@ class Manager:
         Raises:
             ConfigError: it is not valid on this machine, or no policy has its name.
         """
-        asked = pools.cpu_manager
-        factory = self.cpu_managers.get(asked.policy)
+        name = pools.cpu_manager.policy
+        factory = self.cpu_managers.get(name)
         if factory is None:
             known = ", ".join(self.cpu_managers)
-            what = f"there is no CPU manager policy {asked.policy!r}"
+            what = f"there is no CPU manager policy {name!r}"
             raise ConfigError([Problem(what, f"use {known}", path="cpuManager.policy")])
-        return factory(asked, topology)
+        return factory(pools, topology)
 
     def _as_announced(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
         # podresources does not have the CPUs that Allocate announced.
@@ -426,53 +438,33 @@ class Manager:
         self._promised = next(self._promises)
         return Promise(self._promised, resource, frozenset(ids), announced)
 
-    def _as_granted(self) -> DeviceAssignments:
-        """Return the devices with the CPUs of each grant under the pools in force.
-
-        It runs before the pools change. For a pool that is not in force it is not known whether
-        siblings belong to a grant.
-        """
-        in_force = {pool.name for pool in self._facts.pools}
-        grants = self._resolution.grants
-
-        def written(
-            ref: ContainerRef, resource: Resource, given: AllocatedDevices
-        ) -> AllocatedDevices:
-            if resource not in in_force:
-                return given
-            return replace(
-                given, announced=grants.part(ref.pod, resource, ref.name) or given.announced
-            )
-
-        return {
-            ref: {resource: written(ref, resource, given) for resource, given in held.items()}
-            for ref, held in self._facts.devices.items()
-        }
-
     def _list_of(self, pool: str) -> DeviceList:
         listed = self._lists.get(pool)
         if listed is None:
             raise AllocationError(pool, "this node has no such pool", "look at its pool file")
         return listed
 
-    def _take(self, facts: NodeFacts, grants: Grants | None = None) -> None:
+    def _take(
+        self, facts: NodeFacts, grants: Grants | None = None, *, all_run: bool = False
+    ) -> None:
         """Decide again with these facts.
 
         Args:
             facts: the facts now.
             grants: who owned which CPUs until now; None for the last decision.
+            all_run: as for `choosing.admit`.
         """
         pods = sightings.present(facts)
         if grants is None:
             grants = self._resolution.grants
-        grants = ownership.settle(facts, pods, grants)
+        admission = Admission(ownership.settle(facts, pods, grants), self._resolution.view.refused)
         if self._recovered:
-            grants = choosing.admit(facts, pods, grants)
-        resolution = resolve.resolve(facts, pods, grants)
+            admission = choosing.admit(facts, pods, admission, all_run=all_run)
+        resolution = resolve.resolve(facts, pods, admission)
         stale = pinned.still_stale(facts, resolution)
         if stale != facts.kept_shared:
             facts = replace(facts, kept_shared=stale)
-            resolution = resolve.resolve(facts, pods, grants)
+            resolution = resolve.resolve(facts, pods, admission)
         holdings = (facts.devices, facts.promises)
         if holdings != self._holdings:
             self._holdings = holdings

@@ -6,6 +6,7 @@ siblings, as a pool with a `cpuBindPolicy`: an exclusive CPU must have no neighb
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpupool.core import devices
@@ -19,6 +20,7 @@ from cpupool.manager import requested
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from cpupool.core.devices import DeviceAssignments
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts, Promise
@@ -67,8 +69,11 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     # pod with containers claims the same CPU: the kubelet gives devices out before the old pod is
     # gone. Answers come last: each belongs to a pod that may be among the claims.
     kept = [had(claim) for claim in claims]
+    # A pod that has ended keeps a policy's CPUs until no container of it has a cgroup.
     chosen = [
-        grant for uid, grant in before.of_pods if grant.source is Source.POLICY and uid in alive
+        grant
+        for uid, grant in before.of_pods
+        if grant.source is Source.POLICY and (uid in alive or uid not in idle)
     ]
     new = [claim for claim, part in zip(claims, kept, strict=True) if part.cpus != claim.grant.cpus]
     later = (
@@ -91,6 +96,25 @@ def granted(facts: NodeFacts, resource: Resource, given: AllocatedDevices) -> CP
         return listed | announced
     pool = facts.pools.by_name(resource)
     return pool.granted(listed, facts.topology) if pool else listed
+
+
+def as_granted(facts: NodeFacts, grants: Grants) -> DeviceAssignments:
+    """Return the devices with the CPUs of each grant under the pools in force.
+
+    It is for the moment before the pools change. For a pool that is not in force it is not known
+    whether siblings belong to a grant.
+    """
+    in_force = {pool.name for pool in facts.pools}
+
+    def written(ref: ContainerRef, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
+        if resource not in in_force:
+            return given
+        return replace(given, announced=grants.part(ref.pod, resource, ref.name) or given.announced)
+
+    return {
+        ref: {resource: written(ref, resource, given) for resource, given in held.items()}
+        for ref, held in facts.devices.items()
+    }
 
 
 def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Claim]:

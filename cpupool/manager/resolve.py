@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
+    from cpupool.manager.choosing import Admission
     from cpupool.manager.facts import ContainerKey, NodeFacts, Promise
     from cpupool.policies.base import NodeView
 
@@ -147,15 +148,15 @@ def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) 
     return replace(before, view=replace(before.view, grants=grants))
 
 
-def resolve(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants) -> Resolution:
+def resolve(facts: NodeFacts, pods: tuple[Pod, ...], admission: Admission) -> Resolution:
     """Place every container by the policy for its request.
 
     Args:
         facts: the facts now.
         pods: all pods of the node.
-        grants: who owns which CPUs.
+        admission: who owns which CPUs, and the pods that the CPU manager policy refuses.
     """
-    view = choosing.view(facts, pods, grants)
+    view = choosing.view(facts, pods, admission.grants, admission.refused)
     pools = PoolsPolicy()
     lacking = tuple(_lacking(facts, pods))
     containers: dict[ContainerKey, PlacedContainer] = {}

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import Cause
     from cpupool.core.devices import AllocatedDevices
+    from cpupool.core.errors import PlacementError
     from cpupool.core.grants import Grant
-    from cpupool.core.pools import CPUManager
     from cpupool.core.requests import CPURequest, Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod
+    from cpupool.policies.hints import ResourceHints
 
 DEFAULT: Final = "default"
 """The name of the shared set of containers whose request gives them no CPUs."""
@@ -86,6 +87,22 @@ class Ask:
     nodes: frozenset[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a pod has no CPUs of its own, although its request promises some.
+
+    Attributes:
+        error: what is missing.
+        holds: whether its containers are not created until they can have their CPUs; otherwise they
+            share.
+        reachable: whether the pod fits once the pods that are ending have left their CPUs.
+    """
+
+    error: PlacementError
+    holds: bool
+    reachable: bool
+
+
 class Demand(NamedTuple):
     """A container to be placed.
 
@@ -118,6 +135,7 @@ class NodeView:
         pods: all pods of the node.
         extents: shared set → its CPUs now; empty while the policies compute the extents.
         default: the assignment of a container whose request gives it no CPUs.
+        refused: the id in a pod's cgroup name → why the CPU manager policy gave the pod no CPUs.
         common: the online CPUs that are not barred.
         chosen: the id in a pod's cgroup name → the pod's grant from the CPU manager policy.
     """
@@ -130,6 +148,7 @@ class NodeView:
     pods: tuple[Pod, ...] = ()
     extents: Mapping[str, CPUSet] = field(default_factory=dict)
     default: CPUAssignment = field(default_factory=lambda: CPUAssignment(Placement.DEFAULT))
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
     common: CPUSet = field(init=False)
     chosen: Mapping[str, Grant] = field(init=False)
 
@@ -168,7 +187,7 @@ class Policy(Protocol):
         ...
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return shared set → the CPUs that it has now."""
+        """Return shared set → the CPUs that it has now; a set may be empty."""
         ...
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
@@ -178,6 +197,10 @@ class Policy(Protocol):
 
 class CPUManagerPolicy(Policy, Protocol):
     """A policy for containers that request no pool, on the default pool's CPUs."""
+
+    def hints(self, ask: Ask) -> ResourceHints | None:
+        """Return the NUMA nodes on which a container's CPUs could lie; None for any nodes."""
+        ...
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
         """Return container → the number of its own CPUs, in the order of choosing.
@@ -191,10 +214,8 @@ class CPUManagerPolicy(Policy, Protocol):
         ...
 
 
-CPUManagerPolicies: TypeAlias = (
-    "Mapping[str, Callable[[CPUManager, CPUTopology], CPUManagerPolicy]]"
-)
-"""The policies that a pool file can choose: name → factory for a configuration and a machine.
+CPUManagerPolicies: TypeAlias = "Mapping[str, Callable[[NodePools, CPUTopology], CPUManagerPolicy]]"
+"""The policies that a pool file can choose: name → factory for the pools of a machine.
 
 The factory raises ConfigError where the configuration is not valid on the machine.
 """

@@ -11,9 +11,10 @@ default; here the work is bounded, and an answer says whether the bound cut the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpu_manager import TopologyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,15 +35,6 @@ _FEW_STEPS: Final = 2**14
 
 _ANY: Final = -1
 """The mask of a hint without nodes: the number -1 has every bit, so `&` removes none."""
-
-
-class TopologyPolicy(Enum):
-    """The Topology Manager's policy for a pod's resources."""
-
-    NONE = "none"
-    BEST_EFFORT = "best-effort"
-    RESTRICTED = "restricted"
-    SINGLE_NUMA_NODE = "single-numa-node"
 
 
 @dataclass(frozen=True, slots=True)

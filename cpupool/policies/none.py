@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.names import POLICY_CPUS
+from cpupool.core.quota import Limit
 from cpupool.policies.base import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask, Choice, CPUManagerPolicies, Demand, NodeView
+    from cpupool.policies.base import Ask, Choice, Demand, NodeView
+    from cpupool.policies.hints import ResourceHints
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class NonePolicy:
     def wants(self, _pod: Pod) -> Mapping[str, int]:
         """Return nothing: no container gets CPUs of its own."""
         return {}
+
+    def hints(self, _ask: Ask) -> ResourceHints | None:
+        """Return None: CPUs may lie on any nodes."""
+        return None
 
     def available(self, _view: NodeView) -> CPUSet:
         """Return no CPUs."""
@@ -39,14 +45,8 @@ class NonePolicy:
         raise NotEnoughCPUs(ask.count, 0)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return the default pool's common CPUs, or others if there are none.
-
-        With the default pool offline, the kernel would let its containers run on every CPU of the
-        cgroup above. CPUs of no pool are better; the last choice is every CPU that no pod owns.
-        """
-        common = view.common
-        unlisted = common - CPUSet.union(pool.reach(view.topology) for pool in view.pools)
-        return {DEFAULT: view.cpus & common or unlisted or common}
+        """Return the default pool's common CPUs."""
+        return {DEFAULT: view.cpus & view.common}
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
         """Return the CPUs that the container owns, or else the default pool's.
@@ -56,15 +56,17 @@ class NonePolicy:
         """
         chosen = view.chosen.get(demand.pod.cgroup_uid)
         own = chosen and chosen.parts.get(demand.container.name)
-        if not own or not (online := own & view.topology.online):
-            return view.default
-        return CPUAssignment(
-            Placement.POLICY,
-            exclusive=online,
-            offline=own - online,
-            resources={POLICY_CPUS: online},
-        )
-
-
-BUILT_IN: Final[CPUManagerPolicies] = {"none": lambda _config, _machine: NonePolicy()}
-"""The policies that a pool file can choose."""
+        if own and (online := own & view.topology.online):
+            return CPUAssignment(
+                Placement.POLICY,
+                exclusive=online,
+                offline=own - online,
+                resources={POLICY_CPUS: online},
+                limit=Limit(None),
+            )
+        if own:
+            return view.confined(Cause.OFFLINE, f"its CPUs {own} are offline")
+        refusal = view.refused.get(demand.pod.cgroup_uid)
+        if refusal and demand.container.whole_cpus:
+            return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
+        return view.default

@@ -7,13 +7,21 @@ this policy never gives out a CPU that is not free.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
+from cpupool.core.cpu_manager import (
+    CPU_MANAGER,
+    OPTIONS,
+    RESERVED,
+    StaticOptions,
+    TopologyPolicy,
+    option_name,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, SMTAlignmentError, refuse_errors
-from cpupool.policies.base import Choice
-from cpupool.policies.hints import ResourceHints, TopologyPolicy, generate
+from cpupool.policies.base import DEFAULT, Choice
+from cpupool.policies.hints import ResourceHints, generate
 from cpupool.policies.kubelet_accumulator import Taken, take_distributed, take_packed
 from cpupool.policies.layout import Layout, Level
 from cpupool.policies.none import NonePolicy
@@ -21,65 +29,10 @@ from cpupool.policies.none import NonePolicy
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
     from cpupool.policies.base import Ask, NodeView
-
-_WORDS: Final = {
-    **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
-    **dict.fromkeys(("0", "f", "F", "false", "False", "FALSE"), False),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class StaticOptions:
-    """The policy's options, with the names of the kubelet's `cpuManagerPolicyOptions`.
-
-    Attributes:
-        full_pcpus_only: containers get only whole cores.
-        distribute_cpus_across_numa: a container that needs several NUMA nodes gets the same number
-            of CPUs on each.
-        align_by_socket: all NUMA nodes of a socket are as good as one.
-        distribute_cpus_across_cores: each CPU of a container is on its own core, if possible.
-        strict_cpu_reservation: the shared pool does not run on reserved CPUs either.
-        prefer_align_cpus_by_uncorecache: a container lies behind the fewest uncore caches.
-    """
-
-    full_pcpus_only: bool = False
-    distribute_cpus_across_numa: bool = False
-    align_by_socket: bool = False
-    distribute_cpus_across_cores: bool = False
-    strict_cpu_reservation: bool = False
-    prefer_align_cpus_by_uncorecache: bool = False
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> Self:
-        """Read the kubelet's option map.
-
-        Raises:
-            ConfigError: with every option that is unknown or neither true nor false.
-        """
-        known = {_written(field.name): field.name for field in fields(cls)}
-        problems = [
-            Problem("the static policy has no such option", f"use {', '.join(known)}", path=name)
-            if name not in known
-            else Problem(f"{value!r} is not a truth value", "write true or false", path=name)
-            for name, value in options.items()
-            if name not in known or value not in _WORDS
-        ]
-        refuse_errors(problems)
-        return cls(**{known[name]: _WORDS[value] for name, value in options.items()})
-
-
-def _written(name: str) -> str:
-    return name.replace("_", "-")
-
-
-_CONFLICTS: Final = (
-    ("full_pcpus_only", "distribute_cpus_across_cores"),
-    ("distribute_cpus_across_numa", "distribute_cpus_across_cores"),
-    ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_cores"),
-    ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_numa"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +48,24 @@ class StaticPolicy(NonePolicy):
     layout: Layout
     options: StaticOptions
     reserved: CPUSet
+
+    @classmethod
+    def of_pools(cls, pools: NodePools, topology: CPUTopology) -> Self:
+        """Return the policy for the default pool's CPUs of a machine.
+
+        Raises:
+            ConfigError: the configuration is not valid on the machine.
+        """
+        config, cpus = pools.cpu_manager, pools.default_cpus(topology)
+        torn = topology.with_siblings(cpus) - cpus
+        if config.options.full_pcpus_only and torn:
+            what = f"the default pool lacks CPUs {torn}, siblings of its own: their cores are torn"
+            remedy = f"add {torn} to the default pool, or turn the option off"
+            path = _path(option_name("full_pcpus_only"))
+            raise ConfigError([Problem(what, remedy, path=path, cpus=torn)])
+        layout = Layout.of_topology(topology, cpus)
+        reserved = CPUSet() if config.reserved is None else config.reserved
+        return cls.of(layout, config.options, reserved, config.topology_policy)
 
     @classmethod
     def of(
@@ -121,8 +92,9 @@ class StaticPolicy(NonePolicy):
         if isinstance(reserved, int):
             return cls(layout, options, _take(layout, options, layout.cpus, reserved).cpus)
         if missing := reserved - layout.cpus:
-            what = f"CPUs {missing} are not on this machine"
-            raise ConfigError([Problem(what, "reserve others", path="reserved", cpus=missing)])
+            what = f"CPUs {missing} are not among {layout.cpus}, the CPUs of the policy"
+            path = f"{CPU_MANAGER}.{RESERVED}"
+            raise ConfigError([Problem(what, "reserve others", path=path, cpus=missing)])
         return cls(layout, options, reserved)
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
@@ -169,8 +141,7 @@ class StaticPolicy(NonePolicy):
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
         """Return the rest of the default pool, without CPUs that are strictly reserved."""
         strict = self.options.strict_cpu_reservation
-        barred = view.barred | self.reserved if strict else view.barred
-        return NonePolicy.extents(self, replace(view, barred=barred))
+        return {DEFAULT: view.free - self.reserved if strict else view.free}
 
     def _refuse_parts_of_cores(self, ask: Ask) -> None:
         size = self.layout.usual(Level.CORE)
@@ -236,16 +207,19 @@ def _take(layout: Layout, options: StaticOptions, available: CPUSet, count: int)
 def _problems(
     layout: Layout, options: StaticOptions, topology_policy: TopologyPolicy
 ) -> Iterator[Problem]:
-    for option, other in _CONFLICTS:
-        if getattr(options, option) and getattr(options, other):
-            what = f"{_written(option)} and {_written(other)} contradict each other"
-            yield Problem(what, "choose one of them", path=_written(other))
+    for option, other in options.conflicts():
+        what = f"{option} and {other} contradict each other"
+        yield Problem(what, "choose one of them", path=_path(other))
     if options.align_by_socket:
-        path = _written("align_by_socket")
+        name = option_name("align_by_socket")
         if topology_policy is TopologyPolicy.SINGLE_NUMA_NODE:
             what = "the Topology Manager demands a single NUMA node, not a socket"
-            yield Problem(what, f"turn {path} off, or choose another policy", path=path)
+            yield Problem(what, f"turn {name} off, or choose another policy", path=_path(name))
         sockets, nodes = len(layout.groups[Level.SOCKET]), len(layout.groups[Level.NODE])
         if sockets > nodes:
             what = f"the machine has {sockets} sockets and only {nodes} NUMA nodes"
-            yield Problem(what, f"turn {path} off", path=path)
+            yield Problem(what, f"turn {name} off", path=_path(name))
+
+
+def _path(option: str) -> str:
+    return f"{CPU_MANAGER}.{OPTIONS}.{option}"

@@ -8,40 +8,30 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.pools import CPUManager, NodePools, Pool
+from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
-from cpupool.policies.layout import Layout
-from cpupool.policies.none import BUILT_IN
-from cpupool.policies.static import StaticOptions, StaticPolicy
 from tests import builders
 from tests.machines import MACHINES
 from tests.searching import examples
 
 if TYPE_CHECKING:
-    from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
 
 MACHINE = MACHINES["arm_no_smt"]
-RESERVED = CPUSet.of(0)
+STATIC = CPUManager("static", reserved=CPUSet.of(0))
 LINES = (Pool.named("exclusive_a", "8-9"), Pool.named("default", "0-7"))
 FILES = (
-    NodePools.of(*LINES, cpu_manager=CPUManager("static")),
+    NodePools.of(*LINES, cpu_manager=STATIC),
     NodePools.of(*LINES),
-    NodePools.of(Pool.named("default", "0-5"), cpu_manager=CPUManager("static")),
+    NodePools.of(Pool.named("default", "0-5"), cpu_manager=STATIC),
     NodePools.of(Pool.named("exclusive_a", "3-9"), Pool.named("default", "0-2")),
 )
 KINDS = (ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR)
-
-
-def static(_config: CPUManager, machine: CPUTopology) -> StaticPolicy:
-    return StaticPolicy.of(Layout.of_topology(machine), StaticOptions(), RESERVED)
-
-
-POLICIES = {**BUILT_IN, "static": static}
 
 
 class Choosing(RuleBasedStateMachine):
@@ -49,7 +39,7 @@ class Choosing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = Manager(cpu_managers=POLICIES)
+        self.manager = Manager()
         self.pools = FILES[0]
         self.offline = ""
         self.pods: dict[str, Pod] = {}
@@ -58,7 +48,7 @@ class Choosing(RuleBasedStateMachine):
         self.start(())
 
     def start(self, found: tuple[FoundContainer, ...]) -> None:
-        self.manager = Manager(cpu_managers=POLICIES)
+        self.manager = Manager()
         self.manager.reconfigure(self.pools, MACHINE.without(self.offline).topology())
         self.manager.observe(pods=self.pods.values())
         self.manager.adopt(found)
@@ -82,8 +72,9 @@ class Choosing(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_pod_ends(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.pods)))
-        self.had.pop(self.pods.pop(name).cgroup_uid, None)
-        self.manager.observe(pods=self.pods.values())
+        uid = self.pods.pop(name).cgroup_uid
+        self.had.pop(uid, None)
+        self.manager.observe(pods=self.pods.values(), idle=frozenset({uid}))
 
     @rule(pools=st.sampled_from(FILES))
     def the_pool_file_is_edited(self, pools: NodePools) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.policies.hints import Merged, TopologyHint, TopologyPolicy, generate, merge
+from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.policies.hints import Merged, TopologyHint, generate, merge
 
 if TYPE_CHECKING:
     from random import Random

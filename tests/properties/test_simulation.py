@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import advertised
 from cpupool.core.errors import PodRefused
@@ -19,7 +20,6 @@ from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import devices, simulation, workload
 from cpupool.local.simulated_node import SimulatedNode
 from cpupool.policies import pool_choice
-from cpupool.policies.hints import TopologyPolicy
 from tests import builders
 from tests.machines import MACHINES
 from tests.searching import examples

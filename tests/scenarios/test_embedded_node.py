@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool.app import Agent, Setup
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError, PodRefused
 from cpupool.host.cgroupfs import CgroupFS
@@ -21,7 +22,6 @@ from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import SANDBOX, EmbeddedNode
-from cpupool.policies.hints import TopologyPolicy
 from tests.loops import running
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually

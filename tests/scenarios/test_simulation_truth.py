@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.config import poolconfig
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import advertised
 from cpupool.core.errors import PodRefused
@@ -19,7 +20,6 @@ from cpupool.core.names import Names, pool_variable
 from cpupool.core.workloads import Container, ContainerKind, ContainerRef, PodUID
 from cpupool.local import simulation, workload
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.policies.hints import TopologyPolicy
 from tests.machines import MACHINES
 from tests.scenarios.test_embedded_node import living, manifest
 

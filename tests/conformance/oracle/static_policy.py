@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from cpupool.core import quantity
+from cpupool.core.cpu_manager import StaticOptions
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
 from cpupool.policies import static
 from cpupool.policies.base import DEFAULT, Ask
-from cpupool.policies.static import StaticOptions, StaticPolicy
+from cpupool.policies.static import StaticPolicy
 from tests import builders
 from tests.conformance.oracle.cpu_hints import listed, unlawful
 from tests.conformance.oracle.kubelet_distribution import take_as_kubelet
@@ -194,15 +195,6 @@ def _astray(node: Node) -> str:
 
 
 def _words(error: NotEnoughCPUs | SMTAlignmentError) -> str:
-    """Write a refusal as the kubelet does."""
-    if isinstance(error, NotEnoughCPUs):
-        facts = f"requested={error.requested}, available={error.available}"
-        return f"not enough cpus available to satisfy request: {facts}"
-    if error.available is None:
-        facts = f"requested {error.requested} cpus not multiple cpus per core"
-        return f"SMT Alignment Error: {facts} = {error.cpus_per_core}"
-    return (
-        f"SMT Alignment Error: not enough free physical CPUs: available physical CPUs ="
-        f" {error.available}, requested CPUs = {error.requested},"
-        f" CPUs per core = {error.cpus_per_core}"
-    )
+    """Write a refusal as the recordings have it: without what the kubelet's admission adds."""
+    text = error.as_kubelet.removeprefix("Allocate failed due to ")
+    return text.removesuffix(", which is unexpected")

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import NotEnoughDevices
 from cpupool.core.workloads import ContainerKind
 from cpupool.local import devices
 from cpupool.local.devices import IDs, Listing, Want
-from cpupool.policies.hints import TopologyPolicy
 from tests.builders import container, pod
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from cpupool.api.deviceplugin_pb2 import (
 from cpupool.api.deviceplugin_pb2_grpc import RegistrationStub
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import HostFileError, PodRefused, RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.local.kubelet import EmbeddedKubelet
-from cpupool.policies.hints import TopologyPolicy
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
 from tests.builders import container, pod

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, PoolPolicy
@@ -13,7 +14,6 @@ from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import simulation, workload
 from cpupool.local.workload import Event
-from cpupool.policies.hints import TopologyPolicy
 from tests import builders
 from tests.machines import MACHINES
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.assignments import Placement
+from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.pools import CPU_MANAGER_POLICIES, CPUManager, MixedCPUs, NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
 from cpupool.policies.base import Choice
-from cpupool.policies.layout import Layout
-from cpupool.policies.none import BUILT_IN
-from cpupool.policies.static import StaticOptions, StaticPolicy
+from cpupool.policies.built_in import BUILT_IN
+from cpupool.policies.static import StaticPolicy
 from tests import builders
 from tests.machines import MACHINES
 
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 
 MACHINE = MACHINES["arm_no_smt"]
 _LINES = (Pool.named("exclusive_a", "8-9"), Pool.named("default", "0-7"))
-POOLS = NodePools.of(*_LINES, cpu_manager=CPUManager("static"))
-
-
-def static(_config: CPUManager, machine: CPUTopology) -> StaticPolicy:
-    return StaticPolicy.of(Layout.of_topology(machine), StaticOptions(), CPUSet.of(0))
+STATIC = CPUManager("static", reserved=CPUSet.of(0))
+POOLS = NodePools.of(*_LINES, cpu_manager=STATIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +49,14 @@ class Greedy(StaticPolicy):
         return Choice(CPUSet(range(1, 1 + ask.count)))
 
 
-def greedy(config: CPUManager, machine: CPUTopology) -> Greedy:
-    made = static(config, machine)
-    return Greedy(made.layout, made.options, made.reserved)
-
-
-def grasping(config: CPUManager, machine: CPUTopology) -> Grasping:
-    made = static(config, machine)
-    return Grasping(made.layout, made.options, made.reserved)
-
-
-def refusing(_config: CPUManager, _machine: CPUTopology) -> StaticPolicy:
+def refusing(_pools: NodePools, _machine: CPUTopology) -> StaticPolicy:
     raise ConfigError([Problem("it is red", "paint it", path="cpuManager.policy")])
 
 
 POLICIES = {
     **BUILT_IN,
-    "static": static,
-    "greedy": greedy,
-    "grasping": grasping,
+    "greedy": Greedy.of_pools,
+    "grasping": Grasping.of_pools,
     "refusing": refusing,
 }
 
@@ -128,9 +114,13 @@ def test_a_pod_keeps_its_cpus_whoever_comes_and_goes_until_it_ends() -> None:
     first, second, third = web("first"), web("second"), web("third")
     node = manager(first, second)
     node.observe(pods=[second, third])
-    assert owned(node) == {"second-uid": "2", "third-uid": "1"}
+    assert owned(node) == {"first-uid": "1", "second-uid": "2", "third-uid": "3"}
+    node.observe(idle=frozenset({"first-uid"}))
+    assert owned(node) == {"second-uid": "2", "third-uid": "3"}
     node.observe(pods=[replace(second, finished=True), third])
-    assert owned(node) == {"third-uid": "1"}
+    assert owned(node) == {"second-uid": "2", "third-uid": "3"}
+    node.observe(idle=frozenset({"second-uid"}))
+    assert owned(node) == {"third-uid": "3"}
 
 
 def test_what_an_init_container_leaves_goes_to_the_other_containers_of_its_pod() -> None:
@@ -140,12 +130,12 @@ def test_what_an_init_container_leaves_goes_to_the_other_containers_of_its_pod()
         builders.container("side", ContainerKind.SIDECAR, cpu=1000),
         builders.container("main", cpu=2000),
     )
-    other = web("other")
+    other = web("younger")
     node = manager(pod, other)
 
     assert cpus_of(node, pod, "init") == "1-3"
     assert {cpus_of(node, pod, one) for one in ("side", "main")} == {"1", "2-3"}
-    assert owned(node) == {"web-uid": "1-3", "other-uid": "4"}
+    assert owned(node) == {"web-uid": "1-3", "younger-uid": "4"}
 
 
 def test_a_pod_that_does_not_fit_shares_until_it_does() -> None:
@@ -153,7 +143,7 @@ def test_a_pod_that_does_not_fit_shares_until_it_does() -> None:
     node = manager(large, late)
     assert cpus_of(node, late, "late-main") == "0,7"
 
-    node.observe(pods=[late])
+    node.observe(pods=[late], idle=frozenset({"large-uid"}))
     assert cpus_of(node, late, "late-main") == "1-2"
 
 
@@ -213,7 +203,9 @@ def test_a_policy_that_gives_away_what_is_not_free_gives_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second = web("first"), web("second")
-    node = manager(first, second, pools=replace(POOLS, cpu_manager=CPUManager("greedy")))
+    node = manager(
+        first, second, pools=replace(POOLS, cpu_manager=replace(STATIC, policy="greedy"))
+    )
     assert owned(node) == {"first-uid": "1"}
     assert cpus_of(node, second, "second-main") == "0,2-7"
     assert "policy has chosen CPUs that it cannot give" in caplog.text
@@ -221,8 +213,10 @@ def test_a_policy_that_gives_away_what_is_not_free_gives_nothing(
 
 def test_nor_does_one_that_calls_available_what_is_not() -> None:
     first, second = web("first"), web("second", 2000)
-    pods = [web(f"p{number}", 1000) for number in range(5)]
-    node = manager(first, second, *pods, pools=replace(POOLS, cpu_manager=CPUManager("grasping")))
+    pods = [web(f"p{number}", 1000) for number in range(4)]
+    node = manager(
+        first, second, *pods, pools=replace(POOLS, cpu_manager=replace(STATIC, policy="grasping"))
+    )
     owned_cpus = [CPUSet.parse(cpus) for cpus in owned(node).values()]
     assert sum(map(len, owned_cpus)) == len(CPUSet.union(owned_cpus))
     assert CPUSet.union(owned_cpus) <= CPUSet.parse("0-7")
@@ -274,7 +268,7 @@ def test_nothing_is_chosen_where_the_kubelet_gives_out_cpus() -> None:
     shared = NodePools.of(
         Pool.named("shared_a", "8-9"),
         mixed=MixedCPUs("shared_a"),
-        cpu_manager=CPUManager("static"),
+        cpu_manager=STATIC,
     )
     node = Manager(cpu_managers=POLICIES)
     node.observe(static_cpus=CPUSet.parse("0-7"), pods=[web("web")])

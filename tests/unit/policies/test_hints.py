@@ -4,14 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from cpupool.policies.hints import (
-    Merged,
-    ResourceHints,
-    TopologyHint,
-    TopologyPolicy,
-    generate,
-    merge,
-)
+from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.policies.hints import Merged, ResourceHints, TopologyHint, generate, merge
 
 BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
-from cpupool.core.pools import CPUManager, MixedCPUs, NodePools, Pool, PoolKind
+from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer, Writer
 from cpupool.manager.report import describe

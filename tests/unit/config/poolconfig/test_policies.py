@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from cpupool.config import poolconfig
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
-from cpupool.core.pools import CPUManager, MixedCPUs, NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.unit.config.poolconfig.files import parse, refused
 
 
@@ -45,7 +46,9 @@ def test_a_wrong_cpu_manager_is_refused(written: str, problem: str) -> None:
 
 def test_a_policy_that_the_agent_knows_besides_can_be_named() -> None:
     text = "pools: {default: {cpus: 1}}\ncpuManager: {policy: toy}\n"
-    assert refused(text) == ["a.yaml:2:22: cpuManager.policy: unknown value 'toy'; use none"]
+    assert refused(text) == [
+        "a.yaml:2:22: cpuManager.policy: unknown value 'toy'; use none or static"
+    ]
     read = poolconfig.parse("a.yaml", text, Names(), cpu_managers=("none", "toy"))
     assert read.pools.cpu_manager == CPUManager("toy")
 

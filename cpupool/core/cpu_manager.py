@@ -1,0 +1,148 @@
+"""The configuration of the CPU manager: how containers get the default pool's CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Self
+
+from cpupool.core.errors import Problem, refuse_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.core.cpuset import CPUSet
+
+CPU_MANAGER: Final = "cpuManager"
+"""The key of the pool file; the keys below it follow."""
+POLICY: Final = "policy"
+RESERVED: Final = "reserved"
+OPTIONS: Final = "options"
+TOPOLOGY_POLICY: Final = "topologyPolicy"
+ON_MISFIT: Final = "onMisfit"
+
+NONE: Final = "none"
+STATIC: Final = "static"
+"""The names of the policies."""
+
+TRUTH_VALUES: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "False", "FALSE"), False),
+}
+"""The truth values of Go's strconv.ParseBool, with which the kubelet reads an option."""
+
+
+class TopologyPolicy(Enum):
+    """The Topology Manager's policy for a pod's resources."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+class Misfit(Enum):
+    """How to treat a pod that cannot have the CPUs of its own that its request promises."""
+
+    HOLD = "hold"
+    """Its containers are not created; the kubelet tries again until the CPUs are free."""
+    SHARE = "share"
+    """Its containers start on the shared CPUs, and move to their own CPUs once these are free."""
+    FAIL = "fail"
+    """Its containers are not created, and the agent sets the pod's phase to Failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOptions:
+    """The options of the policy `static`, named as the kubelet's `cpuManagerPolicyOptions`.
+
+    Attributes:
+        full_pcpus_only: containers get only whole cores.
+        distribute_cpus_across_numa: a container that needs several NUMA nodes gets the same number
+            of CPUs on each.
+        align_by_socket: all NUMA nodes of a socket are as good as one.
+        distribute_cpus_across_cores: each CPU of a container is on its own core, if possible.
+        strict_cpu_reservation: the shared pool does not run on reserved CPUs either.
+        prefer_align_cpus_by_uncorecache: a container lies behind the fewest uncore caches.
+    """
+
+    full_pcpus_only: bool = False
+    distribute_cpus_across_numa: bool = False
+    align_by_socket: bool = False
+    distribute_cpus_across_cores: bool = False
+    strict_cpu_reservation: bool = False
+    prefer_align_cpus_by_uncorecache: bool = False
+
+    @classmethod
+    def names(cls) -> Mapping[str, str]:
+        """Return the kubelet's name of each option → the attribute."""
+        return {option_name(field.name): field.name for field in fields(cls)}
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Read the kubelet's option map.
+
+        Raises:
+            ConfigError: with every option that is unknown or neither true nor false.
+        """
+        known = cls.names()
+        problems = [
+            Problem("the static policy has no such option", f"use {', '.join(known)}", path=name)
+            if name not in known
+            else Problem(f"{value!r} is not a truth value", "write true or false", path=name)
+            for name, value in options.items()
+            if name not in known or value not in TRUTH_VALUES
+        ]
+        refuse_errors(problems)
+        return cls(**{known[name]: TRUTH_VALUES[value] for name, value in options.items()})
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of options that contradict each other, by the kubelet's names.
+
+        Source: NewStaticPolicyOptions in pkg/kubelet/cm/cpumanager/policy_options.go.
+        """
+        for option, other in _CONFLICTS:
+            if getattr(self, option) and getattr(self, other):
+                yield option_name(option), option_name(other)
+
+
+_CONFLICTS: Final = (
+    ("full_pcpus_only", "distribute_cpus_across_cores"),
+    ("distribute_cpus_across_numa", "distribute_cpus_across_cores"),
+    ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_cores"),
+    ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_numa"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CPUManager:
+    """How containers get the default pool's CPUs.
+
+    Attributes:
+        policy: the name of the CPU manager policy.
+        reserved: CPUs of the default pool that no container owns, or how many; None where the file
+            does not say.
+        options: the policy's options.
+        topology_policy: how strictly a container's CPUs lie on the NUMA nodes of its devices.
+        on_misfit: how to treat a pod that cannot have CPUs of its own.
+    """
+
+    policy: str = NONE
+    reserved: CPUSet | int | None = None
+    options: StaticOptions = field(default_factory=StaticOptions)
+    topology_policy: TopologyPolicy = TopologyPolicy.NONE
+    on_misfit: Misfit = Misfit.HOLD
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the policy gives containers CPUs of their own."""
+        return self.policy != NONE
+
+
+CPU_MANAGER_POLICIES: Final = (NONE, STATIC)
+"""The policies that a pool file can name."""
+
+
+def option_name(attribute: str) -> str:
+    """Return the kubelet's name of an option."""
+    return attribute.replace("_", "-")
