@@ -23,7 +23,7 @@ test: $(VENV)/.dev
 	@echo "== tests"
 	@$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-report= && $(PYTHON) tools/coverage_floor.py
 
-# For hours: properties with 30 times the examples, others in each run; SEEDS orders of trouble; all
+# For hours: properties with 60 times the examples, others in each run; SEEDS orders of trouble; all
 # virtual machines and the container runtime ROUNDS times, with those that `make test` leaves out.
 soak: $(VENV)/.dev
 	@echo "== properties"

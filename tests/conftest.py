@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hypothesis
 import pytest
 
-from tests import guard, searching
+from tests import guard
 from tests.spreading import Spreading, long_first
 from tests.waiting import eventually
 
@@ -30,14 +29,18 @@ if TYPE_CHECKING:
 WORKER = "PYTEST_XDIST_WORKER"
 """The variable by which pytest-xdist names a process of several."""
 
-hypothesis.settings.load_profile(searching.UNTIMED)
 
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Make the run the same at a terminal and in the background, and see to its end."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So a shell starts what it runs in the background, and children would ignore it, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        # A guest, in which it takes seconds, leaves it out. Its option for a profile comes after.
+        from tests import searching  # noqa: PLC0415
+
+        searching.take_usual()
     if guard.RUN not in os.environ:
         guarded = ExitStack()
         guarded.enter_context(guard.guarding())

@@ -6,17 +6,18 @@ from typing import Any, Final
 
 from hypothesis import HealthCheck, settings
 
-UNTIMED: Final = "untimed"
+_UNTIMED: Final = "untimed"
 """The profile of a usual run."""
-_USUAL: Final = 100
+_FULL: Final = 100
 """Examples of a property that does not say how many it takes."""
+_USUAL: Final = 1 / 2
 _SOAK: Final = 30
-"""How many times more the profile `soak` tries."""
+"""The part of the examples that a usual run takes, always the same, and a soak, always others."""
 
 # How long an example takes is the machine's affair, and that of the other tests on it.
 settings.register_profile(
-    UNTIMED,
-    max_examples=_USUAL,
+    _UNTIMED,
+    max_examples=int(_FULL * _USUAL),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
@@ -24,22 +25,27 @@ settings.register_profile(
 )
 settings.register_profile(
     "soak",
-    settings.get_profile(UNTIMED),
-    max_examples=_USUAL * _SOAK,
+    settings.get_profile(_UNTIMED),
+    max_examples=_FULL * _SOAK,
     derandomize=False,
 )
 
 
-def times(usual: int) -> int:
-    """Give how often to try what a usual run tries so often: as many times more in a soak."""
-    return usual * settings().max_examples // _USUAL
+def take_usual() -> None:
+    """Put the profile of a usual run in force."""
+    settings.load_profile(_UNTIMED)
 
 
-def examples(usual: int, **others: Any) -> settings:
-    """Take so many examples, or as many times more as the profile in force does.
+def times(full: int) -> int:
+    """Return how often the profile in force tries what is tried so often in full."""
+    return full * settings().max_examples // _FULL
+
+
+def examples(full: int, **others: Any) -> settings:
+    """Return settings with the profile's part of so many examples.
 
     Args:
-        usual: how many in a usual run.
+        full: how many examples in full.
         others: more settings of hypothesis.
     """
-    return settings(max_examples=times(usual), **others)
+    return settings(max_examples=times(full), **others)

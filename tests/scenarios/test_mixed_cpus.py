@@ -53,6 +53,9 @@ def world(folder: Path) -> Iterator[World]:
 def run(world: World, name: str, **containers: Mapping[str, int]) -> Pod:
     """Start a pod: container → pool → amount."""
     resource = Names().resource
+    for pool in {pool for pools in containers.values() for pool in pools if "exclusive" in pool}:
+        # The kubelet may hear of a pool later than of the shared CPUs.
+        world.node.kubelet.wait_for(resource(pool), lambda found: found.allocatable > 0, DEADLINE_S)
     listed = [
         {
             "name": container,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.scenarios.test_embedded_node import World
 
-_ROUNDS = 5
+_ROUNDS = 3
 
 
 @pytest.fixture

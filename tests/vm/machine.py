@@ -57,6 +57,8 @@ _PYTEST = (
     *("env", f"{DEADLINE}=600"),
     *(PYTHON, "-m", "pytest", "-q", f"--timeout={_TESTS_S:.0f}"),
     *("-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist", "--capture=no"),
+    # Each of them takes seconds to import in a guest, and none is needed there.
+    *("-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:randomly"),
 )
 # An Intel model, or there are no siblings; `enforce` ends QEMU where KVM does not do all of it.
 _KVM = ("-accel", "kvm", "-cpu", "Nehalem,vendor=GenuineIntel,enforce")
