@@ -23,6 +23,7 @@ from rich.text import Text
 from cpupool.commands import columns
 from cpupool.commands.checks import Verdict
 from cpupool.commands.painting import LegendRow, Mark, paint
+from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import ENABLE_SHARED_CPUS
@@ -103,9 +104,27 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         Text(f"Enforcement: {status.enforcement.value}", "bold"),
         Picture(topology, painting),
         _pools(status),
+        *_cpu_manager(status),
         Text(verdict, "bold"),
         *([listed] if odd else []),
     )
+
+
+def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
+    """List what the CPU manager policy has given, and the pods that it could not serve."""
+    manager = status.pools.cpu_manager
+    if not manager.chooses:
+        return
+    owners = [found for found in status.containers if found.placement is Placement.POLICY]
+    own = CPUSet.union(owner.exclusive for owner in owners)
+    yield Text(
+        f"CPU manager: {manager.policy}, CPUs {status.reserved or 'none'} reserved;"
+        f" {len(owners)} containers own CPUs {own or 'none'}.",
+        "bold",
+    )
+    if status.refused:
+        rows = [(pod.name, "held" if pod.held else "shares", pod.why) for pod in status.refused]
+        yield table(("pod", "state", "why it has no CPUs of its own"), rows)
 
 
 def _pools(status: NodeStatus) -> RenderableType:

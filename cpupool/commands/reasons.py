@@ -95,6 +95,9 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
             why = "the kubelet's static CPU manager gave these"
             yield Step("kubelet", why if share.devices else _NONE_NAMED, share.given)
             continue
+        if share.pool.kind is ResourceKind.POLICY:
+            yield from _by_policy(status, share)
+            continue
         pool = status.pools.behind(share.pool)
         yield _pool(status, share, pool)
         if share.pool.kind.exclusive:
@@ -127,8 +130,26 @@ def amount(resource: Resource, requested: int) -> str:
     """Describe how much of a resource a container requests."""
     if resource.kind is ResourceKind.KUBELET:
         return f"{requested} of the kubelet's own CPUs"
+    if resource.kind is ResourceKind.POLICY:
+        return f"{requested} whole CPUs in a Guaranteed pod"
     milli = " milli-CPUs" if resource.kind is ResourceKind.SHARED else ""
     return f"{requested}{milli} of {resource}"
+
+
+def _by_policy(status: NodeStatus, share: PoolShare) -> Iterator[Step]:
+    manager = status.pools.cpu_manager
+    kept = f"; CPUs {status.reserved} are reserved" if status.reserved else ""
+    options = "".join(f", {name}" for name in manager.options.written())
+    if not share.given:
+        why = f"the policy {manager.policy}{options} has no CPUs that serve it now{kept}"
+    elif share.reused_from:
+        why = f"it has CPUs of the init container {share.reused_from}, which has ended{kept}"
+    else:
+        why = f"the policy {manager.policy}{options} has chosen them for the whole pod{kept}"
+    yield Step("cpuManager", why, share.given)
+    if offline := share.given & status.offline:
+        why = f"CPUs {offline} are offline: it runs there again when they are back"
+        yield Step("offline", why, share.cpus)
 
 
 def _pool(status: NodeStatus, share: PoolShare, pool: Pool | None) -> Step:
@@ -216,8 +237,9 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         why += "the kubelet's static CPU manager places it, and cpupool leaves it there"
         yield Step("kubelet", why, CPUSet.parse(container.found))
     elif container.placement is Placement.POLICY:
-        why = "the CPU manager policy has chosen these CPUs for it alone"
-        yield Step("cpuManager", why, container.wanted)
+        beside = container.wanted - container.exclusive
+        why = f"they are its own, and CPUs {beside} are shared" if beside else "they are its own"
+        yield Step("own", why, container.wanted)
     elif container.placement is Placement.DEFAULT:
         yield Step("default", f"it runs on {default}", container.wanted)
     elif container.placement is Placement.CONFINED:

@@ -96,6 +96,10 @@ class StaticOptions:
         refuse_errors(problems)
         return cls(**{known[name]: TRUTH_VALUES[value] for name, value in options.items()})
 
+    def written(self) -> dict[str, str]:
+        """Return the options that are on, as the kubelet's option map."""
+        return {name: "true" for name, field in self.names().items() if getattr(self, field)}
+
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs of options that contradict each other, by the kubelet's names.
 
@@ -144,5 +148,5 @@ CPU_MANAGER_POLICIES: Final = (NONE, STATIC)
 
 
 def option_name(attribute: str) -> str:
-    """Return the kubelet's name of an option."""
+    """Return the kubelet's name of an option of `StaticOptions`."""
     return attribute.replace("_", "-")

@@ -196,7 +196,10 @@ def _pod(top: Field, names: Names) -> Pod:
     qos = _qos(status["qosClass"]) or qos_class(
         pod_level, (needs for kind, _, needs in asked if kind is not ContainerKind.EPHEMERAL)
     )
-    containers = tuple(_containers(top, asked, qos, names))
+    # The kubelet gives no CPUs of their own to containers of a pod with resources of its own
+    # (KEP-2837; the gate PodLevelResourceManagers is off by default).
+    owns = qos is QoSClass.GUARANTEED and not (pod_level.requests or pod_level.limits)
+    containers = tuple(_containers(top, asked, names, owns=owns))
     return Pod(
         uid=uid,
         namespace=metadata["namespace"].name("default"),
@@ -251,8 +254,9 @@ def _qos(given: Field) -> QoSClass | None:
 def _containers(
     body: Field,
     asked: Iterable[tuple[ContainerKind, Field, Requirements]],
-    qos: QoSClass,
     names: Names,
+    *,
+    owns: bool,
 ) -> Iterator[Container]:
     spec, annotations = body["spec"], body["metadata"]["annotations"]
     ids = dict(_running_ids(body["status"]))
@@ -268,7 +272,7 @@ def _containers(
             needs.pools(names),
             ids.get(name),
             limit_milli=needs.limit_milli,
-            whole_cpus=needs.whole_cpus if qos is QoSClass.GUARANTEED else 0,
+            whole_cpus=needs.whole_cpus if owns and kind is not ContainerKind.EPHEMERAL else 0,
             balanced=not _unbalanced(annotations, name, names),
         )
     if not seen:

@@ -150,7 +150,11 @@ def recover(
         recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
     """
     for pod in _oldest_first(pods):
-        sizes = {one.name: one.whole_cpus for one in pod.containers if one.whole_cpus}
+        sizes = {
+            container.name: container.whole_cpus
+            for container in pod.containers
+            if requested.native(container)
+        }
         for name, cpus in recorded.get(pod.cgroup_uid, {}).items():
             if len(cpus) == sizes.get(name) and cpus <= facts.topology.present:
                 grants = _whole(grants, _grant(pod, {name: cpus}))
@@ -180,7 +184,7 @@ def _substitute(bare: NodeView) -> CPUSet:
 
 def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
     """Return the pods of whose containers some request CPUs of their own, the oldest first."""
-    asking = (pod for pod in pods if any(one.whole_cpus for one in pod.containers))
+    asking = (pod for pod in pods if any(map(requested.native, pod.containers)))
     return sorted(asking, key=lambda pod: (pod.created, pod.namespace, pod.name))
 
 
@@ -189,8 +193,8 @@ def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     wants = facts.policy.wants(pod)
     if not wants or pod.finished or requested.kubelet_owns(facts):
         return {}
-    pooled = {container.name for container in pod.containers if container.requests}
-    return {name: count for name, count in wants.items() if name not in pooled}
+    native = {container.name for container in pod.containers if requested.native(container)}
+    return {name: count for name, count in wants.items() if name in native}
 
 
 def _available(facts: NodeFacts, seen: NodeView) -> CPUSet:

@@ -7,10 +7,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core import devices
-from cpupool.core.assignments import Placement
+from cpupool.core.assignments import Cause, Placement
+from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
-from cpupool.core.names import KUBELET_CPUS, resource_named
+from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.requests import CPURequest
@@ -18,10 +19,10 @@ from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import ownership, requested
 from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.manager.usage import usage
-from cpupool.policies.base import Choice, Step
+from cpupool.policies.base import Choice, NodeView, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpupool.core.requests import Resource
     from cpupool.manager.facts import ContainerKey, NodeFacts
@@ -90,6 +91,21 @@ class ContainerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedPod:
+    """A pod that the CPU manager policy could not give CPUs of its own.
+
+    Attributes:
+        name: `namespace/pod`.
+        why: the kubelet's text for it.
+        held: whether its containers wait; otherwise they share.
+    """
+
+    name: str
+    why: str
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """The pools in force and every container.
 
@@ -102,6 +118,8 @@ class NodeStatus:
         waiting_for: what the agent must know before it touches any container; empty if it knows.
         offline: the machine's CPUs that are offline.
         blocked: CPUs that no container may have because two pools share their core.
+        reserved: the CPUs of the default pool that the CPU manager policy gives to no container.
+        refused: the pods that the policy could not serve.
     """
 
     pools: NodePools
@@ -111,6 +129,8 @@ class NodeStatus:
     enforcement: Writer = Writer.CGROUP
     offline: CPUSet = field(default_factory=CPUSet)
     blocked: CPUSet = field(default_factory=CPUSet)
+    reserved: CPUSet = field(default_factory=CPUSet)
+    refused: tuple[RefusedPod, ...] = ()
 
     def offered(self, pool: Pool) -> CPUSet:
         """Return the CPUs of a pool that containers may have, free or not."""
@@ -151,7 +171,23 @@ def describe(
         enforcement,
         facts.topology.present - facts.topology.online,
         facts.blocked,
+        _reserved(facts),
+        tuple(_refused(resolution)),
     )
+
+
+def _reserved(facts: NodeFacts) -> CPUSet:
+    if not facts.pools.cpu_manager.chooses:
+        return CPUSet()
+    cpus = facts.pools.default_cpus(facts.topology)
+    idle = NodeView(facts.topology, facts.pools, cpus)
+    return idle.free - facts.policy.available(idle)
+
+
+def _refused(resolution: Resolution) -> Iterator[RefusedPod]:
+    for uid, refusal in resolution.view.refused.items():
+        pod = resolution.pods[uid]
+        yield RefusedPod(f"{pod.namespace}/{pod.name}", refusal.error.as_kubelet, refusal.holds)
 
 
 def _container(
@@ -164,11 +200,13 @@ def _container(
     assignment = resolution.assignment(key)
     placed = resolution.containers.get(key)
     request = requested.counted(facts, placed.pod, placed.container) if placed else CPURequest()
-    shares = (
+    shares = [
         _share(facts, placed, choices, pool, requested)
         for pool, requested in request.amounts.items()
         if placed
-    )
+    ]
+    if placed and (own := _own(resolution, placed)):
+        shares = [own]
     return ContainerStatus(
         name=_name(resolution, key),
         placement=assignment.placement,
@@ -177,6 +215,27 @@ def _container(
         reason=_STALE if assignment.stale else assignment.reason,
         exclusive=assignment.exclusive,
         shares=tuple(shares),
+    )
+
+
+def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
+    """Return what the CPU manager policy gives to a container; None if it gives nothing."""
+    pod, name = placed.pod, placed.container.name
+    parts = resolution.grants.parts(pod.cgroup_uid, POLICY_CPUS)
+    given = parts.get(name, CPUSet())
+    if not given and placed.assignment.cause is not Cause.MISFIT:
+        return None
+    earlier = takewhile(lambda container: container.name != name, pod.containers)
+    reused = (init.name for init in earlier if parts.get(init.name, CPUSet()) & given)
+    return PoolShare(
+        pool=POLICY_CPUS,
+        requested=placed.container.whole_cpus,
+        devices=0,
+        given=given,
+        siblings=CPUSet(),
+        reused_from=next(reused, ""),
+        choice=None,
+        cpus=placed.assignment.exclusive,
     )
 
 
@@ -242,7 +301,9 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
             for pool in status.pools
         },
         "mixedCPUs": _mixed_to_json(status.pools.mixed),
+        "cpuManager": _cpu_manager_to_json(status),
         "draining": dict(status.draining),
+        "refused": [{"name": pod.name, "why": pod.why, "held": pod.held} for pod in status.refused],
         "containers": [
             {
                 "name": container.name,
@@ -262,6 +323,31 @@ def _mixed_to_json(mixed: MixedCPUs | None) -> dict[str, Any] | None:
     if mixed is None:
         return None
     return {"pool": mixed.pool, "containersLimit": mixed.containers_limit}
+
+
+def _cpu_manager_to_json(status: NodeStatus) -> dict[str, Any] | None:
+    manager = status.pools.cpu_manager
+    if not manager.chooses:
+        return None
+    return {
+        "policy": manager.policy,
+        "reserved": str(status.reserved),
+        "options": manager.options.written(),
+        "topologyPolicy": manager.topology_policy.value,
+        "onMisfit": manager.on_misfit.value,
+    }
+
+
+def _cpu_manager_from_json(manager: Mapping[str, Any] | None) -> CPUManager:
+    if manager is None:
+        return CPUManager()
+    return CPUManager(
+        manager["policy"],
+        CPUSet.parse(manager["reserved"]),
+        StaticOptions.parse(manager["options"]),
+        TopologyPolicy(manager["topologyPolicy"]),
+        Misfit(manager["onMisfit"]),
+    )
 
 
 def _share_to_json(share: PoolShare) -> dict[str, Any]:
@@ -309,7 +395,8 @@ def resource(name: str) -> Resource:
     Raises:
         ValueError: it is not a resource of cpupool.
     """
-    found = KUBELET_CPUS if name == KUBELET_CPUS else resource_named(name)
+    native = {str(cpus): cpus for cpus in (KUBELET_CPUS, POLICY_CPUS)}
+    found = native.get(name) or resource_named(name)
     if found is None:
         raise ValueError(f"{name!r} is no resource of cpupool")
     return found
@@ -361,12 +448,17 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         )
         for container in document["containers"]
     )
+    manager = _cpu_manager_from_json(document.get("cpuManager"))
     return NodeStatus(
-        NodePools.of(*pools, mixed=_mixed_from_json(document.get("mixedCPUs"))),
+        NodePools.of(
+            *pools, mixed=_mixed_from_json(document.get("mixedCPUs")), cpu_manager=manager
+        ),
         tuple(containers),
         document["waiting_for"],
         document["draining"],
         Writer(document["enforcement"]),
         CPUSet.parse(document["offline"]),
         CPUSet.parse(document["blocked"]),
+        manager.reserved if isinstance(manager.reserved, CPUSet) else CPUSet(),
+        tuple(RefusedPod(**pod) for pod in document.get("refused", ())),
     )

@@ -25,6 +25,14 @@ def kubelet_owns(facts: NodeFacts) -> bool:
     return on or any(ENABLE_SHARED_CPUS in held for held in facts.devices.values())
 
 
+def native(container: Container) -> bool:
+    """Return whether a container gets CPUs of its own by its native request, if a policy gives any.
+
+    A container that requests a pool gets the pool's CPUs only. OpenShift's resource is no pool.
+    """
+    return bool(container.whole_cpus) and container.requests.keys() <= {ENABLE_SHARED_CPUS}
+
+
 def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     """Return the part of a container's request that cpupool serves.
 
@@ -34,6 +42,8 @@ def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     """
     asked = container.requests
     if not asked and not container.whole_cpus:
+        return NO_REQUEST
+    if facts.pools.cpu_manager.chooses and native(container) and not kubelet_owns(facts):
         return NO_REQUEST
     if ENABLE_SHARED_CPUS not in asked and not container.whole_cpus:
         return CPURequest(asked)

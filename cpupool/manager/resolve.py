@@ -14,7 +14,7 @@ from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices, DeviceAssignments, PodDevices
 from cpupool.core.grants import PodOwner
-from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, requested, sightings
 from cpupool.manager.ports import POD_ITSELF
@@ -163,7 +163,8 @@ def resolve(facts: NodeFacts, pods: tuple[Pod, ...], admission: Admission) -> Re
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         key = (pod.cgroup_uid, identifier)
         request = requested.counted(facts, pod, container)
-        if request:
+        # A container keeps what an earlier policy gave it, whatever the pool file says now.
+        if request and not view.grants.part(pod.cgroup_uid, POLICY_CPUS, container.name):
             devices = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
             demand = Demand(pod, container, request, devices, facts.kept_shared.get(key))
             placed = pools.place(view, demand)

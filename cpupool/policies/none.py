@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.core.names import POLICY_CPUS
+from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.quota import Limit
 from cpupool.policies.base import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.workloads import Pod
+    from cpupool.core.requests import Resource
+    from cpupool.core.workloads import Container, Pod
     from cpupool.policies.base import Ask, Choice, Demand, NodeView
     from cpupool.policies.hints import ResourceHints
 
@@ -57,11 +58,13 @@ class NonePolicy:
         chosen = view.chosen.get(demand.pod.cgroup_uid)
         own = chosen and chosen.parts.get(demand.container.name)
         if own and (online := own & view.topology.online):
+            beside = _shared_beside(view, demand.container)
             return CPUAssignment(
                 Placement.POLICY,
                 exclusive=online,
+                shared=CPUSet.union(beside.values()),
                 offline=own - online,
-                resources={POLICY_CPUS: online},
+                resources={POLICY_CPUS: online, **beside},
                 limit=Limit(None),
             )
         if own:
@@ -70,3 +73,11 @@ class NonePolicy:
         if refusal and demand.container.whole_cpus:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
         return view.default
+
+
+def _shared_beside(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:
+    """Return the CPUs of OpenShift's resource, which a container may use beside its own CPUs."""
+    pool = view.pools.behind(ENABLE_SHARED_CPUS)
+    if pool is None or ENABLE_SHARED_CPUS not in container.requests:
+        return {}
+    return {ENABLE_SHARED_CPUS: pool.cpus & view.common}

@@ -175,8 +175,11 @@ def test_cpus_that_the_cpu_manager_policy_has_chosen(
 
     assert explain(file, node.status(web="1-2"), "web") == 0
     assert steps(capsys.readouterr().out)[:2] == [
-        "request: it requests no pool => 1-2",
-        "cpuManager: the CPU manager policy has chosen these CPUs for it alone => 1-2",
+        "request: it requests 2 whole CPUs in a Guaranteed pod => 1-2",
+        (
+            "cpuManager: the policy round-robin has chosen them for the whole pod; CPUs 0 are"
+            " reserved => 1-2"
+        ),
     ]
 
 
