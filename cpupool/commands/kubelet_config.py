@@ -12,6 +12,7 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_topology,
+    cpu_manager,
     input_file,
     open_machine,
     pool_files,
@@ -19,12 +20,16 @@ from cpupool.commands import (
 )
 from cpupool.config import kubelet_config
 from cpupool.config.kubelet_config import NONE, STATIC, KubeletNeeds, as_quantity
+from cpupool.core.cpu_manager import CPU_MANAGER, RESERVED
 from cpupool.core.cpuset import format_ids
 from cpupool.core.errors import ConfigError, QuantityError, errors_in
 from cpupool.core.names import Names
+from cpupool.core.pools import MILLI_PER_CPU
 
 if TYPE_CHECKING:
     from cpupool.commands import Commands
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
 
 _EXAMPLES = """\
 examples:
@@ -36,7 +41,8 @@ examples:
 
 What is printed is a part of a KubeletConfiguration: merge it into the kubelet's own, then restart
 the kubelet. --reserve is what the node's daemons and the kubelet usually need; it comes out of the
-default pool.
+default pool. With a CPU manager policy in the pool file its reserved CPUs are for them, and the
+scheduler gets the CPUs that the policy can give to containers.
 
 Exit code 0: it is printed, or the kubelet's configuration suits the pools; 1: it does not; 2: the
 command line is wrong, or a file that it names cannot be used.
@@ -90,7 +96,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     topology = open_machine(arguments.topology)
     names = Names(arguments.resource_domain)
     _, file = pool_files.choose(arguments.file, arguments.node_labels, names, topology)
-    needs = KubeletNeeds.of(file.pools, topology, arguments.reserve)
+    needs = _needs(file.pools, topology, arguments.reserve)
     if needs.schedulable_milli < 0:
         raise UsageError(
             f"--reserve {as_quantity(needs.usual_milli)} is more than the"
@@ -100,6 +106,21 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         out.write(_settings(needs, Path(file.name).name))
         return 0
     return _check(needs, arguments.check, out)
+
+
+def _needs(pools: NodePools, topology: CPUTopology, usual_milli: int) -> KubeletNeeds:
+    assignable = cpu_manager.assignable(pools, topology)
+    if assignable is None:
+        return KubeletNeeds.of(pools, topology, usual_milli)
+    needs = KubeletNeeds.of(pools, topology, 0, assignable)
+    reserved = needs.default - needs.given
+    if usual_milli > len(reserved) * MILLI_PER_CPU:
+        raise UsageError(
+            f"--reserve {as_quantity(usual_milli)} is more than the {len(reserved)} CPUs"
+            f" ({reserved}) that {CPU_MANAGER} reserves; raise {CPU_MANAGER}.{RESERVED} in the pool"
+            " file, or reserve less"
+        )
+    return needs
 
 
 def _check(needs: KubeletNeeds, path: Path, out: TextIO) -> int:
@@ -122,6 +143,10 @@ def _settings(needs: KubeletNeeds, name: str) -> str:
         return _static_settings(needs, name)
     amount, left = as_quantity(needs.reserved_milli), as_quantity(needs.schedulable_milli)
     usual = f", and {as_quantity(needs.usual_milli)} for daemons" if needs.usual_milli else ""
+    given = "the default pool can carry"
+    if needs.chooses:
+        usual = f", and the {len(needs.default - needs.given)} that {CPU_MANAGER} reserves"
+        given = "the CPU manager can give"
     listed = len(needs.reserved_cpus)
     instead = len(needs.online) - listed
     return f"""\
@@ -133,8 +158,9 @@ kind: KubeletConfiguration
 # node that had one: drain it, stop the kubelet, delete cpu_manager_state in its folder, start it.
 cpuManagerPolicy: {NONE}
 
-# The CPUs outside the default pool{usual}: the scheduler's cpu of this node is then
-# {left}, what the default pool can carry. The cpu in kubeReserved, if any, counts besides.
+# The CPUs outside the default pool{usual}: the scheduler's
+# cpu of this node is then {left}, what {given}. The cpu in kubeReserved, if any,
+# counts besides.
 systemReserved:
   cpu: "{amount}"
 

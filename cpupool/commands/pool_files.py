@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpupool.commands import UsageError, read_file
+from cpupool.commands import UsageError, cpu_manager, read_file
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Machine
 from cpupool.core.errors import ConfigError, Problem, refuse_errors
@@ -36,7 +36,7 @@ def choose(
     text = read_file(path)
     try:
         source, file = _choose(path, text, labels, names, machine)
-        refuse_errors(file.problems(machine))
+        refuse_errors(cpu_manager.problems(file, machine))
     except ConfigError as error:
         raise UsageError(str(error)) from error
     return source, file

@@ -13,12 +13,14 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_topology,
+    cpu_manager,
     input_file,
     open_machine,
     read_file,
 )
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Machine, Source
+from cpupool.core.cpu_manager import CPU_MANAGER
 from cpupool.core.errors import ConfigError, Location, Problem, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import PoolKind
@@ -91,7 +93,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         taken = _take(files, labels, problems)
     good = []
     for file in files:
-        found = file.problems(topology if labels is None or file is taken else None)
+        fits = topology if labels is None or file is taken else None
+        found = cpu_manager.problems(file, fits)
         problems += found
         if not errors_in(found):
             good.append(file)
@@ -165,9 +168,15 @@ def _collected(problems: list[Problem]) -> Iterator[None]:
 def _summary(file: PoolFile) -> str:
     by_kind = (pool for kind in PoolKind for pool in file.pools.of_kind(kind))
     listed = ", ".join(f"{pool.name} {pool.cpus}{_policy(pool)}" for pool in by_kind)
+    parts = [listed] if listed else []
     if mixed := file.pools.mixed:
-        return f"{listed}; mixed CPUs of {mixed.pool} for {mixed.containers_limit} containers"
-    return listed
+        parts.append(f"mixed CPUs of {mixed.pool} for {mixed.containers_limit} containers")
+    if file.pools.cpu_manager.chooses:
+        settings = file.pools.cpu_manager.settings.items()
+        parts.append(
+            f"{CPU_MANAGER} with {', '.join(f'{key}: {value}' for key, value in settings)}"
+        )
+    return "; ".join(parts)
 
 
 def _policy(pool: Pool) -> str:

@@ -81,9 +81,10 @@ class KubeletConfig:
     def describe(self, needs: KubeletNeeds) -> str:
         """Describe the CPUs that a kubelet with these settings leaves to the scheduler."""
         schedulable_milli = len(needs.online) * MILLI_PER_CPU - self.reserved_milli
+        given = f", of which the CPU manager gives containers {len(needs.given)}"
         return (
             f"{as_quantity(schedulable_milli)} cpu for the scheduler, in a default pool of"
-            f" {len(needs.default)} CPUs"
+            f" {len(needs.default)} CPUs{given if needs.chooses else ''}"
         )
 
     def excerpt(self) -> dict[str, object]:
@@ -104,8 +105,11 @@ class KubeletNeeds:
 
     Attributes:
         online: the CPUs that the kubelet counts as the node's.
-        default: those of them that the scheduler's `cpu` has to stand for.
-        usual_milli: the cpu of the default pool that is kept for the node's own daemons.
+        default: those of them that are the default pool's.
+        given: the CPUs of the default pool for which the scheduler's `cpu` has to stand: all of
+            them, or those that the CPU manager policy can give to containers.
+        chooses: whether a CPU manager policy gives them out.
+        usual_milli: the cpu of the given CPUs that is kept for the node's own daemons.
         spanning: exclusive pool → its NUMA nodes, for pools on more than one.
         node_count: the machine's NUMA nodes.
         static: the kubelet gives out the exclusive CPUs itself, if its CPU manager is static.
@@ -113,21 +117,40 @@ class KubeletNeeds:
 
     online: CPUSet
     default: CPUSet
+    given: CPUSet
+    chooses: bool
     usual_milli: int
     spanning: Mapping[str, tuple[int, ...]]
     node_count: int
     static: bool
 
     @classmethod
-    def of(cls, pools: NodePools, topology: CPUTopology, usual_milli: int = 0) -> KubeletNeeds:
-        """Work them out."""
+    def of(
+        cls,
+        pools: NodePools,
+        topology: CPUTopology,
+        usual_milli: int = 0,
+        assignable: CPUSet | None = None,
+    ) -> KubeletNeeds:
+        """Compute the needs.
+
+        Args:
+            pools: as configured.
+            topology: the machine.
+            usual_milli: as the attribute.
+            assignable: the CPUs that the CPU manager policy can give to containers; None where no
+                policy gives out CPUs.
+        """
+        default = pools.default_cpus(topology) & topology.online
         nodes = {
             pool.name: tuple(node for node, cpus in topology.nodes.items() if cpus & pool.offered)
             for pool in pools.of_kind(PoolKind.EXCLUSIVE)
         }
         return cls(
             online=topology.online,
-            default=pools.default_cpus(topology) & topology.online,
+            default=default,
+            given=default if assignable is None else default & assignable,
+            chooses=assignable is not None,
             usual_milli=usual_milli,
             spanning={name: listed for name, listed in nodes.items() if len(listed) > 1},
             node_count=len(topology.nodes),
@@ -137,7 +160,7 @@ class KubeletNeeds:
     @property
     def reserved_milli(self) -> int:
         """The cpu to keep from the scheduler."""
-        return len(self.online - self.default) * MILLI_PER_CPU + self.usual_milli
+        return len(self.online - self.given) * MILLI_PER_CPU + self.usual_milli
 
     @property
     def schedulable_milli(self) -> int:
@@ -147,8 +170,8 @@ class KubeletNeeds:
     @property
     def reserved_cpus(self) -> CPUSet:
         """The CPUs to list where they are reserved by name, whole ones only."""
-        usual = list(self.default)[: ceil(self.usual_milli / MILLI_PER_CPU)]
-        return (self.online - self.default) | CPUSet(usual)
+        usual = list(self.given)[: ceil(self.usual_milli / MILLI_PER_CPU)]
+        return (self.online - self.given) | CPUSet(usual)
 
     @property
     def topology_manager_policy(self) -> str:
@@ -224,8 +247,9 @@ def _cpu_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
         yield _problem(
             config,
             _CPU_MANAGER,
-            f"the kubelet's CPU manager is {config.cpu_manager_policy[:63]!r} and writes the same"
-            " cpusets as cpupool",
+            f"the kubelet's CPU manager is {config.cpu_manager_policy[:63]!r} and"
+            f" {'gives out the same CPUs' if needs.chooses else 'writes the same cpusets'}"
+            " as cpupool",
             "drain the node, stop the kubelet, set none, delete its cpu_manager_state, start it",
         )
 
@@ -257,14 +281,16 @@ def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
     reserved, enough = as_quantity(config.reserved_milli), as_quantity(needs.reserved_milli)
     lacking_milli = needs.reserved_milli - config.reserved_milli
     surplus_milli = config.reserved_milli - len(needs.online) * MILLI_PER_CPU
+    unused_milli = -lacking_milli if needs.chooses else 0
     if lacking_milli > 0:
-        amount = as_quantity(config.system_reserved_milli + lacking_milli)
+        given = f"{as_quantity(lacking_milli)} away that the default pool lacks"
+        if needs.chooses:
+            given = f"{as_quantity(lacking_milli)} CPUs away that the CPU manager cannot give"
         yield _problem(
             config,
             path,
-            f"{reserved} CPUs are reserved, and {_spelled(needs)}: the scheduler gives"
-            f" {as_quantity(lacking_milli)} away that the default pool lacks",
-            f"set {path} to {needs.reserved_cpus if config.reserved_cpus else amount}",
+            f"{reserved} CPUs are reserved, and {_spelled(needs)}: the scheduler gives {given}",
+            _right_amount(config, needs, path),
         )
     elif surplus_milli > 0:
         yield _problem(
@@ -281,6 +307,24 @@ def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
             f"reserve {enough} to offer the default pool ({needs.default})",
             Severity.WARNING,
         )
+    elif unused_milli > 0:
+        yield _problem(
+            config,
+            path,
+            f"{reserved} CPUs are reserved, and {_spelled(needs)}: {as_quantity(unused_milli)} CPUs"
+            " that the CPU manager can give stay unused",
+            _right_amount(config, needs, path),
+            Severity.WARNING,
+        )
+
+
+def _right_amount(config: KubeletConfig, needs: KubeletNeeds, path: str) -> str:
+    if config.reserved_cpus:
+        return f"set {path} to {needs.reserved_cpus}"
+    amount_milli = needs.reserved_milli - config.kube_reserved_milli
+    if amount_milli < 0:
+        return f"set {_KUBE}.cpu and {path} to {as_quantity(needs.reserved_milli)} together"
+    return f"set {path} to {as_quantity(amount_milli)}"
 
 
 def _topology_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem]:
@@ -312,10 +356,11 @@ def _problem(
 
 def _spelled(needs: KubeletNeeds) -> str:
     outside = len(needs.online - needs.default)
+    kept = f", of which the CPU manager reserves {needs.default - needs.given}"
     usual = f", and {as_quantity(needs.usual_milli)} is for daemons" if needs.usual_milli else ""
     return (
         f"{outside} of {len(needs.online)} CPUs are outside the default pool"
-        f" ({str(needs.default) or 'empty'}){usual}"
+        f" ({str(needs.default) or 'empty'}{kept if needs.chooses else ''}){usual}"
     )
 
 

@@ -61,6 +61,45 @@ def test_what_is_printed_passes_the_check(
     assert max(map(len, printed.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("pools", [POOL_FILE, ""], ids=["beside pools", "without pools"])
+@pytest.mark.parametrize(
+    ("reserved", "allowed", "too_much"),
+    [("2", "2", "2001m"), ("0-1,17", "2500m", "4")],
+    ids=["a number", "a list"],
+)
+def test_what_is_printed_for_a_cpu_manager_policy_gives_the_scheduler_its_cpus(
+    asked: list[str],
+    tmp_path: Path,
+    *,
+    pools: str,
+    reserved: str,
+    allowed: str,
+    too_much: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    manager = f"cpuManager: {{policy: static, reserved: '{reserved}'}}\n"
+    (tmp_path / "poolconfig-a.yaml").write_text(pools + manager)
+    assert cli.main([*asked, "--reserve", allowed]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "kubelet.yaml").write_text(printed)
+    assert cli.main([*asked, "--check", str(tmp_path / "kubelet.yaml")]) == 0
+
+    kept = 2 if reserved == "2" else 3
+    default = 4 if pools else 32
+    said = capsys.readouterr().out
+    assert "warning" not in said
+    assert f" ok: {default - kept} cpu for the scheduler, in a default pool of {default} " in said
+    settings = yaml.safe_load(printed)
+    assert settings["cpuManagerPolicy"] == "none"
+    assert settings["systemReserved"]["cpu"] == str(32 - default + kept)
+    assert max(map(len, printed.splitlines())) <= 100
+
+    assert cli.main([*asked, "--reserve", too_much]) == 2
+    refused = capsys.readouterr().err
+    assert f"--reserve {too_much} is more than the {kept} CPUs (0" in refused
+    assert "raise cpuManager.reserved" in refused
+
+
 def test_where_the_kubelet_gives_out_cpus_itself_it_keeps_the_shared_ones(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

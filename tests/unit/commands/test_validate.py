@@ -34,6 +34,14 @@ pools:
 """
 
 
+STATIC = """\
+cpuManager:
+  policy: static
+  reserved: 0-1
+  options: {full-pcpus-only: true}
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Give a folder as the ConfigMap is mounted: two pool files and what is none."""
@@ -322,3 +330,37 @@ def test_the_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["validate", "--help"])
     assert "cpupool validate /etc/cpu-pooler --topology this" in capsys.readouterr().out
+
+
+def test_a_file_with_a_cpu_manager_policy_alone_is_good(tmp_path: Path) -> None:
+    file = tmp_path / "poolconfig-a.yaml"
+    file.write_text(STATIC)
+
+    code, lines = run(file)
+
+    assert code == 0
+    assert lines == [
+        (
+            f"{file}: ok: cpuManager with policy: static, reserved: CPUs 0-1,"
+            " options: full-pcpus-only, topologyPolicy: none, onMisfit: hold"
+        )
+    ]
+
+
+@pytest.mark.parametrize("labels", [None, {"nodeType": "dpdk"}])
+def test_what_only_the_policy_knows_is_told_with_its_place(
+    tmp_path: Path, labels: dict[str, str] | None
+) -> None:
+    file = tmp_path / "poolconfig-a.yaml"
+    file.write_text("pools: {default: {cpus: 0-15}}\n" + STATIC)
+    MACHINES["telco_2s_2n_16c32t"].write(tmp_path)
+
+    assert run(file)[0] == 0
+    code, lines = run(file, topology=str(tmp_path), node_labels=labels)
+
+    assert code == 1
+    assert lines[0] == (
+        f"{file}:5:30: cpuManager.options.full-pcpus-only: the default pool lacks CPUs 16-31,"
+        " siblings of its own: their cores are torn; add 16-31 to the default pool, or turn the"
+        " option off"
+    )

@@ -7,6 +7,7 @@ import pytest
 
 from cpupool.config import kubelet_config
 from cpupool.config.kubelet_config import KubeletConfig, KubeletNeeds
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, QuantityError, Severity
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
@@ -103,6 +104,101 @@ def test_a_static_cpu_manager_must_keep_shared_cpus_to_itself() -> None:
         "reservedSystemCPUs: the kubelet gives CPUs 2-3 of shared pools to containers as their own;"
         " set reservedSystemCPUs to 0-3,18-19"
     )
+
+
+CHOOSING = KubeletNeeds.of(
+    NodePools.of(
+        Pool.named("default", "0-7,16-23"),
+        Pool.named("exclusive_near", "8-15"),
+        cpu_manager=CPUManager("static", CPUSet.of(0, 16)),
+    ),
+    TELCO,
+    assignable=CPUSet.parse("1-7,17-23"),
+)
+"""The CPU manager policy gives 14 of the 16 CPUs of the default pool."""
+
+
+def test_the_scheduler_gets_the_cpus_that_the_cpu_manager_policy_can_give() -> None:
+    assert (CHOOSING.reserved_milli, CHOOSING.schedulable_milli) == (18000, 14000)
+    assert CHOOSING.reserved_cpus == CPUSet.parse("0,8-16,24-31")
+    assert KubeletConfig(system_reserved_milli=18000).describe(CHOOSING) == (
+        "14 cpu for the scheduler, in a default pool of 16 CPUs, of which the CPU manager gives"
+        " containers 14"
+    )
+
+
+SPELLED = (
+    "CPUs are reserved, and 16 of 32 CPUs are outside the default pool (0-7,16-23, of which the CPU"
+    " manager reserves 0,16)"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problems"),
+    [
+        pytest.param({"system_reserved_milli": 18000}, [], id="right"),
+        pytest.param(
+            {"system_reserved_milli": 12000, "kube_reserved_milli": 6000}, [], id="right in two"
+        ),
+        pytest.param({"reserved_cpus": CPUSet.parse("0-17")}, [], id="right as a list"),
+        pytest.param(
+            {"system_reserved_milli": 12000, "kube_reserved_milli": 3500},
+            [
+                (
+                    f"systemReserved.cpu: 15500m {SPELLED}: the scheduler gives 2500m CPUs away"
+                    " that the CPU manager cannot give; set systemReserved.cpu to 14500m"
+                )
+            ],
+            id="too much allocatable",
+        ),
+        pytest.param(
+            {"system_reserved_milli": 20000},
+            [
+                (
+                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 CPUs that the CPU manager can"
+                    " give stay unused; set systemReserved.cpu to 18"
+                )
+            ],
+            id="too little allocatable",
+        ),
+        pytest.param(
+            {"kube_reserved_milli": 20000},
+            [
+                (
+                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 CPUs that the CPU manager can"
+                    " give stay unused; set kubeReserved.cpu and systemReserved.cpu to 18 together"
+                )
+            ],
+            id="too little allocatable by kubeReserved alone",
+        ),
+        pytest.param(
+            {"reserved_cpus": CPUSet.parse("0-20")},
+            [
+                (
+                    f"warning: reservedSystemCPUs: 21 {SPELLED}: 3 CPUs that the CPU manager can"
+                    " give stay unused; set reservedSystemCPUs to 0,8-16,24-31"
+                )
+            ],
+            id="too long a list",
+        ),
+        pytest.param(
+            {"system_reserved_milli": 18000, "cpu_manager_policy": "static"},
+            [
+                (
+                    "cpuManagerPolicy: the kubelet's CPU manager is 'static' and gives out the same"
+                    " CPUs as cpupool; drain the node, stop the kubelet, set none, delete its"
+                    " cpu_manager_state, start it"
+                )
+            ],
+            id="a second CPU manager",
+        ),
+    ],
+)
+def test_allocatable_cpu_equals_the_assignable_cpus(
+    settings: dict[str, object], problems: list[str]
+) -> None:
+    config = KubeletConfig(**settings)  # type: ignore[arg-type]
+    assert [str(one) for one in kubelet_config.check(config, CHOOSING)] == problems
 
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
