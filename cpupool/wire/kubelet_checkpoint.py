@@ -1,8 +1,7 @@
 """The kubelet's device checkpoint: which devices the kubelet gave to which container.
 
-Source of format and checksum: kubernetes pkg/kubelet/cm/devicemanager/checkpoint (checkpoint.go and
-checkpointv1.go) and pkg/kubelet/checkpointmanager/checksum. The checksum is FNV-1a with 32 bits
-over the data part, printed by Go's spew package with `%#v`: with types, strings without quotes.
+Source: kubernetes pkg/kubelet/cm/devicemanager/checkpoint (checkpoint.go and checkpointv1.go). The
+checksum covers the data part (`checkpoints`).
 """
 
 from __future__ import annotations
@@ -12,18 +11,21 @@ import json
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.errors import RemoteProtocolError
+from cpupool.wire.checkpoints import Reader, dump_map, dump_slice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 NO_NODE: Final = -1
 """The NUMA node id that the kubelet writes for devices without topology."""
 
 _NODE_KEY: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_T = TypeVar("_T")
+_READER: Final = Reader(
+    "the kubelet's device checkpoint",
+    "the kubelet writes it again when it next admits a pod with devices",
+)
 
 
 class Generation(Enum):
@@ -81,25 +83,21 @@ def parse(data: bytes) -> Checkpoint:
     Raises:
         RemoteProtocolError: the file is damaged, or is not a checkpoint.
     """
-    try:
-        document = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise _damaged(f"it is not JSON ({str(error)[:80]})") from error
-    checksum = _typed(_typed(document, dict, "it").get("Checksum"), int, "Checksum")
-    body = _typed(document.get("Data"), dict, "Data")
-    found = _optional(body.get("PodDeviceEntries"), list, "PodDeviceEntries")
+    document = _READER.document(data)
+    checksum = _READER.typed(document.get("Checksum"), int, "Checksum")
+    body = _READER.typed(document.get("Data"), dict, "Data")
+    found = _READER.optional(body.get("PodDeviceEntries"), list, "PodDeviceEntries")
     entries = tuple(_entry(raw, f"PodDeviceEntries[{at}]") for at, raw in enumerate(found))
     registered = {
         name: _texts(ids, f"RegisteredDevices.{name}")
-        for name, ids in _optional(body.get("RegisteredDevices"), dict, "RegisteredDevices").items()
+        for name, ids in _READER.optional(
+            body.get("RegisteredDevices"), dict, "RegisteredDevices"
+        ).items()
     }
-    try:
-        expected = _checksum(body)
-    except UnicodeEncodeError as error:
-        raise _damaged("it holds half of a surrogate pair") from error
+    expected = _checksum(body)
     flat = bool(found) and all(isinstance(raw.get("DeviceIDs"), list) for raw in found)
     if checksum != expected and not flat:
-        raise _damaged(f"its checksum is {checksum}, and its content has {expected}")
+        raise _READER.damaged(f"its checksum is {checksum}, and its content has {expected}")
     return Checkpoint(
         entries=entries,
         registered=registered,
@@ -130,46 +128,25 @@ def encode(checkpoint: Checkpoint) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _damaged(what: str) -> RemoteProtocolError:
-    # Names come from the file and may have characters that a terminal or log cannot print.
-    printable = what.encode("ascii", "backslashreplace").decode()
-    return RemoteProtocolError(
-        f"the kubelet's device checkpoint is not readable: {printable};"
-        " the kubelet writes it again when it next admits a pod with devices"
-    )
-
-
-def _typed(value: object, kind: type[_T], where: str) -> _T:
-    # A boolean is an int in Python, but not in JSON.
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise _damaged(f"{where[:80]} is not of type {kind.__name__}")
-    return value
-
-
-def _optional(value: object, kind: type[_T], where: str) -> _T:
-    """Read a Go slice or map, whose nil is JSON's null."""
-    return kind() if value is None else _typed(value, kind, where)
-
-
 def _texts(value: object, where: str) -> tuple[str, ...]:
-    texts = _optional(value, list, where)
+    texts = _READER.optional(value, list, where)
     if not all(isinstance(text, str) for text in texts):
-        raise _damaged(f"{where[:80]} holds something else than device ids")
+        raise _READER.damaged(f"{where[:80]} holds something else than device ids")
     return tuple(texts)
 
 
 def _entry(raw: object, where: str) -> Entry:
-    members = _typed(raw, dict, where)
+    members = _READER.typed(raw, dict, where)
     try:
         response = base64.b64decode(
-            _optional(members.get("AllocResp"), str, f"{where}.AllocResp"), validate=True
+            _READER.optional(members.get("AllocResp"), str, f"{where}.AllocResp"), validate=True
         )
     except ValueError as error:
-        raise _damaged(f"{where}.AllocResp is not base64") from error
+        raise _READER.damaged(f"{where}.AllocResp is not base64") from error
     return Entry(
-        pod_uid=_typed(members.get("PodUID"), str, f"{where}.PodUID"),
-        container=_typed(members.get("ContainerName"), str, f"{where}.ContainerName"),
-        resource=_typed(members.get("ResourceName"), str, f"{where}.ResourceName"),
+        pod_uid=_READER.typed(members.get("PodUID"), str, f"{where}.PodUID"),
+        container=_READER.typed(members.get("ContainerName"), str, f"{where}.ContainerName"),
+        resource=_READER.typed(members.get("ResourceName"), str, f"{where}.ResourceName"),
         device_ids=_device_ids(members.get("DeviceIDs"), f"{where}.DeviceIDs"),
         alloc_resp=response,
     )
@@ -178,9 +155,9 @@ def _entry(raw: object, where: str) -> Entry:
 def _device_ids(value: object, where: str) -> dict[int, tuple[str, ...]]:
     if isinstance(value, list):
         return {NO_NODE: _texts(value, where)}
-    by_node = _optional(value, dict, where)
+    by_node = _READER.optional(value, dict, where)
     if not all(_NODE_KEY.fullmatch(node) and str(int(node)) == node for node in by_node):
-        raise _damaged(f"{where} has a key that is no NUMA node")
+        raise _READER.damaged(f"{where} has a key that is no NUMA node")
     return {int(node): _texts(ids, where) for node, ids in by_node.items()}
 
 
@@ -189,37 +166,24 @@ def _checksum(body: Mapping[str, Any]) -> int:
     entries = body.get("PodDeviceEntries")
     text = (
         "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
-        + _slice(None if entries is None else map(_entry_text, entries))
+        + dump_slice(None if entries is None else map(_entry_text, entries))
         + " RegisteredDevices:(map[string][]string)"
-        + _map(body.get("RegisteredDevices"))
+        + dump_map(body.get("RegisteredDevices"), dump_slice)
         + "}"
     )
-    value = 2166136261
-    for byte in text.encode():
-        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
-    return value
+    return _READER.checksum(text)
 
 
 def _entry_text(entry: Mapping[str, Any]) -> str:
     ids, response = entry.get("DeviceIDs"), entry.get("AllocResp")
     if isinstance(ids, list):
-        devices = f"([]string){_slice(ids)}"
+        devices = f"([]string){dump_slice(ids)}"
     else:
         by_node = None if ids is None else {int(node): listed for node, listed in ids.items()}
-        devices = f"(checkpoint.DevicesPerNUMA){_map(by_node)}"
+        devices = f"(checkpoint.DevicesPerNUMA){dump_map(by_node, dump_slice)}"
     octets = None if response is None else map(str, base64.b64decode(response))
     return (
         f"{{PodUID:(string){entry['PodUID']} ContainerName:(string){entry['ContainerName']}"
         f" ResourceName:(string){entry['ResourceName']} DeviceIDs:{devices}"
-        f" AllocResp:([]uint8){_slice(octets)}}}"
+        f" AllocResp:([]uint8){dump_slice(octets)}}}"
     )
-
-
-def _slice(items: Iterable[str] | None) -> str:
-    return "<nil>" if items is None else f"[{' '.join(items)}]"
-
-
-def _map(members: Mapping[Any, list[str] | None] | None) -> str:
-    if members is None:
-        return "<nil>"
-    return f"map[{' '.join(f'{key}:{_slice(members[key])}' for key in sorted(members))}]"

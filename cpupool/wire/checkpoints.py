@@ -1,0 +1,106 @@
+"""What the kubelet's checkpoint files have in common: JSON with a checksum over Go's dump of it.
+
+Source: kubernetes pkg/kubelet/checkpointmanager/checksum. The checksum is FNV-1a with 32 bits over
+the content, printed by Go's spew package with `%#v`: with types, strings without quotes, maps in
+the order of their keys.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cpupool.core.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads the JSON of one kind of file; each problem becomes one error.
+
+    Attributes:
+        file: the name of the file in errors.
+        remedy: how the file becomes readable again.
+    """
+
+    file: str
+    remedy: str
+
+    def damaged(self, what: str) -> RemoteProtocolError:
+        """Return the error for a file that cannot be read."""
+        # Names come from the file and may have characters that a terminal or log cannot print.
+        printable = what.encode("ascii", "backslashreplace").decode()
+        return RemoteProtocolError(f"{self.file} is not readable: {printable}; {self.remedy}")
+
+    def document(self, data: bytes | str) -> dict[str, Any]:
+        """Return the JSON object of a file.
+
+        Raises:
+            RemoteProtocolError: the file has something else.
+        """
+        try:
+            read = json.loads(data if isinstance(data, str) else data.decode())
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(f"it is not JSON ({str(error)[:80]})") from error
+        return self.typed(read, dict, "it")
+
+    def typed(self, value: object, kind: type[_T], where: str) -> _T:
+        """Return a value of this type.
+
+        Raises:
+            RemoteProtocolError: the value has another type.
+        """
+        # A boolean is an int in Python, but not in JSON.
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.damaged(f"{where[:80]} is not of type {kind.__name__}")
+        return value
+
+    def optional(self, value: object, kind: type[_T], where: str) -> _T:
+        """Return a Go slice or map, whose nil is JSON's null.
+
+        Raises:
+            RemoteProtocolError: the value has another type.
+        """
+        return kind() if value is None else self.typed(value, kind, where)
+
+    def checksum(self, dump: str) -> int:
+        """Return the checksum of a dump.
+
+        Raises:
+            RemoteProtocolError: the dump has half of a surrogate pair.
+        """
+        try:
+            return fnv1a(dump)
+        except UnicodeEncodeError as error:
+            raise self.damaged("it holds half of a surrogate pair") from error
+
+
+def fnv1a(text: str) -> int:
+    """Return the hash FNV-1a, with 32 bits, of a text."""
+    value = 2166136261
+    for byte in text.encode():
+        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
+    return value
+
+
+def dump_slice(items: Iterable[str] | None) -> str:
+    """Return Go's dump of a slice."""
+    return "<nil>" if items is None else f"[{' '.join(items)}]"
+
+
+def dump_map(members: Mapping[Any, _V] | None, dump: Callable[[_V], str]) -> str:
+    """Return Go's dump of a map.
+
+    Args:
+        members: the map; None for Go's nil.
+        dump: returns the dump of one value.
+    """
+    if members is None:
+        return "<nil>"
+    return f"map[{' '.join(f'{key}:{dump(members[key])}' for key in sorted(members))}]"

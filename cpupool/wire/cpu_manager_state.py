@@ -1,0 +1,197 @@
+"""The kubelet's checkpoint `cpu_manager_state`: which container has which CPUs of its own.
+
+The agent reads the kubelet's file, and never writes it. It writes a file of its own in the shape of
+version 2, which existing tools read, with the id of the boot beside it.
+
+Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). The versions:
+
+* 1, until kubelet 1.17: container id → CPUs.
+* 2, since 1.18: pod UID → container → CPUs.
+* 3, since 1.36 with the feature gate PodLevelResourceManagers: also the CPUs of whole pods.
+* 4, since 1.37: the same content as JSON in the text `data`, with a checksum of its own. The other
+  keys are a copy for older kubelets, without a checksum.
+
+The checksum covers Go's dump of the struct, with its name. Kubelets have renamed the struct, and
+check a file without CPUs of pods as version 3, too, so several checksums are right. Checksum 0
+means that there is none. Go reads keys in upper and lower case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError
+from cpupool.wire.checkpoints import Reader, dump_map
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_READER: Final = Reader("the CPU manager's state", "it is written again with the next choice")
+_STRUCTS: Final = ("CPUManagerCheckpoint", "CPUManagerCheckpointV2", "CPUManagerCheckpointV3")
+_WRITTEN: Final = 2
+"""The version that `encode` writes."""
+
+Assignments = Mapping[str, Mapping[str, CPUSet]]
+"""Pod UID → container → its own CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The content of the file.
+
+    Attributes:
+        policy: the name of the CPU manager policy.
+        default_cpus: the CPUs that no container owns.
+        entries: pod UID → container → its own CPUs.
+        pods: pod UID → the CPUs of the pod as a whole (versions 3 and 4).
+        by_id: container id → its own CPUs (version 1).
+        version: the version of the file's shape.
+        boot_id: the boot in which the agent wrote the file; empty in a file of the kubelet.
+    """
+
+    policy: str
+    default_cpus: CPUSet = field(default_factory=CPUSet)
+    entries: Assignments = field(default_factory=dict)
+    pods: Mapping[str, CPUSet] = field(default_factory=dict)
+    by_id: Mapping[str, CPUSet] = field(default_factory=dict)
+    version: int = _WRITTEN
+    boot_id: str = ""
+
+
+def parse(data: bytes) -> State:
+    """Read a file of any version and verify its checksum.
+
+    Raises:
+        RemoteProtocolError: the file is damaged, or is not such a file.
+    """
+    document = _lower(_READER.document(data))
+    boot_id = _READER.typed(document.get("bootid", ""), str, "bootId")
+    if "data" not in document:
+        return _state(document, boot_id, _verified(document))
+    text = _READER.typed(document["data"], str, "data")
+    _verify(
+        _READER.typed(document.get("datachecksum"), int, "dataChecksum"),
+        {_READER.checksum(f"(string){text}")},
+    )
+    return _state(_lower(_READER.document(text)), boot_id, version=4)
+
+
+def encode(state: State) -> bytes:
+    """Write a file of version 2, with the boot id beside the kubelet's keys."""
+    entries = {
+        pod: {name: str(cpus) for name, cpus in containers.items()}
+        for pod, containers in state.entries.items()
+    }
+    body = {
+        "policyName": state.policy,
+        "defaultCpuSet": str(state.default_cpus),
+        "entries": entries,
+    }
+    checksum = _READER.checksum(_dump(_lower(body), _STRUCTS[0], _nested(entries)))
+    document = {**body, "checksum": checksum, "bootId": state.boot_id}
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _lower(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.lower(): value for key, value in document.items()}
+
+
+def _state(document: Mapping[str, Any], boot_id: str, version: int) -> State:
+    entries = _READER.optional(document.get("entries"), dict, "entries")
+    flat = version == 1
+    return State(
+        policy=_text(document, "policyname"),
+        default_cpus=_cpus(_text(document, "defaultcpuset"), "defaultCpuSet"),
+        entries={} if flat else {pod: _sets(raw, pod) for pod, raw in entries.items()},
+        pods={
+            pod: _pod_cpus(raw, pod)
+            for pod, raw in _READER.optional(document.get("podentries"), dict, "podEntries").items()
+        },
+        by_id=_sets(entries, "entries") if flat else {},
+        version=version,
+        boot_id=boot_id,
+    )
+
+
+def _verified(document: Mapping[str, Any]) -> int:
+    """Return the version of a file without `data`, whose checksum is right."""
+    checksum = _READER.typed(document.get("checksum"), int, "checksum")
+    entries = _READER.optional(document.get("entries"), dict, "entries")
+    pods = _READER.optional(document.get("podentries"), dict, "podEntries")
+    flat = bool(entries) and all(isinstance(cpus, str) for cpus in entries.values())
+    version = 1 if flat else 3 if pods else 2
+    # Only kubelets that do not know the CPUs of pods leave the checksum out.
+    if checksum or pods:
+        _verify(checksum, set(map(_READER.checksum, _dumps(document, entries, pods, flat=flat))))
+    return version
+
+
+def _verify(checksum: int, right: set[int]) -> None:
+    if checksum not in right:
+        content = " or ".join(map(str, sorted(right)))
+        raise _READER.damaged(f"its checksum is {checksum}, and its content has {content}")
+
+
+def _dumps(
+    document: Mapping[str, Any], entries: dict[str, Any], pods: dict[str, Any], *, flat: bool
+) -> Iterator[str]:
+    """Yield Go's dump of the content for each struct that kubelets have had for it."""
+    if flat or not (entries or pods):
+        yield _dump(document, _STRUCTS[0], f"(map[string]string){dump_map(entries, str)}")
+    if flat:
+        return
+    named = _nested({pod: _texts(raw, pod) for pod, raw in entries.items()})
+    of_pods = dump_map(
+        {pod: _pod_cpus(raw, pod) for pod, raw in pods.items()},
+        # The struct k8s.io/utils/cpuset.CPUSet, a set of numbers.
+        lambda cpus: (
+            "{CPUSet:(cpuset.CPUSet){elems:(map[int]struct {})"
+            f"{dump_map(dict.fromkeys(cpus, '{}'), str)}}}}}"
+        ),
+    )
+    for struct in _STRUCTS:
+        if not pods:
+            yield _dump(document, struct, named)
+        yield _dump(document, struct, f"{named} PodEntries:(state.PodCPUAssignments){of_pods}")
+
+
+def _dump(document: Mapping[str, Any], struct: str, entries: str) -> str:
+    return (
+        f"(*state.{struct}){{PolicyName:(string){_text(document, 'policyname')}"
+        f" DefaultCPUSet:(string){_text(document, 'defaultcpuset')}"
+        f" Entries:{entries} Checksum:(checksum.Checksum)0}}"
+    )
+
+
+def _nested(entries: Mapping[str, Mapping[str, str]]) -> str:
+    dumped = dump_map(entries, lambda containers: dump_map(containers, str))
+    return f"(map[string]map[string]string){dumped}"
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    return _READER.typed(document.get(key, ""), str, key)
+
+
+def _texts(value: object, where: str) -> dict[str, str]:
+    found = _READER.typed(value, dict, where)
+    return {name: _READER.typed(text, str, f"{where}.{name}") for name, text in found.items()}
+
+
+def _sets(value: object, where: str) -> dict[str, CPUSet]:
+    texts = _texts(value, where)
+    return {name: _cpus(text, f"{where}.{name}") for name, text in texts.items()}
+
+
+def _pod_cpus(value: object, where: str) -> CPUSet:
+    return _cpus(_text(_lower(_READER.typed(value, dict, where)), "cpuset"), where)
+
+
+def _cpus(text: str, where: str) -> CPUSet:
+    try:
+        return CPUSet.parse(text)
+    except CPUSetParseError as error:
+        raise _READER.damaged(f"{where[:80]} is no CPU list ({str(error)[:80]})") from error

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import RemoteProtocolError
+from cpupool.wire import cpu_manager_state
+from cpupool.wire.cpu_manager_state import State
+
+# The contents and checksums of these files are those of the kubelet's own tests.
+V1_EMPTY = b'{"policyName":"none","defaultCPUSet":"1-3","checksum":1694838852}'
+V1 = (
+    b'{"policyName":"static","defaultCpuSet":"7-9",'
+    b'"entries":{"containerID1":"4-6","containerID2":"1-3"},"checksum":2026311253}'
+)
+V2 = (
+    b'{"policyName":"none","defaultCpuSet":"1-3",'
+    b'"entries":{"pod":{"container1":"4-6","container2":"1-3"}},"checksum":3610638499}'
+)
+V2_EMPTY = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+V2_AS_V3 = (
+    b'{"policyName":"static","defaultCpuSet":"7-9",'
+    b'"entries":{"pod":{"container1":"4-6","container2":"1-3"}},"checksum":1942532442}'
+)
+V3 = (
+    b'{"policyName":"static","defaultCpuSet":"1-2",'
+    b'"entries":{"pod1":{"container1":"5-6","container2":"3-4"}},'
+    b'"podEntries":{"pod2":{"cpuSet":"7-9"}},"checksum":766259872}'
+)
+V4_DATA = (
+    '{"policyName":"static","defaultCPUSet":"1-3","entries":{"pod":{"container1":"4-6",'
+    '"container2":"7-9"}},"podEntries":{"pod":{"cpuSet":"4-10"}}}'
+)
+V4 = json.dumps({"policyName": "x", "checksum": 0, "data": V4_DATA, "dataChecksum": 2328898362})
+
+FIRST, SECOND, THIRD = CPUSet.parse("1-3"), CPUSet.parse("4-6"), CPUSet.parse("7-9")
+
+
+@pytest.mark.parametrize(
+    ("file", "state"),
+    [
+        pytest.param(V1_EMPTY, State("none", FIRST), id="V1 without containers"),
+        pytest.param(
+            V1,
+            State(
+                "static",
+                THIRD,
+                by_id={"containerID1": SECOND, "containerID2": FIRST},
+                version=1,
+            ),
+            id="V1",
+        ),
+        pytest.param(
+            V2,
+            State("none", FIRST, {"pod": {"container1": SECOND, "container2": FIRST}}),
+            id="V2",
+        ),
+        pytest.param(V2_EMPTY, State("none"), id="V2 of the policy none"),
+        pytest.param(
+            V2_AS_V3,
+            State("static", THIRD, {"pod": {"container1": SECOND, "container2": FIRST}}),
+            id="V2 with a checksum of V3",
+        ),
+        pytest.param(
+            V3.replace(b"766259872", b"2284712151"),
+            State(
+                "static",
+                CPUSet.parse("1-2"),
+                {"pod1": {"container1": CPUSet.parse("5-6"), "container2": CPUSet.parse("3-4")}},
+                {"pod2": THIRD},
+                version=3,
+            ),
+            id="V3 with the struct's name of 1.36",
+        ),
+        pytest.param(
+            V3,
+            State(
+                "static",
+                CPUSet.parse("1-2"),
+                {"pod1": {"container1": CPUSet.parse("5-6"), "container2": CPUSet.parse("3-4")}},
+                {"pod2": THIRD},
+                version=3,
+            ),
+            id="V3",
+        ),
+        pytest.param(
+            V4.encode(),
+            State(
+                "static",
+                FIRST,
+                {"pod": {"container1": SECOND, "container2": THIRD}},
+                {"pod": CPUSet.parse("4-10")},
+                version=4,
+            ),
+            id="V4",
+        ),
+    ],
+)
+def test_a_file_of_each_version_is_read_and_its_checksum_is_right(
+    file: bytes, state: State
+) -> None:
+    assert cpu_manager_state.parse(file) == state
+
+
+def test_what_the_agent_writes_is_version_2_with_its_boot() -> None:
+    written = cpu_manager_state.encode(
+        State("none", FIRST, {"pod": {"container1": SECOND, "container2": FIRST}}, boot_id="b")
+    )
+    assert json.loads(written) == {**json.loads(V2), "bootId": "b"}
+    assert cpu_manager_state.parse(written).boot_id == "b"
+
+
+def test_no_checksum_is_checked_where_the_kubelet_has_written_none() -> None:
+    assert cpu_manager_state.parse(V2.replace(b"3610638499", b"0")).entries
+    with pytest.raises(RemoteProtocolError, match="its checksum is 0"):
+        cpu_manager_state.parse(V3.replace(b"766259872", b"0"))
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        pytest.param(b"", "not JSON", id="an empty file"),
+        pytest.param(V2[:-9], "not JSON", id="a file cut off"),
+        pytest.param(b"\xff", "not JSON", id="no UTF-8"),
+        pytest.param(b"[]", "it is not of type dict", id="no object"),
+        pytest.param(b"{}", "checksum is not of type int", id="no checksum"),
+        pytest.param(
+            V2.replace(b"4-6", b"4-7"), r"checksum is \d+, and its content has", id="edit"
+        ),
+        pytest.param(V1.replace(b"4-6", b"4-7"), "2026311253", id="an edit of V1"),
+        pytest.param(V3.replace(b"7-9", b"7-8"), "766259872", id="an edit of V3"),
+        pytest.param(V4.replace("4-10", "4-11").encode(), "2328898362", id="an edit of V4"),
+        pytest.param(
+            V4.replace('"dataChecksum": 2328898362', '"x": 1').encode(),
+            "dataChecksum is not of type int",
+            id="V4 without its checksum",
+        ),
+        pytest.param(
+            b'{"policyName":"static","defaultCpuSet":"x","checksum":0}',
+            "defaultCpuSet is no CPU list",
+            id="no CPU list",
+        ),
+        pytest.param(
+            b'{"policyName":1,"checksum":0}', "policyname is not of type str", id="another type"
+        ),
+        pytest.param(
+            b'{"policyName":"x","entries":{"p":{"c":1}},"checksum":0}',
+            r"p\.c is not of type str",
+            id="a number for CPUs",
+        ),
+        pytest.param(
+            b'{"policyName":"x","entries":{"p":{"c":"1"},"q":"2"},"checksum":0}',
+            "q is not of type dict",
+            id="two versions at once",
+        ),
+        pytest.param(b'{"policyName":"\\ud800","checksum":1}', "surrogate", id="half a pair"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_reason(file: bytes, words: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=words):
+        cpu_manager_state.parse(file)
