@@ -61,26 +61,34 @@ class Device:
     node: int | None
 
 
+DeviceNodes = frozenset[frozenset[int]]
+"""The NUMA nodes of one resource's devices: the nodes of each device that has some."""
+
+
 @dataclass(frozen=True, slots=True)
 class AllocatedDevices:
     """The devices of one resource that the kubelet gave to one container.
 
     Attributes:
-        ids: the device ids.
+        ids: the device ids; empty for memory, which the kubelet reports in the same way.
         announced: the CPUs that Allocate announced to the container, siblings included; empty where
             they are not known.
         hint: only the container's annotation names the devices: the kubelet's records correct it.
+        nodes: the NUMA nodes of the devices.
     """
 
     ids: frozenset[str]
     announced: CPUSet = field(default_factory=CPUSet)
     hint: bool = False
+    nodes: DeviceNodes = frozenset()
 
 
 DeviceAssignments = Mapping[ContainerRef, Mapping[Resource, AllocatedDevices]]
 """Container → resource → the devices that the kubelet gave it."""
 PodDevices = Mapping[str, Mapping[str, AllocatedDevices]]
 """One pod in the kubelet's records: container name → resource name → its devices."""
+NodesOfDevices = Mapping[str, Mapping[str, frozenset[DeviceNodes]]]
+"""The id in a pod's cgroup name → container name → the NUMA nodes of each of its resources."""
 NATIVE_CPU: Final = "cpu"
 """The resource under which the kubelet reports the CPUs that its static CPU manager gave out."""
 
@@ -334,6 +342,15 @@ def unaligned(pool: str, error: SMTAlignmentError) -> AllocationError:
         f"{error.requested} CPUs requested, {error.available} free on whole cores",
         "request fewer, or wait until other pods end",
     )
+
+
+def nodes_of(by_device: Iterable[Iterable[int]]) -> DeviceNodes:
+    """Return the NUMA nodes of devices, without devices that have none.
+
+    A device plugin may report the kernel's -1 for a device without a node.
+    """
+    found = (frozenset(node for node in nodes if node >= 0) for nodes in by_device)
+    return frozenset(nodes for nodes in found if nodes)
 
 
 def exclusive_cpus(ids: Iterable[str]) -> CPUSet:

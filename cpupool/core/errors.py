@@ -209,9 +209,11 @@ class PlacementError(CPUPoolError):
     Attributes:
         reason: the kubelet's word for such a refusal, in Events and in a pod's status.
         as_kubelet: the text with which the kubelet refuses such a pod.
+        passes: whether only a fact is missing, which the kubelet will name in a moment.
     """
 
     reason: ClassVar[str] = "UnexpectedAdmissionError"
+    passes: ClassVar[bool] = False
 
     def __init__(self, what: str, as_kubelet: str) -> None:
         self.as_kubelet = as_kubelet
@@ -285,6 +287,16 @@ class TopologyAffinityError(PlacementError):
             " ask for fewer CPUs, or free some",
             "Resources cannot be allocated with Topology locality",
         )
+
+
+class DevicesUnnamed(PlacementError):
+    """A pod whose devices, and so their NUMA nodes, the kubelet has not named yet."""
+
+    passes = True
+
+    def __init__(self) -> None:
+        what = "the kubelet has not named the devices of the pod"
+        super().__init__(f"{what}; wait, or check that its podresources socket answers", what)
 
 
 class HostError(CPUPoolError):

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import AllocatedDevices
+from cpupool.core.devices import AllocatedDevices, nodes_of
 from cpupool.core.errors import CPUSetParseError, HostFileError, RemoteProtocolError
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS
 from cpupool.telemetry import log as logs
@@ -96,7 +96,9 @@ def _by_pod_uid(checkpoint: Checkpoint) -> Mapping[str, PodDevices]:
         of_container = found.setdefault(entry.pod_uid, {}).setdefault(entry.container, {})
         before = of_container.get(entry.resource, AllocatedDevices(frozenset()))
         of_container[entry.resource] = AllocatedDevices(
-            before.ids | entry.ids, before.announced | _announced(entry)
+            before.ids | entry.ids,
+            before.announced | _announced(entry),
+            nodes=before.nodes | nodes_of(entry.nodes.values()),
         )
     return found
 

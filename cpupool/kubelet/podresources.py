@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -17,7 +18,7 @@ from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodRes
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
 from cpupool.channel import dialled
 from cpupool.core.cpuset import MAX_CPU, CPUSet
-from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
+from cpupool.core.devices import NATIVE_CPU, AllocatedDevices, nodes_of
 from cpupool.core.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _RETRY_SHARE: Final = 5
 """A kubelet that hangs is asked again after so many times as long as it was waited for."""
+_NO_DEVICES: Final = AllocatedDevices(frozenset())
 
 
 class PodResources:
@@ -60,7 +62,8 @@ class PodResources:
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
         """Return (namespace, pod name) → container name → resource name → what it was given.
 
-        The CPUs that its static CPU manager gave a container alone come under `cpu`.
+        The CPUs that its static CPU manager gave a container alone come under `cpu`. The blocks of
+        its memory manager come under `memory` or the name of a huge page, without ids.
 
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
@@ -108,10 +111,22 @@ class PodResources:
 
 def _devices_of(container: ContainerResources) -> dict[str, AllocatedDevices]:
     found: defaultdict[str, set[str]] = defaultdict(set)
-    # The kubelet lists a resource once per device.
+    nodes: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    # The kubelet lists a device by itself, and again for each of its NUMA nodes.
     for listed in container.devices:
         found[listed.resource_name].update(listed.device_ids)
-    grants = {resource: AllocatedDevices(frozenset(ids)) for resource, ids in found.items()}
+        if on := {node.ID for node in listed.topology.nodes}:
+            for identifier in listed.device_ids:
+                nodes[listed.resource_name][identifier] |= on
+    grants = {
+        resource: AllocatedDevices(frozenset(ids), nodes=nodes_of(nodes[resource].values()))
+        for resource, ids in found.items()
+    }
+    for block in container.memory:
+        # The kubelet may take pages from each node of a block.
+        nodes_of_block = nodes_of([node.ID] for node in block.topology.nodes)
+        before = grants.get(block.memory_type, _NO_DEVICES)
+        grants[block.memory_type] = replace(before, nodes=before.nodes | nodes_of_block)
     if cpus := _cpus(container.cpu_ids):
         grants[NATIVE_CPU] = AllocatedDevices(frozenset(map(str, cpus)), cpus)
     return grants

@@ -15,6 +15,7 @@ from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CPUSetParseError,
+    DevicesUnnamed,
     NotEnoughCPUs,
     PlacementError,
     TopologyAffinityError,
@@ -31,6 +32,7 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from cpupool.core.devices import DeviceNodes
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import FoundContainer
@@ -112,6 +114,8 @@ def admit(
         if not runs or wants.keys() <= grants.parts(uid, POLICY_CPUS).keys():
             continue
         try:
+            if _located(facts) and uid not in facts.device_nodes:
+                raise DevicesUnnamed
             made = _chosen(facts, pods, grants, pod)
             for older in awaited:
                 if not _fits(facts, pods, _without_ending(pods, made), older):
@@ -233,7 +237,8 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
                 continue
             seen = view(facts, pods, made)
             available = _available(facts, seen)
-            ask = _aligned(facts, seen, Ask(POLICY_CPUS, count, available, left))
+            near = facts.device_nodes.get(pod.cgroup_uid, {}).get(name, frozenset())
+            ask = _aligned(facts, seen, Ask(POLICY_CPUS, count, available, left), near)
             cpus = facts.policy.choose(seen, ask).cpus
             if len(cpus) != count or not cpus <= available | left:
                 log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
@@ -247,18 +252,29 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
     return made
 
 
-def _aligned(facts: NodeFacts, seen: NodeView, ask: Ask) -> Ask:
+def _located(facts: NodeFacts) -> bool:
+    """Return whether a container's CPUs must lie near its devices and its memory."""
+    return facts.pools.cpu_manager.topology_policy is not TopologyPolicy.NONE
+
+
+def _aligned(facts: NodeFacts, seen: NodeView, ask: Ask, near: Iterable[DeviceNodes]) -> Ask:
     """Return the request with the NUMA nodes that the topology policy demands for it.
+
+    Args:
+        facts: the node's facts.
+        seen: the policies' view of the node.
+        ask: the container's request.
+        near: the NUMA nodes of each of its other resources.
 
     Raises:
         TopologyAffinityError: there are no such nodes.
     """
-    policy = facts.pools.cpu_manager.topology_policy
-    if policy is TopologyPolicy.NONE:
+    if not _located(facts):
         return ask
-    offer = facts.policy.hints(ask)
-    nodes = seen.topology.nodes
-    merged = hints.merge(policy, nodes, [None if offer is None else offer.hints])
+    policy = facts.pools.cpu_manager.topology_policy
+    own = facts.policy.hints(ask)
+    offers = [None if own is None else own.hints, *map(hints.of_devices, near)]
+    merged = hints.merge(policy, seen.topology.nodes, offers)
     if not merged.admit:
         raise TopologyAffinityError(policy.value)
     return replace(ask, nodes=merged.hint.nodes)

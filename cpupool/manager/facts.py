@@ -14,7 +14,7 @@ from cpupool.policies.none import NonePolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.devices import DeviceAssignments
+    from cpupool.core.devices import DeviceAssignments, NodesOfDevices
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.static_pods import Identity
@@ -53,6 +53,8 @@ class NodeFacts:
         static: hash → the pod with this hash, for the static pods that listed pods claim to mirror.
         sighted: id → container or sandbox that the container runtime reported.
         devices: the devices that the kubelet gave to these pods.
+        device_nodes: the NUMA nodes of the devices and of the memory of these pods, as far as the
+            kubelet was asked: it has named all resources of a pod that is a key.
         promises: the devices that the kubelet gave to pods that are not known yet.
         kept_shared: the shared CPUs of containers that must not follow a change of their pools.
         blocked: CPUs that no container may have because, after a topology change, two pools share
@@ -71,6 +73,7 @@ class NodeFacts:
     static: Mapping[str, Identity] = field(default_factory=dict)
     sighted: Mapping[ContainerID, RuntimeContainer] = field(default_factory=dict)
     devices: DeviceAssignments = field(default_factory=dict)
+    device_nodes: NodesOfDevices = field(default_factory=dict)
     promises: tuple[Promise, ...] = ()
     kept_shared: Mapping[ContainerKey, CPUSet] = field(default_factory=dict)
     blocked: CPUSet = field(default_factory=CPUSet)

@@ -126,7 +126,7 @@ class Learner:
         self._new_kubelet = threading.Event()
         self._answered = self._answered_once = False
         self._cpu_manager = _Retry()
-        self._unconfirmed: tuple[ContainerRef, ...] = ()
+        self._asked: tuple[tuple[ContainerRef, ...], frozenset[str]] = ((), frozenset())
         self._assignments = _Retry()
         self._found: frozenset[ContainerID] = frozenset()
         self._unrecognised: frozenset[ContainerID] = frozenset()
@@ -299,8 +299,9 @@ class Learner:
         facts, resolution = self._manager.snapshot()
         if not self._lacks_records():
             return
-        if resolution.unconfirmed != self._unconfirmed:
-            self._unconfirmed, self._assignments = resolution.unconfirmed, _Retry()
+        unnamed = self._unnamed()
+        if (resolution.unconfirmed, unnamed) != self._asked:
+            self._asked, self._assignments = (resolution.unconfirmed, unnamed), _Retry()
         if self._assignments.is_due(now_s):
             self._assignments = self._assignments.after(now_s)
             # A runtime keeps sandboxes of pods that have ended: without a cgroup, a pod's devices
@@ -313,14 +314,19 @@ class Learner:
             live = None
             if self._lacks_records():
                 live = self._sources.ask("podresources", self._devices.by_pod_name)
-                unnamed = static_pods.uncertain(facts.pods or (), facts.static)
+                uncertain = static_pods.uncertain(facts.pods or (), facts.static)
                 self._manager.name_static_pods(
-                    static_pods.recorded(unnamed, saved or {}, live or {})
+                    static_pods.recorded(uncertain, saved or {}, live or {})
                 )
                 present = sightings.present(self._manager.snapshot().facts)
                 pods = [pod for pod in present if pod.cgroup_uid in here]
                 found = resolve.join_devices(pods, names, live or {}, saved or {})
                 self._manager.accept(found)
+                nodes = resolve.join_nodes(pods, live or {}, saved or {})
+                # Only these had started before the question, so the kubelet had admitted them.
+                self._manager.observe(
+                    device_nodes={uid: nodes[uid] for uid in unnamed & nodes.keys()}
+                )
             # A kubelet that has just started names no pods for a moment.
             self._informed |= bool(live) or saved is not None
         if self._lacks_records():
@@ -329,8 +335,14 @@ class Learner:
     def _lacks_records(self) -> bool:
         """Return whether the kubelet's records may have facts that are missing."""
         facts, resolution = self._manager.snapshot()
-        unnamed = static_pods.uncertain(facts.pods or (), facts.static)
-        return bool(resolution.unconfirmed or unnamed) or requested.kubelet_owns(facts)
+        uncertain = static_pods.uncertain(facts.pods or (), facts.static)
+        lacking = resolution.unconfirmed or uncertain or self._unnamed()
+        return bool(lacking) or requested.kubelet_owns(facts)
+
+    def _unnamed(self) -> frozenset[str]:
+        """Return the pods whose CPUs must lie near devices that the kubelet has not named."""
+        refused = self._manager.snapshot().resolution.view.refused
+        return frozenset(uid for uid, refusal in refused.items() if refusal.error.passes)
 
     def _find_idle(self, alive: Collection[str]) -> None:
         """Find the pods without a container's cgroup, where two pods claim a CPU or one has ended.

@@ -42,7 +42,7 @@ from cpupool.policies.pools import PoolsPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments
+    from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments, NodesOfDevices
     from cpupool.core.grants import Grants
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
@@ -153,6 +153,7 @@ class Manager:
         pods: Iterable[Pod] | None = None,
         static_cpus: CPUSet | None = None,
         idle: frozenset[str] | None = None,
+        device_nodes: NodesOfDevices | None = None,
     ) -> None:
         """Take new facts; None for a fact that was not read.
 
@@ -161,6 +162,7 @@ class Manager:
             static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
                 policy none.
             idle: the pods without a container's cgroup, where two pods claim a CPU.
+            device_nodes: the NUMA nodes of pods that have started; others keep theirs.
         """
         with self._changed:
             facts = self._facts
@@ -168,6 +170,8 @@ class Manager:
                 facts = replace(facts, static_cpus=static_cpus)
             if idle is not None:
                 facts = replace(facts, idle=idle)
+            if device_nodes is not None:
+                facts = replace(facts, device_nodes={**facts.device_nodes, **device_nodes})
             if pods is not None:
                 facts = sightings.joined(replace(facts, pods=tuple(pods)))
             if facts != self._facts:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import NATIVE_CPU, AllocatedDevices, DeviceAssignments, PodDevices
+from cpupool.core.devices import (
+    NATIVE_CPU,
+    AllocatedDevices,
+    DeviceAssignments,
+    NodesOfDevices,
+    PodDevices,
+)
 from cpupool.core.grants import PodOwner
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS
 from cpupool.core.workloads import ContainerRef
@@ -194,22 +200,59 @@ def join_devices(
     StatefulSet has already made. So podresources counts only for pods with a unique name. A pod
     that has finished holds nothing, although the checkpoint may name it for a while.
     """
-    listed = tuple(pod for pod in pods if not pod.finished)
-    bearers = Counter((pod.namespace, pod.name) for pod in listed)
     joined: dict[ContainerRef, Mapping[Resource, AllocatedDevices]] = {}
-    for pod in listed:
-        name = (pod.namespace, pod.name)
-        live = by_pod_name.get(name, {}) if bearers[name] == 1 else {}
-        # The kubelet identifies a static pod by its config hash, as in the cgroup's name.
-        saved = by_pod_uid.get(pod.cgroup_uid, {})
+    for pod, live in _with_live(pods, by_pod_name):
         for container in pod.containers:
-            resources = {**live.get(container.name, {}), **saved.get(container.name, {})}
+            resources = _recorded(pod, container, live or {}, by_pod_uid)
             by_pool = of_pools(resources, names)
             if (own := resources.get(NATIVE_CPU)) and container.requests:
                 by_pool[KUBELET_CPUS] = own
             if by_pool:
                 joined[ContainerRef(pod.cgroup_uid, container.name)] = by_pool
     return joined
+
+
+def join_nodes(
+    pods: Iterable[Pod],
+    by_pod_name: Mapping[tuple[str, str], PodDevices],
+    by_pod_uid: Mapping[str, PodDevices],
+) -> NodesOfDevices:
+    """Return the NUMA nodes of the resources of the pods that podresources names.
+
+    podresources also names pods without devices, so its answer is complete, but for plain init
+    containers: only the checkpoint has their devices. Names count as for `join_devices`.
+    """
+    return {
+        pod.cgroup_uid: {
+            container.name: frozenset(
+                given.nodes
+                for given in _recorded(pod, container, live, by_pod_uid).values()
+                if given.nodes
+            )
+            for container in pod.containers
+        }
+        for pod, live in _with_live(pods, by_pod_name)
+        if live is not None
+    }
+
+
+def _with_live(
+    pods: Iterable[Pod], by_pod_name: Mapping[tuple[str, str], PodDevices]
+) -> Iterator[tuple[Pod, PodDevices | None]]:
+    """Yield pods that have not finished with their devices in podresources; None if unnamed."""
+    listed = tuple(pod for pod in pods if not pod.finished)
+    bearers = Counter((pod.namespace, pod.name) for pod in listed)
+    for pod in listed:
+        name = (pod.namespace, pod.name)
+        yield pod, by_pod_name.get(name) if bearers[name] == 1 else None
+
+
+def _recorded(
+    pod: Pod, container: Container, live: PodDevices, by_pod_uid: Mapping[str, PodDevices]
+) -> Mapping[str, AllocatedDevices]:
+    # The kubelet identifies a static pod by its config hash, as in the cgroup's name.
+    saved = by_pod_uid.get(pod.cgroup_uid, {})
+    return {**live.get(container.name, {}), **saved.get(container.name, {})}
 
 
 def of_pools(

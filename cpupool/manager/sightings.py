@@ -78,7 +78,8 @@ def joined(facts: NodeFacts) -> NodeFacts:
         for ref, held in facts.devices.items()
         if ref.pod in pods
     }
-    return replace(facts, devices=_with_hints(facts, pods, known))
+    nodes = {uid: nodes for uid, nodes in facts.device_nodes.items() if uid in pods}
+    return replace(facts, devices=_with_hints(facts, pods, known), device_nodes=nodes)
 
 
 def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssignments:

@@ -11,7 +11,7 @@ default; here the work is bounded, and an answer says whether the bound cut the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, combinations, islice
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import TopologyPolicy
@@ -118,6 +118,29 @@ def generate(
             touched = {socket for node in nodes for socket in sockets.get(node, ())}
             hints.append(TopologyHint(nodes, size == narrowest or len(touched) == fewest))
     return ResourceHints(tuple(hints), complete)
+
+
+def of_devices(devices: Collection[frozenset[int]]) -> tuple[TopologyHint, ...] | None:
+    """Return the sets of NUMA nodes that touch every device, if none with fewer nodes does.
+
+    The devices are given already, so the hints name no wider sets. None means that the devices have
+    no nodes.
+
+    Args:
+        devices: the nodes of each device.
+    """
+    fixed = frozenset().union(*(nodes for nodes in devices if len(nodes) == 1))
+    loose = [nodes for nodes in devices if fixed.isdisjoint(nodes)]
+    others = sorted(frozenset().union(*loose))
+    for size in range(len(others) + 1):
+        touching = [
+            TopologyHint(fixed.union(chosen), preferred=True)
+            for chosen in combinations(others, size)
+            if all(not nodes.isdisjoint(chosen) for nodes in loose)
+        ]
+        if touching:
+            return tuple(touching) if devices else None
+    return ()
 
 
 def _narrowest(request: int, capacity: Mapping[int, int]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -57,6 +58,15 @@ class Entry:
     def ids(self) -> frozenset[str]:
         """The device ids of every NUMA node together."""
         return frozenset().union(*self.device_ids.values())
+
+    @property
+    def nodes(self) -> Mapping[str, frozenset[int]]:
+        """Device id → its NUMA nodes, for the ids that have any."""
+        found: defaultdict[str, frozenset[int]] = defaultdict(frozenset)
+        for node, ids in self.device_ids.items():
+            for identifier in ids if node != NO_NODE else ():
+                found[identifier] |= {node}
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 EXCLUSIVE = "nokia.k8s.io/exclusive_a"
 
 
-def grant(*ids: str, told: str = "") -> AllocatedDevices:
-    return AllocatedDevices(frozenset(ids), CPUSet.parse(told))
+def grant(*ids: str, told: str = "", nodes: tuple[int, ...] = (0,)) -> AllocatedDevices:
+    """Return devices, each on one of these NUMA nodes."""
+    on = frozenset(frozenset({node}) for node in nodes)
+    return AllocatedDevices(frozenset(ids), CPUSet.parse(told), nodes=on)
 
 
 def reply(**environment: str) -> bytes:
@@ -44,8 +46,8 @@ def test_devices_are_found_by_pod_and_container(tmp_path: Path) -> None:
     )
     assert CheckpointFile(path).by_pod_uid() == {
         "uid-1": {
-            "init": {EXCLUSIVE: grant("2", "10")},
-            "main": {EXCLUSIVE: grant("2"), "nokia.k8s.io/shared": grant("7", "8")},
+            "init": {EXCLUSIVE: grant("2", "10", nodes=(0, 1))},
+            "main": {EXCLUSIVE: grant("2"), "nokia.k8s.io/shared": grant("7", "8", nodes=())},
         },
         "uid-2": {"main": {EXCLUSIVE: grant("3")}},
     }
@@ -58,7 +60,16 @@ def test_two_entries_of_one_resource_are_joined(tmp_path: Path) -> None:
         Entry("uid", "main", EXCLUSIVE, {0: ("2",)}),
         Entry("uid", "main", EXCLUSIVE, {1: ("9",)}),
     )
-    assert CheckpointFile(path).by_pod_uid() == {"uid": {"main": {EXCLUSIVE: grant("2", "9")}}}
+    assert CheckpointFile(path).by_pod_uid() == {
+        "uid": {"main": {EXCLUSIVE: grant("2", "9", nodes=(0, 1))}}
+    }
+
+
+def test_a_device_on_two_nodes_is_one_device(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    _write(path, Entry("uid", "main", "example.com/gpu", {0: ("a", "b"), 1: ("b",)}))
+    (resources,) = CheckpointFile(path).by_pod_uid()["uid"].values()
+    assert resources["example.com/gpu"].nodes == {frozenset({0}), frozenset({0, 1})}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ def test_an_old_file_with_a_wrong_checksum_is_read_with_one_warning(
     path.write_bytes(path.read_bytes().replace(b'"uid"', b'"new"'))
     source = CheckpointFile(path)
     for _ in range(2):
-        assert source.by_pod_uid() == {"new": {"main": {EXCLUSIVE: grant("2")}}}
+        assert source.by_pod_uid() == {"new": {"main": {EXCLUSIVE: grant("2", nodes=())}}}
     assert [record.message.partition(" path=")[0] for record in caplog.records] == [
         "kubelet checkpoint has a wrong checksum"
     ]

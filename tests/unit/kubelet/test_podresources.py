@@ -12,9 +12,12 @@ from cpupool.api.podresources_pb2 import (
     AllocatableResourcesRequest,
     AllocatableResourcesResponse,
     ContainerDevices,
+    ContainerMemory,
     ContainerResources,
     ListPodResourcesRequest,
     ListPodResourcesResponse,
+    NUMANode,
+    TopologyInfo,
 )
 from cpupool.api.podresources_pb2 import PodResources as PodResourcesMessage
 from cpupool.api.podresources_pb2_grpc import (
@@ -225,3 +228,40 @@ def test_a_kubelet_that_hangs_is_given_up_and_left_alone_for_a_while(folder: Pat
                     question()
             now_s += 0.25
         given_up.set()
+
+
+def _on(*nodes: int) -> TopologyInfo:
+    return TopologyInfo(nodes=[NUMANode(ID=node) for node in nodes])
+
+
+def test_the_nodes_of_devices_and_memory_are_found(folder: Path) -> None:
+    def device(identifier: str, *nodes: int, name: str = "example.com/nic") -> ContainerDevices:
+        topology = _on(*nodes) if nodes else None
+        return ContainerDevices(resource_name=name, device_ids=[identifier], topology=topology)
+
+    container = ContainerResources(
+        name="main",
+        devices=[
+            device("a", 0),
+            device("b", 1),
+            device("b", 0, 1),
+            device("c"),
+            device("d", -1, name="example.com/virtual"),
+        ],
+        memory=[
+            ContainerMemory(memory_type="memory", size=2**30, topology=_on(0, 1)),
+            ContainerMemory(memory_type="hugepages-1Gi", size=2**30, topology=_on(1)),
+        ],
+    )
+    pod = PodResourcesMessage(namespace="default", name="web", containers=[container])
+    with _kubelet(folder / "k.sock", _Lister(pod)):
+        found = client_of(folder / "k.sock").by_pod_name()["default", "web"]["main"]
+
+    either, first, second = frozenset({0, 1}), frozenset({0}), frozenset({1})
+    assert {resource: given.nodes for resource, given in found.items()} == {
+        "example.com/nic": {first, either},
+        "example.com/virtual": frozenset(),
+        "memory": {first, second},
+        "hugepages-1Gi": {second},
+    }
+    assert found["example.com/nic"].ids == {"a", "b", "c"}

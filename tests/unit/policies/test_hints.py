@@ -5,7 +5,14 @@ from itertools import combinations
 import pytest
 
 from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.policies.hints import Merged, ResourceHints, TopologyHint, generate, merge
+from cpupool.policies.hints import (
+    Merged,
+    ResourceHints,
+    TopologyHint,
+    generate,
+    merge,
+    of_devices,
+)
 
 BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 
@@ -220,3 +227,21 @@ def test_a_merge_that_could_not_look_at_everything_says_so() -> None:
     assert merged.admit
     assert merged.hint.nodes
     assert merged == merge(BEST_EFFORT, range(64), offers[::-1])
+
+
+@pytest.mark.parametrize(
+    ("devices", "hints"),
+    [
+        pytest.param([], None, id="no device has nodes"),
+        pytest.param([{1}], (good(1),), id="one node"),
+        pytest.param([{0}, {1}], (good(0, 1),), id="a node each"),
+        pytest.param([{0, 1}], (good(0), good(1)), id="near two nodes"),
+        pytest.param([{0, 1}, {1}], (good(1),), id="near two, and one of them is needed"),
+        pytest.param([{0, 1}, {1, 2}], (good(1),), id="near a common node"),
+        pytest.param([{0, 1}, {2}], (good(0, 2), good(1, 2)), id="near two others"),
+    ],
+)
+def test_the_nodes_of_given_devices_are_the_fewest_that_touch_each(
+    devices: list[set[int]], hints: tuple[TopologyHint, ...] | None
+) -> None:
+    assert of_devices([frozenset(nodes) for nodes in devices]) == hints

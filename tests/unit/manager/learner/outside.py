@@ -78,9 +78,10 @@ def learning(
     runtime: ModelRuntime | None = None,
     pools: NodePools = POOLS,
     nri: Callable[[], bool] = lambda: False,
+    machine: str = "laptop_4c8t",
 ) -> tuple[Manager, Learner]:
     manager = Manager(Names())
-    manager.reconfigure(pools, MACHINES["laptop_4c8t"].topology())
+    manager.reconfigure(pools, MACHINES[machine].topology())
     learner = Learner(
         manager,
         pods=outside,
