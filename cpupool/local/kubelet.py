@@ -1,8 +1,8 @@
 """A small kubelet: the device manager and the podresources service.
 
 It speaks the real protocols over real sockets and decides as the kubelet does, so the production
-roles run with it unchanged. Unlike the kubelet it has no resources except pools, keeps a lost
-plugin's devices for ever, and does not limit the rate of podresources calls.
+roles run with it unchanged. Unlike the kubelet it ignores extended resources without a plugin,
+keeps a lost plugin's devices for ever, and does not limit the rate of podresources calls.
 
 Sources: kubernetes pkg/kubelet/cm/devicemanager (manager.go, pod_devices.go) and
 pkg/kubelet/apis/podresources/server_v1.go.
@@ -172,8 +172,12 @@ class EmbeddedKubelet:
                 )
             return self.listing(resource)
 
-    def admit(self, pod: Pod) -> None:
+    def admit(self, pod: Pod, others: Mapping[str, Mapping[str, int]] | None = None) -> None:
         """Allocate a pod's devices; if it has devices already, check that all are healthy.
+
+        Args:
+            pod: the pod.
+            others: container name → extended resource that is not a pool → number of devices.
 
         Raises:
             PodRefused: the pod does not fit, a plugin refuses, or a device that it holds is no
@@ -185,7 +189,7 @@ class EmbeddedKubelet:
                     self._check_fit(pod)
                 reusable: dict[str, IDs] = {}
                 for container in pod.containers:
-                    self._allocate(pod, container, reusable)
+                    self._allocate(pod, container, reusable, (others or {}).get(container.name, {}))
                     self._give_alone(pod, container)
             except PodRefused:
                 self.remove_pod(pod.uid)
@@ -281,10 +285,18 @@ class EmbeddedKubelet:
                     f"Insufficient {resource}: {count} requested, {free} free of {advertised}",
                 )
 
-    def _allocate(self, pod: Pod, container: Container, reusable: dict[str, IDs]) -> None:
+    def _allocate(
+        self,
+        pod: Pod,
+        container: Container,
+        reusable: dict[str, IDs],
+        others: Mapping[str, int],
+    ) -> None:
         ref = ContainerRef(pod.uid, container.name)
         held = self._ledger.of(ref)
+        listings = self._listed_now()
         asked = {self._names.resource(pool): count for pool, count in container.requests.items()}
+        asked |= {resource: count for resource, count in others.items() if resource in listings}
         for resource in asked.keys() & held.keys():
             if lost := held[resource].ids - self.listing(resource).healthy:
                 raise _refused(
@@ -297,7 +309,7 @@ class EmbeddedKubelet:
             self._want(resource, asked[resource], reusable.get(resource, frozenset()))
             for resource in sorted(asked.keys() - held.keys())
         ]
-        listed = [own for found in self._listed_now().values() for own in found.nodes.values()]
+        listed = [own for found in listings.values() for own in found.nodes.values()]
         merged = devices.affinity(wants, frozenset().union(*listed), self._manager)
         if not merged.admit:
             why = devices.unaligned(wants, self._manager)

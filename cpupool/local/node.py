@@ -126,7 +126,7 @@ class EmbeddedNode:
             raise ManifestError(
                 f"pod {pod.namespace}/{pod.name}", "metadata.name", "a pod of this name is here"
             )
-        self.kubelet.admit(_as_kubelet_knows(pod))
+        self.kubelet.admit(_as_kubelet_knows(pod), hosted.others)
         with self._changing():
             self._pods[pod.uid] = hosted
         try:
@@ -181,7 +181,7 @@ class EmbeddedNode:
         refused: dict[PodUID, PodRefused] = {}
         for hosted in [hosted for hosted in self._pods.values() if not hosted.pod.finished]:
             try:
-                self.kubelet.admit(_as_kubelet_knows(hosted.pod))
+                self.kubelet.admit(_as_kubelet_knows(hosted.pod), hosted.others)
             except PodRefused as error:
                 refused[hosted.pod.uid] = error
                 failed = {"phase": "Failed", "reason": error.reason, "message": str(error)}

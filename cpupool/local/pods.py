@@ -66,6 +66,8 @@ class HostedPod:
         body: the body with the present status.
         pod: the body as cpupool's value.
         environments: container name → the variables of its spec.
+        others: container name → the extended resources in its limits that are not pools, and how
+            many devices of each.
         running: container name → its instance, the sandbox under the empty name.
 
     Raises:
@@ -90,6 +92,7 @@ class HostedPod:
         self.environments = {
             container.name: views.environment(body, container.name) for container in pod.containers
         }
+        self.others = dict(_others(body, self._names))
         self.body, self.pod = body, pod
         self._report()
 
@@ -155,3 +158,18 @@ class HostedPod:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _others(body: views.Body, names: Names) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield each container with its limits of extended resources that are not pools."""
+    for listed in ("initContainers", "containers"):
+        for container in body["spec"].get(listed) or ():
+            limits = (container.get("resources") or {}).get("limits") or {}
+            yield (
+                container["name"],
+                {
+                    resource: int(amount)
+                    for resource, amount in limits.items()
+                    if "/" in resource and names.pool_of(resource) is None
+                },
+            )

@@ -207,13 +207,14 @@ class TestAPodThatTheKubeletHasNotNamed:
         learner.learn(here("new-uid", "new-id"), 101.0)
         assert given(manager, new) == "8-9"
 
-    def test_is_not_asked_for_before_it_starts(self) -> None:
-        bound = builders.pod("web", builders.container(cpu=2000, running=False))
-        outside = Outside((bound,), live={("default", "web"): near()})
+    def test_is_not_what_the_kubelet_says_before_it_has_started(self) -> None:
+        bound, other = builders.pod("web", builders.container(cpu=2000, running=False)), web("x")
+        live = {("default", "web"): near(), ("default", "x"): near()}
+        outside = Outside((bound, other), live=live)
         manager, learner = node(outside, RESTRICTED)
-        learner.learn((), 100.0)
-        assert manager.snapshot().facts.device_nodes == {}
-        outside.listed = (web("web"),)
+        learner.learn(running(other), 100.0)
+        assert manager.snapshot().facts.device_nodes.keys() == {other.uid}
+        outside.listed = (web("web"), other)
         outside.live = {("default", "web"): near(nic=on(1))}
         learner.learn(running(*outside.listed), 101.0)
         assert given(manager, outside.listed[0]) == "8-9"
