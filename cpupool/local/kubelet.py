@@ -186,7 +186,7 @@ class EmbeddedKubelet:
         with self._admission:
             try:
                 if not self._ledger.knows(pod.uid):
-                    self._check_fit(pod)
+                    _check_fit(pod, self._ledger.pods(), self._names, self._listed_now())
                 reusable: dict[str, IDs] = {}
                 for container in pod.containers:
                     self._allocate(pod, container, reusable, (others or {}).get(container.name, {}))
@@ -271,20 +271,6 @@ class EmbeddedKubelet:
             # As in the kubelet, a full disk takes no device from a container.
             log.warning("checkpoint not saved", error=error)
 
-    def _check_fit(self, pod: Pod) -> None:
-        """Check as the scheduler does: compare counts with the node's allocatable amounts."""
-        others = [devices.total_requests(other) for other, _ in self._ledger.pods()]
-        for pool, count in sorted(devices.total_requests(pod).items()):
-            resource = self._names.resource(pool)
-            advertised = self.listing(resource).allocatable
-            free = advertised - sum(other[pool] for other in others)
-            if count > free:
-                raise _refused(
-                    pod,
-                    "Unschedulable",
-                    f"Insufficient {resource}: {count} requested, {free} free of {advertised}",
-                )
-
     def _allocate(
         self,
         pod: Pod,
@@ -364,6 +350,20 @@ class EmbeddedKubelet:
     def _listed_now(self) -> dict[str, Listing]:
         with self._changed:
             return dict(self._listings)
+
+
+def _check_fit(
+    pod: Pod, known: Iterable[tuple[Pod, object]], names: Names, listings: Mapping[str, Listing]
+) -> None:
+    """Check as the scheduler does: compare counts with the node's allocatable amounts."""
+    others = [devices.total_requests(other) for other, _ in known]
+    for pool, count in sorted(devices.total_requests(pod).items()):
+        resource = names.resource(pool)
+        advertised = listings.get(resource, Listing()).allocatable
+        free = advertised - sum(other[pool] for other in others)
+        if count > free:
+            what = f"Insufficient {resource}: {count} requested, {free} free of {advertised}"
+            raise _refused(pod, "Unschedulable", what)
 
 
 def _refused(pod: Pod, reason: str, what: str) -> PodRefused:
