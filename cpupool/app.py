@@ -44,7 +44,8 @@ from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
 from cpupool.roles.machine_watcher import MachineWatcher
 from cpupool.roles.mount_keeper import MountKeeper
-from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
+from cpupool.roles.nri_answers import MissingFacts
+from cpupool.roles.nri_plugin import NRIPlugin
 from cpupool.roles.reporter import Reporter
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri import NRIRuntime
@@ -231,6 +232,8 @@ class Agent:
             required=settings.enforcement is Writer.NRI,
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
+            # The cpusetter's tree remembers what its own thread has seen.
+            found=CgroupFS(root.cgroup, settings.cgroup_root).containers,
             look=signals.runtime,
             appears=root.nri_socket.parent,
             events=self._cluster.events,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
-from cpupool.roles.nri_plugin import MissingFacts, NRIPlugin
+from cpupool.roles.nri_answers import MissingFacts
+from cpupool.roles.nri_plugin import NRIPlugin
 from cpupool.runtime.nri import NRIRuntime
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -23,13 +24,13 @@ from tests.nri_pods import Pod as NRIPod
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from cpupool.api import nri_pb2
     from cpupool.core.workloads import Pod
-    from cpupool.manager.ports import EventSink
+    from cpupool.manager.ports import EventSink, FoundContainer
     from cpupool.runtime.nri_connection import Launch
 
 MACHINE = MACHINES["laptop_4c8t"]
@@ -61,6 +62,7 @@ def plugin_on(
     required: bool = False,
     missing_facts: MissingFacts = MissingFacts.HOLD,
     ready: Callable[[], bool] = lambda: True,
+    found: Callable[[], Iterable[FoundContainer]] = tuple,
     look: Callable[[], None] = lambda: None,
     events: EventSink | None = None,
     metrics: Metrics | None = None,
@@ -74,6 +76,7 @@ def plugin_on(
         required=required,
         missing_facts=missing_facts,
         ready=ready,
+        found=found,
         look=look,
         events=events or Heard(),
         metrics=metrics or Metrics(),
@@ -95,6 +98,8 @@ class Agent:
     health: Health = field(default_factory=Health)
     metrics: Metrics = field(default_factory=Metrics)
     events: Heard = field(default_factory=Heard)
+    found: tuple[FoundContainer, ...] = ()
+    """Every container directory."""
     patient: bool = False
     """Containers wait for their facts as long as it takes."""
     clock: Callable[[], float] = time.monotonic
@@ -122,6 +127,7 @@ class Agent:
             required=self.required,
             missing_facts=self.missing_facts,
             ready=lambda: self.ready,
+            found=lambda: self.found,
             look=self.looked.release,
             events=self.events,
             metrics=self.metrics,

@@ -42,6 +42,7 @@ class ModelRuntime:
         limited: called with each quota that it takes.
         asked: the ids that it was asked to recognise, one entry for each question.
         may_lock_up: whether changes by its plugin can lock it up.
+        delays: whether a start waits, and the runtime takes no change.
         expected: the calls that its plugin was told to expect, while they are made.
     """
 
@@ -58,6 +59,7 @@ class ModelRuntime:
     limited: Callable[[ContainerID, Bandwidth], None] = lambda _id, _bandwidth: None
     asked: list[frozenset[str]] = field(default_factory=list)
     may_lock_up: bool = False
+    delays: bool = False
     expected: dict[str, str] = field(default_factory=dict)
 
     def connected(self) -> bool:

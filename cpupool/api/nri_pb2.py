@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63pupool/api/nri.proto\x12\x14nri.pkg.api.v1alpha1\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"o\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\x12\x13\n\x0bNRI_version\x18\x06 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"{\n\x16\x43reateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\x8b\x01\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\x12\x35\n\x06update\x18\x02 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xba\x01\n\x16UpdateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"P\n\x17UpdateContainerResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xa1\x01\n\x10StateChangeEvent\x12*\n\x05\x65vent\x18\x01 \x01(\x0e\x32\x1b.nri.pkg.api.v1alpha1.Event\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"s\n\x0eLifecycleEvent\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\x07\n\x05\x45mpty\"\x81\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12<\n\x06labels\x18\x05 \x03(\x0b\x32,.nri.pkg.api.v1alpha1.PodSandbox.LabelsEntry\x12\x46\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x31.nri.pkg.api.v1alpha1.PodSandbox.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9b\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.nri.pkg.api.v1alpha1.Container.LabelsEntry\x12\x45\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x30.nri.pkg.api.v1alpha1.Container.AnnotationsEntry\x12\x0b\n\x03\x65nv\x18\x08 \x03(\t\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"=\n\x0eLinuxResources\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"\x82\x01\n\x08LinuxCPU\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04\"\x81\x01\n\x13\x43ontainerAdjustment\x12+\n\x03\x65nv\x18\x04 \x03(\x0b\x32\x1e.nri.pkg.api.v1alpha1.KeyValue\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\"S\n\x18LinuxContainerAdjustment\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"z\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\x12\x16\n\x0eignore_failure\x18\x03 \x01(\x08\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\x92\x02\n\x05\x45vent\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x13\n\x0fRUN_POD_SANDBOX\x10\x01\x12\x14\n\x10STOP_POD_SANDBOX\x10\x02\x12\x16\n\x12REMOVE_POD_SANDBOX\x10\x03\x12\x14\n\x10\x43REATE_CONTAINER\x10\x04\x12\x19\n\x15POST_CREATE_CONTAINER\x10\x05\x12\x13\n\x0fSTART_CONTAINER\x10\x06\x12\x18\n\x14POST_START_CONTAINER\x10\x07\x12\x14\n\x10UPDATE_CONTAINER\x10\x08\x12\x19\n\x15POST_UPDATE_CONTAINER\x10\t\x12\x12\n\x0eSTOP_CONTAINER\x10\n\x12\x14\n\x10REMOVE_CONTAINER\x10\x0b*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63pupool/api/nri.proto\x12\x14nri.pkg.api.v1alpha1\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"o\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\x12\x13\n\x0bNRI_version\x18\x06 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"{\n\x16\x43reateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\x8b\x01\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\x12\x35\n\x06update\x18\x02 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xba\x01\n\x16UpdateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"P\n\x17UpdateContainerResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xa1\x01\n\x10StateChangeEvent\x12*\n\x05\x65vent\x18\x01 \x01(\x0e\x32\x1b.nri.pkg.api.v1alpha1.Event\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"s\n\x0eLifecycleEvent\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\x07\n\x05\x45mpty\"\xb7\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12<\n\x06labels\x18\x05 \x03(\x0b\x32,.nri.pkg.api.v1alpha1.PodSandbox.LabelsEntry\x12\x46\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x31.nri.pkg.api.v1alpha1.PodSandbox.AnnotationsEntry\x12\x34\n\x05linux\x18\x08 \x01(\x0b\x32%.nri.pkg.api.v1alpha1.LinuxPodSandbox\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x0fLinuxPodSandbox\x12\x15\n\rcgroup_parent\x18\x03 \x01(\t\"\x9b\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.nri.pkg.api.v1alpha1.Container.LabelsEntry\x12\x45\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x30.nri.pkg.api.v1alpha1.Container.AnnotationsEntry\x12\x0b\n\x03\x65nv\x18\x08 \x03(\t\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x83\x01\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\x12\x38\n\room_score_adj\x18\x04 \x01(\x0b\x32!.nri.pkg.api.v1alpha1.OptionalInt\"=\n\x0eLinuxResources\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"\xb8\x01\n\x08LinuxCPU\x12\x34\n\x06shares\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\"\x1c\n\x0bOptionalInt\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04\"\x81\x01\n\x13\x43ontainerAdjustment\x12+\n\x03\x65nv\x18\x04 \x03(\x0b\x32\x1e.nri.pkg.api.v1alpha1.KeyValue\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\"S\n\x18LinuxContainerAdjustment\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"z\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\x12\x16\n\x0eignore_failure\x18\x03 \x01(\x08\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\x92\x02\n\x05\x45vent\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x13\n\x0fRUN_POD_SANDBOX\x10\x01\x12\x14\n\x10STOP_POD_SANDBOX\x10\x02\x12\x16\n\x12REMOVE_POD_SANDBOX\x10\x03\x12\x14\n\x10\x43REATE_CONTAINER\x10\x04\x12\x19\n\x15POST_CREATE_CONTAINER\x10\x05\x12\x13\n\x0fSTART_CONTAINER\x10\x06\x12\x18\n\x14POST_START_CONTAINER\x10\x07\x12\x14\n\x10UPDATE_CONTAINER\x10\x08\x12\x19\n\x15POST_UPDATE_CONTAINER\x10\t\x12\x12\n\x0eSTOP_CONTAINER\x10\n\x12\x14\n\x10REMOVE_CONTAINER\x10\x0b*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTAINER_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CONTAINER_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_EVENT']._serialized_start=2959
-  _globals['_EVENT']._serialized_end=3233
-  _globals['_CONTAINERSTATE']._serialized_start=3236
-  _globals['_CONTAINERSTATE']._serialized_end=3366
+  _globals['_EVENT']._serialized_start=3198
+  _globals['_EVENT']._serialized_end=3472
+  _globals['_CONTAINERSTATE']._serialized_start=3475
+  _globals['_CONTAINERSTATE']._serialized_end=3605
   _globals['_REGISTERPLUGINREQUEST']._serialized_start=47
   _globals['_REGISTERPLUGINREQUEST']._serialized_end=111
   _globals['_CONFIGUREREQUEST']._serialized_start=113
@@ -72,35 +72,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMPTY']._serialized_start=1477
   _globals['_EMPTY']._serialized_end=1484
   _globals['_PODSANDBOX']._serialized_start=1487
-  _globals['_PODSANDBOX']._serialized_end=1744
-  _globals['_PODSANDBOX_LABELSENTRY']._serialized_start=1647
-  _globals['_PODSANDBOX_LABELSENTRY']._serialized_end=1692
-  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_start=1694
-  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_end=1744
-  _globals['_CONTAINER']._serialized_start=1747
-  _globals['_CONTAINER']._serialized_end=2158
-  _globals['_CONTAINER_LABELSENTRY']._serialized_start=1647
-  _globals['_CONTAINER_LABELSENTRY']._serialized_end=1692
-  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_start=1694
-  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_end=1744
-  _globals['_LINUXCONTAINER']._serialized_start=2160
-  _globals['_LINUXCONTAINER']._serialized_end=2233
-  _globals['_LINUXRESOURCES']._serialized_start=2235
-  _globals['_LINUXRESOURCES']._serialized_end=2296
-  _globals['_LINUXCPU']._serialized_start=2299
-  _globals['_LINUXCPU']._serialized_end=2429
-  _globals['_OPTIONALINT64']._serialized_start=2431
-  _globals['_OPTIONALINT64']._serialized_end=2461
-  _globals['_OPTIONALUINT64']._serialized_start=2463
-  _globals['_OPTIONALUINT64']._serialized_end=2494
-  _globals['_CONTAINERADJUSTMENT']._serialized_start=2497
-  _globals['_CONTAINERADJUSTMENT']._serialized_end=2626
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=2628
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=2711
-  _globals['_CONTAINERUPDATE']._serialized_start=2713
-  _globals['_CONTAINERUPDATE']._serialized_end=2835
-  _globals['_LINUXCONTAINERUPDATE']._serialized_start=2837
-  _globals['_LINUXCONTAINERUPDATE']._serialized_end=2916
-  _globals['_KEYVALUE']._serialized_start=2918
-  _globals['_KEYVALUE']._serialized_end=2956
+  _globals['_PODSANDBOX']._serialized_end=1798
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_start=1701
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_end=1746
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_start=1748
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_end=1798
+  _globals['_LINUXPODSANDBOX']._serialized_start=1800
+  _globals['_LINUXPODSANDBOX']._serialized_end=1840
+  _globals['_CONTAINER']._serialized_start=1843
+  _globals['_CONTAINER']._serialized_end=2254
+  _globals['_CONTAINER_LABELSENTRY']._serialized_start=1701
+  _globals['_CONTAINER_LABELSENTRY']._serialized_end=1746
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_start=1748
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_end=1798
+  _globals['_LINUXCONTAINER']._serialized_start=2257
+  _globals['_LINUXCONTAINER']._serialized_end=2388
+  _globals['_LINUXRESOURCES']._serialized_start=2390
+  _globals['_LINUXRESOURCES']._serialized_end=2451
+  _globals['_LINUXCPU']._serialized_start=2454
+  _globals['_LINUXCPU']._serialized_end=2638
+  _globals['_OPTIONALINT']._serialized_start=2640
+  _globals['_OPTIONALINT']._serialized_end=2668
+  _globals['_OPTIONALINT64']._serialized_start=2670
+  _globals['_OPTIONALINT64']._serialized_end=2700
+  _globals['_OPTIONALUINT64']._serialized_start=2702
+  _globals['_OPTIONALUINT64']._serialized_end=2733
+  _globals['_CONTAINERADJUSTMENT']._serialized_start=2736
+  _globals['_CONTAINERADJUSTMENT']._serialized_end=2865
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=2867
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=2950
+  _globals['_CONTAINERUPDATE']._serialized_start=2952
+  _globals['_CONTAINERUPDATE']._serialized_end=3074
+  _globals['_LINUXCONTAINERUPDATE']._serialized_start=3076
+  _globals['_LINUXCONTAINERUPDATE']._serialized_end=3155
+  _globals['_KEYVALUE']._serialized_start=3157
+  _globals['_KEYVALUE']._serialized_end=3195
 # @@protoc_insertion_point(module_scope)

@@ -158,7 +158,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class PodSandbox(_message.Message):
-    __slots__ = ("id", "labels", "annotations")
+    __slots__ = ("id", "labels", "annotations", "linux")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,10 +176,18 @@ class PodSandbox(_message.Message):
     ID_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
     id: str
     labels: _containers.ScalarMap[str, str]
     annotations: _containers.ScalarMap[str, str]
-    def __init__(self, id: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., annotations: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    linux: LinuxPodSandbox
+    def __init__(self, id: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., annotations: _Optional[_Mapping[str, str]] = ..., linux: _Optional[_Union[LinuxPodSandbox, _Mapping]] = ...) -> None: ...
+
+class LinuxPodSandbox(_message.Message):
+    __slots__ = ("cgroup_parent",)
+    CGROUP_PARENT_FIELD_NUMBER: _ClassVar[int]
+    cgroup_parent: str
+    def __init__(self, cgroup_parent: _Optional[str] = ...) -> None: ...
 
 class Container(_message.Message):
     __slots__ = ("id", "pod_sandbox_id", "name", "state", "labels", "annotations", "env", "linux")
@@ -216,10 +224,12 @@ class Container(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[ContainerState, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., annotations: _Optional[_Mapping[str, str]] = ..., env: _Optional[_Iterable[str]] = ..., linux: _Optional[_Union[LinuxContainer, _Mapping]] = ...) -> None: ...
 
 class LinuxContainer(_message.Message):
-    __slots__ = ("resources",)
+    __slots__ = ("resources", "oom_score_adj")
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    OOM_SCORE_ADJ_FIELD_NUMBER: _ClassVar[int]
     resources: LinuxResources
-    def __init__(self, resources: _Optional[_Union[LinuxResources, _Mapping]] = ...) -> None: ...
+    oom_score_adj: OptionalInt
+    def __init__(self, resources: _Optional[_Union[LinuxResources, _Mapping]] = ..., oom_score_adj: _Optional[_Union[OptionalInt, _Mapping]] = ...) -> None: ...
 
 class LinuxResources(_message.Message):
     __slots__ = ("cpu",)
@@ -228,14 +238,22 @@ class LinuxResources(_message.Message):
     def __init__(self, cpu: _Optional[_Union[LinuxCPU, _Mapping]] = ...) -> None: ...
 
 class LinuxCPU(_message.Message):
-    __slots__ = ("quota", "period", "cpus")
+    __slots__ = ("shares", "quota", "period", "cpus")
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     QUOTA_FIELD_NUMBER: _ClassVar[int]
     PERIOD_FIELD_NUMBER: _ClassVar[int]
     CPUS_FIELD_NUMBER: _ClassVar[int]
+    shares: OptionalUInt64
     quota: OptionalInt64
     period: OptionalUInt64
     cpus: str
-    def __init__(self, quota: _Optional[_Union[OptionalInt64, _Mapping]] = ..., period: _Optional[_Union[OptionalUInt64, _Mapping]] = ..., cpus: _Optional[str] = ...) -> None: ...
+    def __init__(self, shares: _Optional[_Union[OptionalUInt64, _Mapping]] = ..., quota: _Optional[_Union[OptionalInt64, _Mapping]] = ..., period: _Optional[_Union[OptionalUInt64, _Mapping]] = ..., cpus: _Optional[str] = ...) -> None: ...
+
+class OptionalInt(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: int
+    def __init__(self, value: _Optional[int] = ...) -> None: ...
 
 class OptionalInt64(_message.Message):
     __slots__ = ("value",)

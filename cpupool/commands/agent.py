@@ -29,7 +29,7 @@ from cpupool.host.sysfs import Sysfs
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.manager.ports import Writer
 from cpupool.policies.built_in import BUILT_IN
-from cpupool.roles.nri_plugin import MissingFacts
+from cpupool.roles.nri_answers import MissingFacts
 from cpupool.runtime.nri_connection import inherited
 from cpupool.telemetry import log
 from cpupool.version import VERSION

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.ports import EventSink
     from cpupool.manager.resolve import PlacedContainer, Resolution
+    from cpupool.policies.base import Refusal
 
 log = logs.get(__name__)
 
@@ -47,7 +48,17 @@ _CONFINED: Final = {
         "remove the other device plugin from the node, then create the pod again",
     ),
     Cause.OFFLINE: ("CPUOffline", "bring the pool's CPUs online, or create the pod again"),
+    Cause.MISFIT: (
+        "",
+        "request another number of CPUs in a new pod, or free CPUs of this node's default pool",
+    ),
 }
+"""Cause → the Event's reason, and what to do. The reason of a misfit is the kubelet's."""
+OCCUPIED: Final = "CPUOccupied"
+OCCUPIED_REMEDY: Final = (
+    "look at the agent's log for the containers that stay on wrong CPUs, and at the container"
+    " runtime"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,8 @@ def remedy(cause: Cause) -> str:
 def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]]:
     """Yield a notice for each container that does not have what it asked for."""
     for key, placed in resolution.containers.items():
-        for notice in _of(placed):
+        refusal = resolution.view.refused.get(placed.pod.cgroup_uid)
+        for notice in _of(placed, refusal):
             yield (key, notice.event), notice
 
 
@@ -131,13 +143,12 @@ def about_occupied(
     placed = resolution.containers.get(key)
     if placed is not None:
         notice = Notice(
-            "CPUOccupied",
+            OCCUPIED,
             "container waits for its CPUs",
             placed.pod,
             placed.container.name,
             f"other pods still run on its CPUs {cpus}",
-            "look at the agent's log for the containers that stay on wrong CPUs, and at the"
-            " container runtime",
+            OCCUPIED_REMEDY,
             _PASSES_S,
         )
         yield (key, notice.event), notice
@@ -159,11 +170,15 @@ def about_moved(resolution: Resolution, key: ContainerKey) -> Iterator[tuple[Not
         yield (key, notice.event), notice
 
 
-def _of(placed: PlacedContainer) -> Iterator[Notice]:
+def _of(placed: PlacedContainer, refusal: Refusal | None) -> Iterator[Notice]:
     pod, name, assignment = placed.pod, placed.container.name, placed.assignment
     if assignment.cause in _CONFINED:
         event, what_to_do = _CONFINED[assignment.cause]
-        lasts_s = _PASSES_S if assignment.cause.may_pass else 0.0
+        # NRI holds the container, so it is here for a moment only.
+        held = refusal is not None and refusal.holds
+        lasts_s = _PASSES_S if held or assignment.cause.may_pass else 0.0
+        if refusal and assignment.cause is Cause.MISFIT:
+            event = refusal.error.reason
         confined = assignment.placement is Placement.CONFINED
         phrase = f"container {'confined to the default pool' if confined else 'waits for CPUs'}"
         yield Notice(event, phrase, pod, name, assignment.reason, what_to_do, lasts_s)

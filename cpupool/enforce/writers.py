@@ -67,6 +67,9 @@ class Writers:
 
     def unasked(self, container: ContainerID, before: Writer | None, *, new: bool) -> Writer | None:
         """Return the writer of a container as `of`, or None where that needs a call."""
+        if self._nri is not None and self._nri.delays:
+            # The runtime waits for this sweep, and asks cpupool before its next write.
+            return Writer.CGROUP
         by_plugin = bool(self._nri and self._nri.cpu_list(container))
         if by_plugin and self.asks() and not self._by_calls():
             return Writer.NRI

@@ -218,6 +218,14 @@ class BatchingRuntime(ContainerRuntime, Protocol):
         """Whether such a change can lock up the runtime for ever."""
         ...
 
+    @property
+    def delays(self) -> bool:
+        """Whether the start of a container waits until others have left its CPUs.
+
+        The runtime takes no change before that is answered.
+        """
+        ...
+
     def expecting(self, container: ContainerID, cpus: CPUSet) -> AbstractContextManager[None]:
         """Accept, inside the context, a change that cpupool makes over CRI.
 

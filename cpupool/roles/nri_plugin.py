@@ -4,6 +4,9 @@ Every answer comes from what is known: the container's own annotations, then mem
 kubelet's word is missing, the cpusetter is asked to get it, and the answer waits, for a part of the
 time after which a runtime drops a plugin. So it does where another pod still has the container's
 CPUs. The API server is never asked.
+
+Containerd ignores a failed update of another container, so the plugin reads the cgroups again
+before the first instruction of a container with CPUs of its own.
 """
 
 from __future__ import annotations
@@ -11,41 +14,38 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.assignments import Placement
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
-from cpupool.enforce import notices
 from cpupool.host.files import DirectoryWatch
+from cpupool.roles.nri_answers import Answers
+from cpupool.roles.nri_obstacles import Obstacles
 from cpupool.roles.wait_budget import WaitBudget
 from cpupool.runtime.nri_messages import (
-    Adjustment,
     Configured,
     CreateContainer,
     Ended,
     SandboxRemoved,
     SandboxStarted,
+    StartContainer,
+    Started,
     Synchronize,
-    Update,
     UpdateContainer,
 )
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from cpupool.core.assignments import CPUAssignment
-    from cpupool.core.cpuset import CPUSet
-    from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
-    from cpupool.manager.facts import ContainerKey
+    from cpupool.core.workloads import ContainerID, RuntimeContainer
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import EventSink
+    from cpupool.manager.ports import EventSink, FoundContainer
     from cpupool.manager.resolve import Snapshot
+    from cpupool.roles.nri_answers import MissingFacts
+    from cpupool.roles.nri_obstacles import Obstacle
     from cpupool.runtime.nri import NRIRuntime
-    from cpupool.runtime.nri_messages import Message, NRIContainer
+    from cpupool.runtime.nri_messages import Message
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
 
@@ -60,18 +60,9 @@ _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LOOK_S: Final = 30.0
 
 
-class MissingFacts(Enum):
-    """How to treat a container whose devices are unknown, or whose CPUs another pod has."""
-
-    HOLD = "hold"
-    """It is not created; the kubelet tries again."""
-    RELEASE = "release"
-    """It starts in the default pool, and is moved once it can have its CPUs."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A container that is to be created.
+    """A container that is to be created, or started.
 
     Attributes:
         message: what the runtime says of it.
@@ -79,7 +70,7 @@ class _Waiting:
         until_s: when it is answered at the latest; None before it is known that it must wait.
     """
 
-    message: CreateContainer
+    message: CreateContainer | StartContainer
     came_s: float
     until_s: float | None = None
 
@@ -90,28 +81,8 @@ class _Waiting:
         deadline_s = min(self.message.deadline_s or _DEADLINE_S, _DEADLINE_S)
         known = self.message.container.known
         # The kubelet's next try has another id.
-        container = known and (known.pod, known.name)
+        container = known and (known.pod, known.name, type(self.message))
         return replace(self, until_s=budget.until_s(container, self.came_s + deadline_s / 2, now_s))
-
-
-@dataclass(frozen=True, slots=True)
-class _Lack:
-    """Why a container cannot have its CPUs.
-
-    Attributes:
-        pod: its pod, where that is known.
-        why: the fact.
-        remedy: what to do if that lasts.
-    """
-
-    pod: Pod | None
-    why: str
-    remedy: str
-
-    @property
-    def essential(self) -> bool:
-        """Whether the node may need the container to work."""
-        return self.pod is not None and self.pod.essential
 
 
 class NRIPlugin:
@@ -124,6 +95,7 @@ class NRIPlugin:
         missing_facts: how to treat a container whose devices are unknown, or whose CPUs another pod
             has.
         ready: whether the owner of each CPU is known.
+        found: walks every container directory, with the CPUs that it runs on now.
         look: asks for a sweep, which also gets the kubelet's word.
         appears: the folder in which the runtime makes its socket; None not to watch for that.
         events: where pods' owners learn that a container is held, or released.
@@ -140,6 +112,7 @@ class NRIPlugin:
         required: bool = False,
         missing_facts: MissingFacts,
         ready: Callable[[], bool],
+        found: Callable[[], Iterable[FoundContainer]],
         look: Callable[[], None],
         appears: Path | None = None,
         events: EventSink,
@@ -150,11 +123,19 @@ class NRIPlugin:
         self._manager = manager
         self._runtime = runtime
         self._required = required
-        self._missing_facts = missing_facts
         self._ready = ready
+        self._obstacles = Obstacles(runtime, ready=ready, found=found)
+        self._answers = Answers(
+            runtime,
+            missing_facts,
+            ready=ready,
+            forget=manager.forget_containers,
+            look=look,
+            events=events,
+            metrics=metrics,
+        )
         self._look = look
         self._watch = None if appears is None else DirectoryWatch(appears, self._appeared)
-        self._events = events
         self._metrics = metrics
         self._health = health
         self._now_s = now_s
@@ -280,10 +261,13 @@ class NRIPlugin:
                 )
             case Synchronize():
                 self._synchronize(message)
-            case CreateContainer():
+            case CreateContainer() | StartContainer():
                 self._waiting.append(_Waiting(message, came_s))
+            case Started():
+                self._answers.started(message.container)
             case UpdateContainer():
-                self._answer_update(message, came_s)
+                outcome = self._answers.update(message, self._manager.snapshot())
+                self._metrics.nri_answered("update", outcome, self._now_s() - came_s)
             case Ended():
                 self._end(message.container.id)
             case _:
@@ -291,7 +275,7 @@ class NRIPlugin:
                 pass
 
     def _synchronize(self, message: Synchronize) -> None:
-        corrections = self._corrections(self._manager.snapshot())
+        corrections = self._answers.corrections(self._manager.snapshot())
         self._runtime.answer_synchronize(message, corrections)
         self._lost_why, self._attempts = "", 0
         self._tell_connected()
@@ -302,114 +286,42 @@ class NRIPlugin:
         waiting = []
         for came in self._waiting:
             now = self._manager.snapshot()
-            lacking = self._lacking(came.message.container, now)
-            request = came.begun(self._budget, now_s) if lacking else came
-            if request.until_s is not None and lacking and now_s < request.until_s:
+            obstacle = self._obstacle(came.message, now)
+            passes = obstacle is not None and not obstacle.refusal
+            request = came.begun(self._budget, now_s) if passes else came
+            if request.until_s is not None and passes and now_s < request.until_s:
                 waiting.append(request)
+                if isinstance(request.message, StartContainer):
+                    self._runtime.delay_start(request.message)
             else:
-                outcome = self._answer_create(request.message, lacking, now)
-                self._metrics.nri_answered("create", outcome, self._now_s() - request.came_s)
+                self._answer(request, obstacle, now)
                 # The others may take a while: nothing waits for their decisions.
                 self._runtime.flush()
         # Replaced at once: the thread that brings facts looks here.
         self._waiting = waiting
         self._budget.count(now_s, waits=bool(waiting))
 
-    def _lacking(self, container: NRIContainer, now: Snapshot) -> _Lack | None:
-        """Return what keeps a container that requests pools from its CPUs."""
-        key = container.key
-        if key is None or container.known is None:
-            return None
-        pod = now.resolution.pods.get(key[0])
-        if container.known.devices and not (self._ready() or now.facts.configured):
-            return _Lack(pod, "this node's pools are not known yet", "look at the agent's log")
-        assignment = now.assignment(key)
-        if assignment.cause is None or not assignment.cause.may_pass:
-            return None
-        return _Lack(pod, assignment.reason, notices.remedy(assignment.cause))
+    def _obstacle(
+        self, message: CreateContainer | StartContainer, now: Snapshot
+    ) -> Obstacle | None:
+        if isinstance(message, StartContainer):
+            return self._obstacles.to_start(message.container, now)
+        return self._obstacles.to_creation(message.container, now)
 
-    def _answer_create(self, message: CreateContainer, lacking: _Lack | None, now: Snapshot) -> str:
-        """Answer, and return the outcome as a word."""
-        container = message.container
-        if lacking:
-            # What the node may need to work is never held.
-            held = self._missing_facts is MissingFacts.HOLD and not lacking.essential
-            why = _refusal(container, lacking) if held else _release(container, lacking)
-            if lacking.pod:
-                event = "CPUContainerHeld" if held else "CPUContainerReleased"
-                self._events.pod(lacking.pod, event, why)
-            if held:
-                self._runtime.refuse_create(message, why)
-                self._manager.forget_containers([container.id])
-                return "held"
-        wanted = self._wanted(container.key, now)
-        if wanted is None:
-            self._runtime.answer_create(message, None)
-            return "unchanged"
-        adjustment = Adjustment(
-            wanted.cpus,
-            _bandwidth(wanted, container.cpu.quota_us, container.cpu.period_us),
-            {
-                name: value
-                for name, value in wanted.environment.items()
-                if container.environment.get(name) != value
-            },
-        )
-        updates = list(self._corrections(now, near=wanted.exclusive)) if wanted.exclusive else []
-        self._runtime.answer_create(message, adjustment, updates)
-        return wanted.placement.value
-
-    def _answer_update(self, message: UpdateContainer, came_s: float) -> None:
-        """Keep a container on its CPUs, whatever an update by another program sets.
-
-        cpupool's own call passes as it is: where the container belongs may not be free yet.
-        """
-        container, outcome, update = message.container, "unchanged", None
-        wanted = self._wanted(container.key, self._manager.snapshot())
-        if wanted is not None and not self._runtime.expects(message):
-            outcome = wanted.placement.value
-            # Neither None nor 0 changes what the container has.
-            asked, has = message.asked, container.cpu
-            bandwidth = _bandwidth(
-                wanted, asked.quota_us or has.quota_us, asked.period_us or has.period_us
-            )
-            update = Update(container.id, wanted.cpus, bandwidth)
-        self._runtime.answer_update(message, update)
-        self._metrics.nri_answered("update", outcome, self._now_s() - came_s)
+    def _answer(self, request: _Waiting, obstacle: Obstacle | None, now: Snapshot) -> None:
+        message = request.message
+        if isinstance(message, StartContainer):
+            asked, outcome = "start", self._answers.start(message, obstacle)
+        else:
+            asked, outcome = "create", self._answers.create(message, obstacle, now)
+        self._metrics.nri_answered(asked, outcome, self._now_s() - request.came_s)
 
     def _end(self, identifier: ContainerID) -> None:
+        self._answers.ended(identifier)
         ended = [waiting for waiting in self._waiting if waiting.message.container.id == identifier]
         for waiting in ended:
             self._waiting.remove(waiting)
-            self._runtime.refuse_create(
-                waiting.message, f"container {identifier} has ended meanwhile"
-            )
-
-    def _corrections(self, now: Snapshot, near: CPUSet | None = None) -> Iterator[Update]:
-        """Move the containers that the runtime has on other CPUs than they belong on.
-
-        Args:
-            now: where they belong.
-            near: only those that are on one of these CPUs; None for all.
-        """
-        for identifier, container in self._runtime.containers.items():
-            # The cpusetter has the containers that run and for which the runtime has no CPUs.
-            if container.started and not container.cpus:
-                continue
-            wanted = self._wanted(container.key, now)
-            if wanted is None or wanted.cpus == container.cpus:
-                continue
-            if near is None or not near.isdisjoint(container.cpus):
-                container.cpus = wanted.cpus
-                yield Update(identifier, wanted.cpus)
-
-    def _wanted(self, key: ContainerKey | None, now: Snapshot) -> CPUAssignment | None:
-        """Return where a container belongs; None where that is not known well enough."""
-        if key is None:
-            return None
-        assignment = now.assignment(key)
-        known = self._ready() or assignment.placement in {Placement.POOLS, Placement.POLICY}
-        return assignment if known and assignment.cpus else None
+            self._runtime.refuse(waiting.message, f"container {identifier} has ended meanwhile")
 
 
 def _appeared(message: Message) -> Iterator[RuntimeContainer]:
@@ -431,31 +343,3 @@ def _disappeared(message: Message) -> Iterator[ContainerID]:
             yield container.id
         case SandboxRemoved(id=identifier):
             yield identifier
-
-
-def _bandwidth(
-    wanted: CPUAssignment, quota_us: int | None, period_us: int | None
-) -> Bandwidth | None:
-    """Return the CPU time that a container starts with; None for no change."""
-    asked = Bandwidth(quota_us or UNLIMITED_US, period_us or PERIOD_US)
-    start = asked if wanted.limit is None else wanted.limit.start(asked)
-    return None if start == asked else start
-
-
-def _refusal(container: NRIContainer, lacking: _Lack) -> str:
-    return (
-        f"container {_name(container)} is held: {lacking.why}; the kubelet tries again. If it stays"
-        f" so, {lacking.remedy}; --nri-missing-facts=release would start it in the default pool"
-    )
-
-
-def _release(container: NRIContainer, lacking: _Lack) -> str:
-    return (
-        f"container {_name(container)} starts in the default pool: {lacking.why}; it is moved when"
-        f" that has changed. If it stays so, {lacking.remedy}"
-    )
-
-
-def _name(container: NRIContainer) -> str:
-    known = container.known
-    return f"{known.namespace}/{known.pod_name}/{known.name}" if known else container.id

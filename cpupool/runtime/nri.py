@@ -21,9 +21,9 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.runtime.nri_connection import Connection
+from cpupool.runtime.nri_containers import Containers, KnownContainer
 from cpupool.runtime.nri_messages import (
     Configured,
-    ContainerState,
     Ended,
     Started,
     Synchronize,
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID
-    from cpupool.manager.facts import ContainerKey
     from cpupool.runtime.nri_connection import Launch
     from cpupool.runtime.nri_messages import (
         Adjustment,
         CreateContainer,
         Message,
+        StartContainer,
         UpdateContainer,
     )
 
@@ -57,21 +57,6 @@ _UPDATED_S: Final = 0.4
 _GIVEN_UP_S: Final = 5.0
 """How long after an update that is not answered the runtime is asked for another."""
 _WAITS_ITSELF: Final = "it waits for an answer itself"
-
-
-@dataclass(slots=True)
-class KnownContainer:
-    """A container that the runtime has.
-
-    Attributes:
-        key: the ids in its cgroup's path.
-        cpus: those that the runtime has for it; none where it has no list.
-        started: it runs, or could: the runtime has brought it onto its CPUs.
-    """
-
-    key: ContainerKey
-    cpus: CPUSet
-    started: bool
 
 
 @dataclass(slots=True)
@@ -119,7 +104,7 @@ class NRIRuntime:
         update_s: float = _UPDATED_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.containers: dict[ContainerID, KnownContainer] = {}
+        self.containers = Containers()
         self._socket = socket
         self._names = names
         self._look = look
@@ -159,7 +144,7 @@ class NRIRuntime:
                     lost, self._synchronized = self._synchronized, False
                     self._session = self._connection = None
                     self._requests.clear()
-                    self._start_all()
+                    self.containers.start_all()
                     self._changed.notify_all()
                 if lost:
                     self._look()
@@ -197,22 +182,12 @@ class NRIRuntime:
             case Configured():
                 self.may_lock_up = message.may_lock_up
             case Synchronize():
-                self.containers = {
-                    container.id: KnownContainer(
-                        container.key,
-                        container.cpu.cpu_set,
-                        started=container.state is not ContainerState.CREATED,
-                    )
-                    for container in message.running
-                    if container.key is not None
-                }
+                self.containers = Containers.named(message.running)
             case Started():
-                known = self.containers.get(message.container.id)
-                if known is not None:
-                    known.started = True
+                if self.containers.start(message.container.id):
                     self._look()
             case Ended():
-                self.containers.pop(message.container.id, None)
+                self.containers.end(message.container.id)
             case Updated():
                 self._take_answer(message)
 
@@ -227,7 +202,7 @@ class NRIRuntime:
         """Let the runtime correct containers that run already; it is connected from here on."""
         self._attachment()[0].answer_synchronize(message.call, updates)
         # CRI-O and old versions of containerd may name a start before this.
-        self._start_all()
+        self.containers.start_all()
         self._synchronized = True
         self._look()
 
@@ -247,9 +222,22 @@ class NRIRuntime:
                 started=adjustment is None,
             )
 
-    def refuse_create(self, message: CreateContainer, why: str) -> None:
-        """Let the runtime fail to create a container; the kubelet shows why, and tries again."""
+    def refuse(self, message: CreateContainer | StartContainer, why: str) -> None:
+        """Let the runtime fail to create or start a container; the kubelet shows why, and retries.
+
+        CRI-O starts a container nevertheless.
+        """
+        self.containers.delayed.discard(message.container.id)
         self._attachment()[0].refuse(message.call, why)
+
+    def delay_start(self, message: StartContainer) -> None:
+        """Leave a start unanswered until other containers have left the container's CPUs."""
+        self.containers.delayed.add(message.container.id)
+
+    def answer_start(self, message: StartContainer) -> None:
+        """Let the runtime start a container."""
+        self.containers.delayed.discard(message.container.id)
+        self._attachment()[0].answer_start(message.call)
 
     def answer_update(self, message: UpdateContainer, update: Update | None) -> None:
         """Let the runtime go on with an update of a container, changed if `update` says so."""
@@ -275,8 +263,12 @@ class NRIRuntime:
 
     def starting(self, container: ContainerID) -> bool:
         """Return whether the runtime is still bringing a new container onto its CPUs."""
-        known = self.containers.get(container)
-        return known is not None and not known.started
+        return self.containers.starting(container)
+
+    @property
+    def delays(self) -> bool:
+        """Whether the start of a container waits, and the runtime takes no change meanwhile."""
+        return bool(self.containers.delayed)
 
     def update(self, container: ContainerID, cpus: CPUSet) -> None:
         """Let the runtime set a container's CPUs; raises as the port says."""
@@ -324,11 +316,6 @@ class NRIRuntime:
     def _waits(self) -> bool:
         """Return whether a request of the runtime waits for its answer."""
         return self._session is not None and self._session.owes
-
-    def _start_all(self) -> None:
-        """Count every container as started: the runtime may not name their starts any more."""
-        for known in self.containers.values():
-            known.started = True
 
     def _change(self, update: Update, what: str) -> None:
         with self._changed:

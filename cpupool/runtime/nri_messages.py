@@ -61,6 +61,8 @@ class NRIContainer:
         cpu: what the runtime holds for it.
         environment: its variables.
         state: as the runtime sees it.
+        whole_cpus: the CPUs that it requests, if the kubelet's numbers show a whole number of them
+            and a Guaranteed pod; 0 otherwise, and for a static pod.
     """
 
     id: ContainerID
@@ -68,6 +70,7 @@ class NRIContainer:
     cpu: CPUResources
     environment: Mapping[str, str]
     state: ContainerState
+    whole_cpus: int = 0
 
     @property
     def key(self) -> ContainerKey | None:
@@ -147,6 +150,24 @@ class CreateContainer:
 
 
 @dataclass(frozen=True, slots=True)
+class StartContainer:
+    """A created container is about to run its first instruction; to be answered.
+
+    Its process exists, on the container's CPUs, and waits. A refusal ends the container in
+    containerd. CRI-O logs the refusal and starts the container.
+
+    Attributes:
+        call: for `Session.answer_start`.
+        container: as the runtime has it.
+        deadline_s: how long the runtime waits; None where it does not tell.
+    """
+
+    call: int
+    container: NRIContainer
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateContainer:
     """Another program changes the resources of a container; to be answered.
 
@@ -163,10 +184,7 @@ class UpdateContainer:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A container's process has been started; answered.
-
-    The runtime tells it before, too (StartContainer), and the process would wait for that answer.
-    """
+    """A container's process has been started; answered."""
 
     container: NRIContainer
 
@@ -222,6 +240,7 @@ Message: TypeAlias = (
     | Configured
     | Synchronize
     | CreateContainer
+    | StartContainer
     | UpdateContainer
     | Started
     | Ended

@@ -29,6 +29,7 @@ from cpupool.runtime.nri_messages import (
     SandboxRemoved,
     SandboxStarted,
     Shutdown,
+    StartContainer,
     Started,
     Synchronize,
     UpdateContainer,
@@ -58,7 +59,12 @@ _LIFECYCLE: Final[Mapping[str, int]] = {
 """The methods of events that need no decision."""
 _SUBSCRIBED: Final = sum(
     1 << (event - 1)
-    for event in (*_LIFECYCLE.values(), nri_pb2.CREATE_CONTAINER, nri_pb2.UPDATE_CONTAINER)
+    for event in (
+        *_LIFECYCLE.values(),
+        nri_pb2.CREATE_CONTAINER,
+        nri_pb2.START_CONTAINER,
+        nri_pb2.UPDATE_CONTAINER,
+    )
 )
 _STATES: Final[Mapping[int, ContainerState]] = {
     nri_pb2.CONTAINER_CREATED: ContainerState.CREATED,
@@ -67,6 +73,12 @@ _STATES: Final[Mapping[int, ContainerState]] = {
     nri_pb2.CONTAINER_STOPPED: ContainerState.STOPPED,
 }
 _NO_POD: Final = nri_pb2.PodSandbox()
+_CONFIG_SOURCE: Final = "kubernetes.io/config.source"
+"""The kubelet's annotation on every pod: where the pod comes from."""
+_API: Final = "api"
+_GUARANTEED_OOM_SCORE_ADJ: Final = -997
+_OTHER_CLASSES: Final = ("burstable", "besteffort")
+_SHARES_PER_CPU: Final = 1024
 
 
 class _Code(IntEnum):
@@ -112,6 +124,7 @@ class Session:
             "Configure": self._configure,
             "Synchronize": self._synchronize,
             "CreateContainer": self._create,
+            "StartContainer": self._start,
             "UpdateContainer": self._update,
             "StateChange": self._state_change,
             "Shutdown": self._shutdown,
@@ -175,6 +188,14 @@ class Session:
             if cpu := _cpu(adjustment.cpus, adjustment.bandwidth):
                 answer.adjust.linux.resources.cpu.CopyFrom(cpu)
         self._answer(call, CreateContainer, answer)
+
+    def answer_start(self, call: int) -> None:
+        """Let the runtime start a container.
+
+        Raises:
+            ValueError: no such call waits for this answer.
+        """
+        self._answer(call, StartContainer, nri_pb2.Empty())
 
     def answer_update(self, call: int, updates: Iterable[Update]) -> None:
         """Let the runtime go on with an update, changed where `updates` name the container itself.
@@ -297,7 +318,7 @@ class Session:
             call,
             tuple(filter(None, map(_sandbox, pods.values()))),
             tuple(
-                self._container(pods.get(container.pod_sandbox_id, _NO_POD), container)
+                self._read(pods.get(container.pod_sandbox_id, _NO_POD), container)
                 for part in parts
                 for container in part.containers
             ),
@@ -306,18 +327,27 @@ class Session:
     def _create(self, call: int, request: ttrpc_pb2.Request) -> Message:
         body = nri_pb2.CreateContainerRequest.FromString(request.payload)
         self._owed[call] = CreateContainer
-        deadline_s = request.timeout_nano / 1e9 if request.timeout_nano > 0 else None
-        container = self._container(body.pod, body.container)
-        return CreateContainer(call, _sandbox(body.pod), container, deadline_s)
+        container = self._read(body.pod, body.container)
+        return CreateContainer(call, _sandbox(body.pod), container, _deadline_s(request))
+
+    def _start(
+        self, call: int, request: ttrpc_pb2.Request, change: nri_pb2.StateChangeEvent | None = None
+    ) -> Message:
+        body = change or nri_pb2.LifecycleEvent.FromString(request.payload)
+        self._owed[call] = StartContainer
+        container = self._read(body.pod, body.container)
+        return StartContainer(call, container, _deadline_s(request))
 
     def _update(self, call: int, request: ttrpc_pb2.Request) -> Message:
         body = nri_pb2.UpdateContainerRequest.FromString(request.payload)
         self._owed[call] = UpdateContainer
-        container = self._container(body.pod, body.container)
+        container = self._read(body.pod, body.container)
         return UpdateContainer(call, container, _read(body.linux_resources.cpu))
 
     def _state_change(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
         body = nri_pb2.StateChangeEvent.FromString(request.payload)
+        if body.event == nri_pb2.START_CONTAINER:
+            return self._start(call, request, body)
         return self._happened(call, body.event, body.pod, body.container)
 
     def _shutdown(self, call: int, _: ttrpc_pb2.Request) -> Message:
@@ -336,31 +366,13 @@ class Session:
             case nri_pb2.REMOVE_POD_SANDBOX:
                 return SandboxRemoved(ContainerID(pod.id))
             case nri_pb2.POST_START_CONTAINER:
-                return Started(self._container(pod, container))
+                return Started(self._read(pod, container))
             case nri_pb2.STOP_CONTAINER | nri_pb2.REMOVE_CONTAINER:
-                return Ended(self._container(pod, container))
+                return Ended(self._read(pod, container))
         return None
 
-    def _container(self, pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> NRIContainer:
-        return NRIContainer(
-            ContainerID(container.id),
-            self._known(pod, container),
-            _read(container.linux.resources.cpu),
-            dict(variable.split("=", 1) for variable in container.env if "=" in variable),
-            _STATES.get(container.state, ContainerState.UNKNOWN),
-        )
-
-    def _known(
-        self, pod: nri_pb2.PodSandbox, container: nri_pb2.Container
-    ) -> RuntimeContainer | None:
-        # Of a pod that the runtime has not named it is not known what its author wrote.
-        devices = allocated(container.annotations, pod.annotations, self._names) if pod.id else {}
-        known = RuntimeContainer.labelled(container.id, dict(container.labels), devices)
-        if known is None or not known.name:
-            # A container's own labels may lack its pod's.
-            labels = {**pod.labels, **container.labels}
-            known = RuntimeContainer.labelled(container.id, labels, devices, name=container.name)
-        return known if known and known.name else None
+    def _read(self, pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> NRIContainer:
+        return _container(pod, container, self._names)
 
     def _answer(self, call: int, kind: type[Message], answer: ProtobufMessage) -> None:
         if self._owed.get(call) is not kind:
@@ -383,6 +395,51 @@ class Session:
 
 def _sandbox(pod: nri_pb2.PodSandbox) -> RuntimeContainer | None:
     return RuntimeContainer.sandbox(pod.id, dict(pod.labels))
+
+
+def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names) -> NRIContainer:
+    return NRIContainer(
+        ContainerID(container.id),
+        _known(pod, container, names),
+        _read(container.linux.resources.cpu),
+        dict(variable.split("=", 1) for variable in container.env if "=" in variable),
+        _STATES.get(container.state, ContainerState.UNKNOWN),
+        _whole_cpus(pod, container),
+    )
+
+
+def _known(
+    pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names
+) -> RuntimeContainer | None:
+    # Of a pod that the runtime has not named it is not known what its author wrote.
+    devices = allocated(container.annotations, pod.annotations, names) if pod.id else {}
+    known = RuntimeContainer.labelled(container.id, dict(container.labels), devices)
+    if known is None or not known.name:
+        # A container's own labels may lack its pod's.
+        labels = {**pod.labels, **container.labels}
+        known = RuntimeContainer.labelled(container.id, labels, devices, name=container.name)
+    return known if known and known.name else None
+
+
+def _whole_cpus(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> int:
+    """Return how many CPUs of its own a container may ask for, by the kubelet's numbers alone.
+
+    The kubelet writes 1024 shares for each requested CPU, and a score of -997 and a cgroup parent
+    without the name of another QoS class for a Guaranteed pod. Sources: kubernetes
+    pkg/kubelet/cm/helpers_linux.go (MilliCPUToShares) and pkg/kubelet/qos/policy.go.
+    """
+    parent, linux = pod.linux.cgroup_parent, container.linux
+    guaranteed = parent and not any(name in parent for name in _OTHER_CLASSES)
+    if not guaranteed or linux.oom_score_adj.value != _GUARANTEED_OOM_SCORE_ADJ:
+        return 0
+    if pod.annotations.get(_CONFIG_SOURCE, _API) != _API:
+        return 0
+    cpus, rest = divmod(linux.resources.cpu.shares.value, _SHARES_PER_CPU)
+    return 0 if rest else cpus
+
+
+def _deadline_s(request: ttrpc_pb2.Request) -> float | None:
+    return request.timeout_nano / 1e9 if request.timeout_nano > 0 else None
 
 
 def _read(cpu: nri_pb2.LinuxCPU) -> CPUResources:

@@ -200,9 +200,16 @@ class Metrics(ProcessMetrics):
         self._nri_answers = Histogram(
             "cpupool_nri_answer_duration_seconds",
             "From a runtime's request to its answer, by request and outcome: pools, default,"
-            " confined, held (refused), unchanged (not the kubelet's, or nothing is known)",
+            " policy (CPUs of the CPU manager policy), confined, held (refused), unchanged (not the"
+            " kubelet's, or nothing is known, or a start that nothing stands in the way of),"
+            " shared (a start on CPUs that others have not left)",
             ("request", "outcome"),
             buckets=_ANSWERED_S,
+            registry=registry,
+        )
+        self._start_breaches = Counter(
+            "cpupool_exclusive_start_breaches",
+            "Containers that started while others ran on their CPUs, or on CPUs of another pod",
             registry=registry,
         )
         self.containers({})
@@ -287,3 +294,7 @@ class Metrics(ProcessMetrics):
     def nri_answered(self, request: str, outcome: str, seconds: float) -> None:
         """Count an answer; request and outcome are each one of a few words."""
         self._nri_answers.labels(request, outcome).observe(seconds)
+
+    def start_breached(self) -> None:
+        """Count a container that started although others had not left its CPUs."""
+        self._start_breaches.inc()

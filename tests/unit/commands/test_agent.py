@@ -16,7 +16,7 @@ from cpupool.commands import agent
 from cpupool.config.settings import OPTIONS, AgentSettings
 from cpupool.core.names import STARTER
 from cpupool.manager.ports import Writer
-from cpupool.roles.nri_plugin import MissingFacts
+from cpupool.roles.nri_answers import MissingFacts
 from cpupool.runtime.nri_connection import Launch
 from cpupool.telemetry.metrics import Metrics
 from tests.kubeconfigs import login

@@ -11,7 +11,7 @@ import pytest
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
-from cpupool.roles.nri_plugin import MissingFacts
+from cpupool.roles.nri_answers import MissingFacts
 from cpupool.runtime.nri_connection import Launch
 from tests import builders
 from tests.nri_agents import EARLIER, MACHINE, OWNER, OWNER_SANDBOX, PLAIN, POOLS, Agent, cpu_of, of

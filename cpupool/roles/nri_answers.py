@@ -1,0 +1,207 @@
+"""The NRI plugin's answers to the container runtime, once nothing is in a container's way."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cpupool.core.assignments import Placement
+from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
+from cpupool.enforce import notices
+from cpupool.runtime.nri_messages import Adjustment, Update
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cpupool.core.assignments import CPUAssignment
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.workloads import ContainerID
+    from cpupool.manager.facts import ContainerKey
+    from cpupool.manager.ports import EventSink
+    from cpupool.manager.resolve import Snapshot
+    from cpupool.roles.nri_obstacles import Obstacle
+    from cpupool.runtime.nri import NRIRuntime
+    from cpupool.runtime.nri_messages import (
+        CreateContainer,
+        NRIContainer,
+        StartContainer,
+        UpdateContainer,
+    )
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+
+class MissingFacts(Enum):
+    """How to treat a container whose devices are unknown, or whose CPUs another pod has."""
+
+    HOLD = "hold"
+    """It is not created; the kubelet tries again."""
+    RELEASE = "release"
+    """It starts in the default pool, and is moved once it can have its CPUs."""
+
+
+class Answers:
+    """Answers the runtime's requests about single containers.
+
+    Args:
+        runtime: the container runtime.
+        missing_facts: as for `NRIPlugin`.
+        ready: whether the owner of each CPU is known.
+        forget: forgets containers that the runtime does not create.
+        look: asks for a sweep.
+        events: where pods' owners learn that a container is held, or released.
+        metrics: where starts on occupied CPUs are counted.
+    """
+
+    def __init__(
+        self,
+        runtime: NRIRuntime,
+        missing_facts: MissingFacts,
+        *,
+        ready: Callable[[], bool],
+        forget: Callable[[Sequence[ContainerID]], None],
+        look: Callable[[], None],
+        events: EventSink,
+        metrics: Metrics,
+    ) -> None:
+        self._runtime = runtime
+        self._missing_facts = missing_facts
+        self._ready = ready
+        self._forget = forget
+        self._look = look
+        self._events = events
+        self._metrics = metrics
+        self._refused_starts: dict[ContainerID, Obstacle] = {}
+
+    def create(self, message: CreateContainer, obstacle: Obstacle | None, now: Snapshot) -> str:
+        """Answer a creation, and return the outcome as a word."""
+        container = message.container
+        if obstacle:
+            held = self._holds(obstacle)
+            why = obstacle.holds(container) if held else obstacle.releases(container)
+            if obstacle.pod:
+                event = "CPUContainerHeld" if held else "CPUContainerReleased"
+                self._events.pod(obstacle.pod, obstacle.refusal or event, why)
+            if held:
+                self._runtime.refuse(message, why)
+                self._forget([container.id])
+                # The next try finds the CPUs that have become free until then.
+                self._look()
+                return "held"
+        wanted = self._wanted(container.key, now)
+        if wanted is None:
+            self._runtime.answer_create(message, None)
+            return "unchanged"
+        adjustment = Adjustment(
+            wanted.cpus,
+            _bandwidth(wanted, container.cpu.quota_us, container.cpu.period_us),
+            {
+                name: value
+                for name, value in wanted.environment.items()
+                if container.environment.get(name) != value
+            },
+        )
+        updates = list(self.corrections(now, near=wanted.exclusive)) if wanted.exclusive else []
+        self._runtime.answer_create(message, adjustment, updates)
+        if wanted.exclusive:
+            # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
+            self._look()
+        return wanted.placement.value
+
+    def start(self, message: StartContainer, obstacle: Obstacle | None) -> str:
+        """Answer a start, and return the outcome as a word."""
+        container = message.container
+        if obstacle is None:
+            self._runtime.answer_start(message)
+            return "unchanged"
+        if not self._holds(obstacle):
+            self._runtime.answer_start(message)
+            self._breach(container, obstacle)
+            return "shared"
+        why = obstacle.stops(container)
+        if obstacle.pod:
+            self._events.pod(obstacle.pod, notices.OCCUPIED, why)
+        self._refused_starts[container.id] = obstacle
+        self._runtime.refuse(message, why)
+        return "held"
+
+    def update(self, message: UpdateContainer, now: Snapshot) -> str:
+        """Keep a container on its CPUs, whatever an update by another program sets.
+
+        cpupool's own call passes as it is: where the container belongs may not be free yet.
+
+        Returns:
+            The outcome as a word.
+        """
+        container, outcome, update = message.container, "unchanged", None
+        wanted = self._wanted(container.key, now)
+        if wanted is not None and not self._runtime.expects(message):
+            outcome = wanted.placement.value
+            # Neither None nor 0 changes what the container has.
+            asked, has = message.asked, container.cpu
+            bandwidth = _bandwidth(
+                wanted, asked.quota_us or has.quota_us, asked.period_us or has.period_us
+            )
+            update = Update(container.id, wanted.cpus, bandwidth)
+        self._runtime.answer_update(message, update)
+        return outcome
+
+    def started(self, container: NRIContainer) -> None:
+        """Take the runtime's word that a container has started."""
+        # CRI-O heeds no refusal of a start.
+        if obstacle := self._refused_starts.pop(container.id, None):
+            self._breach(container, obstacle)
+
+    def ended(self, container: ContainerID) -> None:
+        """Take the runtime's word that a container has ended."""
+        self._refused_starts.pop(container, None)
+
+    def corrections(self, now: Snapshot, near: CPUSet | None = None) -> Iterator[Update]:
+        """Move the containers that the runtime has on other CPUs than they belong on.
+
+        Args:
+            now: where they belong.
+            near: only those that are on one of these CPUs; None for all.
+        """
+        for identifier, container in self._runtime.containers.items():
+            # The cpusetter has the containers that run and for which the runtime has no CPUs.
+            if container.started and not container.cpus:
+                continue
+            wanted = self._wanted(container.key, now)
+            if wanted is None or wanted.cpus == container.cpus:
+                continue
+            if near is None or not near.isdisjoint(container.cpus):
+                container.cpus = wanted.cpus
+                container.moved |= not container.started
+                yield Update(identifier, wanted.cpus)
+
+    def _holds(self, obstacle: Obstacle) -> bool:
+        # What the node may need to work is never held.
+        held = bool(obstacle.refusal) or self._missing_facts is MissingFacts.HOLD
+        return held and not obstacle.essential
+
+    def _breach(self, container: NRIContainer, obstacle: Obstacle) -> None:
+        """Tell of a container that starts although it is not alone on its CPUs."""
+        self._metrics.start_breached()
+        log.warning("container starts on occupied CPUs", reason=(why := obstacle.allows(container)))
+        if obstacle.pod:
+            self._events.pod(obstacle.pod, notices.OCCUPIED, why)
+
+    def _wanted(self, key: ContainerKey | None, now: Snapshot) -> CPUAssignment | None:
+        """Return where a container belongs; None where that is not known well enough."""
+        if key is None:
+            return None
+        assignment = now.assignment(key)
+        known = self._ready() or assignment.placement in {Placement.POOLS, Placement.POLICY}
+        return assignment if known and assignment.cpus else None
+
+
+def _bandwidth(
+    wanted: CPUAssignment, quota_us: int | None, period_us: int | None
+) -> Bandwidth | None:
+    """Return the CPU time that a container starts with; None for no change."""
+    asked = Bandwidth(quota_us or UNLIMITED_US, period_us or PERIOD_US)
+    start = asked if wanted.limit is None else wanted.limit.start(asked)
+    return None if start == asked else start

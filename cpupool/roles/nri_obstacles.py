@@ -1,0 +1,176 @@
+"""What keeps the container runtime from creating or starting a container now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.assignments import Cause
+from cpupool.core.cpu_manager import CPU_MANAGER, ON_MISFIT
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import HostError
+from cpupool.enforce import notices
+from cpupool.enforce.intruders import intruders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cpupool.core.workloads import Pod
+    from cpupool.enforce.intruders import Intruder
+    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.resolve import Resolution, Snapshot
+    from cpupool.runtime.nri import NRIRuntime
+    from cpupool.runtime.nri_messages import NRIContainer
+
+
+_RELEASE: Final = "--nri-missing-facts=release"
+_SHOWN: Final = 3
+"""The most containers that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a container cannot have its CPUs, or not alone.
+
+    Attributes:
+        pod: its pod, where that is known.
+        why: the fact.
+        remedy: what to do if that lasts.
+        refusal: the reason of the Event about a pod that the CPU manager policy refuses; empty for
+            an obstacle that may pass in a moment.
+    """
+
+    pod: Pod | None
+    why: str
+    remedy: str
+    refusal: str = ""
+
+    @property
+    def essential(self) -> bool:
+        """Whether the node may need the container to work."""
+        return self.pod is not None and self.pod.essential
+
+    def holds(self, container: NRIContainer) -> str:
+        """Return the text about a container that is not created."""
+        held = f"container {_name(container)} is held: {self.why}; the kubelet tries again"
+        setting = f"{CPU_MANAGER}.{ON_MISFIT}: share" if self.refusal else _RELEASE
+        return (
+            f"{held}. If it stays so, {self.remedy}; {setting} would start it in the default pool"
+        )
+
+    def releases(self, container: NRIContainer) -> str:
+        """Return the text about a container that is created in the default pool."""
+        return (
+            f"container {_name(container)} starts in the default pool: {self.why}; it is moved when"
+            f" that has changed. If it stays so, {self.remedy}"
+        )
+
+    def stops(self, container: NRIContainer) -> str:
+        """Return the text about a container that is not started."""
+        stopped = f"container {_name(container)} is not started: {self.why}"
+        return f"{stopped}; the kubelet tries again. If it stays so, {self.remedy}"
+
+    def allows(self, container: NRIContainer) -> str:
+        """Return the text about a container that starts before others have left."""
+        return f"container {_name(container)} has started: {self.why}; {self.remedy}"
+
+
+class Obstacles:
+    """Finds what is in the way of a container.
+
+    Args:
+        runtime: the container runtime.
+        ready: whether the owner of each CPU is known.
+        found: walks every container directory, with the CPUs that it runs on now.
+    """
+
+    def __init__(
+        self,
+        runtime: NRIRuntime,
+        *,
+        ready: Callable[[], bool],
+        found: Callable[[], Iterable[FoundContainer]],
+    ) -> None:
+        self._runtime = runtime
+        self._ready = ready
+        self._found = found
+
+    def to_creation(self, container: NRIContainer, now: Snapshot) -> Obstacle | None:
+        """Return what keeps a container that asks for CPUs of its own from having them."""
+        known, key = container.known, container.key
+        if known is None or key is None:
+            return None
+        pod = now.resolution.pods.get(known.pod)
+        if known.devices and not (self._ready() or now.facts.configured):
+            return Obstacle(pod, "this node's pools are not known yet", "look at the agent's log")
+        if refused := self._refused(pod, now):
+            return refused
+        if _lacks_its_spec(container, pod, now):
+            why = "the API server has not listed its pod yet, which may ask for CPUs of its own"
+            return Obstacle(pod, why, "look at the agent's log for the API server")
+        assignment = now.assignment(key)
+        if assignment.cause is None or not assignment.cause.may_pass:
+            return None
+        return Obstacle(pod, assignment.reason, notices.remedy(assignment.cause))
+
+    def to_start(self, container: NRIContainer, now: Snapshot) -> Obstacle | None:
+        """Return what keeps a container from starting alone on its own CPUs.
+
+        A container without own CPUs costs no look at the cgroups, unless its CPUs have changed
+        since its creation: the runtime may have made its cgroup with the CPUs before.
+        """
+        key = container.key
+        if key is None:
+            return None
+        known = self._runtime.containers.get(container.id)
+        moved = known is not None and known.moved
+        if not (moved or now.assignment(key).exclusive) or now.resolution.view.kubelet_places:
+            return None
+        pod = now.resolution.pods.get(key[0])
+        try:
+            there = list(intruders(now.resolution, self._found(), key, self._runtime.starting))
+        except HostError as error:
+            return Obstacle(pod, str(error), notices.OCCUPIED_REMEDY)
+        if not there:
+            return None
+        cpus = CPUSet.union(intruder.cpus for intruder in there)
+        if all(intruder.key == key for intruder in there):
+            why = f"its cgroup still has CPUs {cpus} of another pod"
+        else:
+            names = ", ".join(_named(intruder, now.resolution) for intruder in there[:_SHOWN])
+            more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+            why = f"other containers still run on its CPUs {cpus}: {names}{more}"
+        return Obstacle(pod, why, notices.OCCUPIED_REMEDY)
+
+    def _refused(self, pod: Pod | None, now: Snapshot) -> Obstacle | None:
+        """Return why the CPU manager policy refuses a pod of which no container runs yet."""
+        refusal = pod and now.resolution.view.refused.get(pod.cgroup_uid)
+        if (
+            not pod
+            or not refusal
+            or not refusal.holds
+            or self._runtime.containers.runs(pod.cgroup_uid)
+        ):
+            return None
+        error = refusal.error
+        return Obstacle(pod, error.as_kubelet, notices.remedy(Cause.MISFIT), error.reason)
+
+
+def _lacks_its_spec(container: NRIContainer, pod: Pod | None, now: Snapshot) -> bool:
+    """Return whether only the missing spec can tell if a container asks for CPUs of its own."""
+    if not container.whole_cpus or (container.known and container.known.devices):
+        return False
+    return now.facts.pools.cpu_manager.chooses and (pod is None or pod.qos is None)
+
+
+def _named(intruder: Intruder, resolution: Resolution) -> str:
+    placed = resolution.containers.get(intruder.key)
+    pod = placed.pod if placed else resolution.pods.get(intruder.key[0])
+    if pod is None:
+        return intruder.path
+    return f"{pod.namespace}/{pod.name}/{placed.container.name if placed else ''}"
+
+
+def _name(container: NRIContainer) -> str:
+    known = container.known
+    return f"{known.namespace}/{known.pod_name}/{known.name}" if known else container.id
