@@ -6,6 +6,8 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
+from cpupool.config import cpu_manager
+from cpupool.core.cpu_manager import CPU_MANAGER
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import MAX_DEVICE_LIST_BYTES, capacity, device_list_bytes
 from cpupool.core.errors import Problem, Severity
@@ -45,7 +47,7 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, .
             ),
         )
     problems = [*_each_alone(pools), *_overlaps(pools, topology), *_clashing_names(pools)]
-    problems += _mixed(pools)
+    problems += [*_mixed(pools), *cpu_manager.validate(pools, topology)]
     if topology is not None:
         problems += [*_against_machine(pools, topology), *_nothing_left(pools, topology)]
     order = {pool.name: place for place, pool in enumerate(pools)}
@@ -191,7 +193,16 @@ def _mixed(pools: NodePools) -> Iterator[Problem]:
             remedy="a node runs some hundred containers: write no more than it has room for",
             path=f"{MIXED_CPUS}.{CONTAINERS_LIMIT}",
         )
-    if not pools.of_kind(PoolKind.EXCLUSIVE):
+    if pools.cpu_manager.chooses:
+        if pools.shared_alone:
+            yield Problem(
+                what="with shared pools alone the kubelet's static CPU manager gives out the other"
+                f" CPUs, and so does the policy {pools.cpu_manager.policy} of {CPU_MANAGER}",
+                remedy=f"list the CPUs of {CPU_MANAGER} in a pool named default, or remove"
+                f" {CPU_MANAGER}",
+                path=MIXED_CPUS,
+            )
+    elif not pools.of_kind(PoolKind.EXCLUSIVE):
         for default in pools.of_kind(PoolKind.DEFAULT):
             yield Problem(
                 what="without an exclusive pool it is the kubelet's static CPU manager that gives"
@@ -211,7 +222,17 @@ def _overlaps(pools: NodePools, topology: CPUTopology | None) -> Iterator[Proble
         first, second = sorted((left, right), key=lambda pool: pool.kind is not PoolKind.EXCLUSIVE)
         if first.kind is PoolKind.EXCLUSIVE:
             yield from _exclusive_overlap(first, second, topology)
-        elif common := first.cpus & second.cpus:
+        elif not (common := first.cpus & second.cpus):
+            continue
+        elif pools.cpu_manager.chooses and left.kind is not right.kind:
+            yield _problem(
+                first,
+                common,
+                f"CPUs {common} are also in {second.name}, and the policy"
+                f" {pools.cpu_manager.policy} of {CPU_MANAGER} gives out the default pool's CPUs",
+                "remove them from one of the two",
+            )
+        else:
             yield _problem(
                 first,
                 common,

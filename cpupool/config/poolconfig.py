@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from cpupool.config import document, pool_rules
+from cpupool.config import cpu_manager, document, pool_rules
 from cpupool.config.document import Listing, Origin, Table, Text
 from cpupool.config.pool_rules import CONTAINERS_LIMIT, MIXED_CPUS, MIXED_POOL
-from cpupool.config.reader import Reader, hint
+from cpupool.config.reader import Reader
 from cpupool.core import pools
-from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
+from cpupool.core.cpu_manager import CPU_MANAGER, CPU_MANAGER_POLICIES
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 _POOLS: Final = "pools"
 _NODE_SELECTOR: Final = "nodeSelector"
 _RESOURCE_BASE_NAME: Final = "resourceBaseName"
-_CPU_MANAGER: Final = "cpuManager"
-_CPU_MANAGER_POLICY: Final = "policy"
 _CPUS: Final = "cpus"
 _HYPER_THREADING: Final = "hyperThreadingPolicy"
 _POOL_KEYS: Final = (
@@ -198,18 +196,19 @@ def _read(source: Source, resource_names: Names, cpu_managers: Collection[str]) 
     decoder = _Decoder([])
     root = document.read(source.text, source.origin, decoder.problems)
     top = decoder.table(
-        root, (_POOLS, _CPU_MANAGER, MIXED_CPUS, _NODE_SELECTOR, _RESOURCE_BASE_NAME)
+        root, (_POOLS, CPU_MANAGER, MIXED_CPUS, _NODE_SELECTOR, _RESOURCE_BASE_NAME)
     )
     if top is None:
         raise ConfigError(decoder.problems)
     decoder.check_domain(top.get(_RESOURCE_BASE_NAME), resource_names.domain)
-    listed = decoder.read_pools(top.get(_POOLS))
+    manager = cpu_manager.read(decoder, top.get(CPU_MANAGER), cpu_managers)
+    listed = decoder.read_pools(top.get(_POOLS), required=not manager.chooses)
     return PoolFile(
         name=source.name,
         pools=NodePools.of(
             *listed,
             mixed=decoder.read_mixed(top.get(MIXED_CPUS)),
-            cpu_manager=decoder.read_cpu_manager(top.get(_CPU_MANAGER), cpu_managers),
+            cpu_manager=manager,
         ),
         node_selector=dict(decoder.read_labels(top.get(_NODE_SELECTOR))),
         locations=document.locations(root),
@@ -358,10 +357,15 @@ class _Decoder(Reader):
             if text := self.text(entry):
                 yield key, text.text
 
-    def read_pools(self, value: Value) -> Iterator[Pool]:
-        """Read the pools, without those that cannot be read."""
+    def read_pools(self, value: Value, *, required: bool) -> Iterator[Pool]:
+        """Read the pools, without those that cannot be read.
+
+        Args:
+            value: the map of pools.
+            required: whether there must be a pool.
+        """
         listed = self.table(value)
-        if listed and not listed.entries:
+        if required and listed and not listed.entries:
             self.refuse(listed, "there is no pool", "give each pool a name and its cpus")
         for name, entry in _entries(listed):
             if name == _NODE_SELECTOR:
@@ -405,16 +409,6 @@ class _Decoder(Reader):
             return None
         return MixedCPUs(pool.text, limit) if limit else MixedCPUs(pool.text)
 
-    def read_cpu_manager(self, value: Value, known: Collection[str]) -> CPUManager:
-        """Read which CPU manager policy gives out the default pool's CPUs; none for a null."""
-        table = self.table(value, (_CPU_MANAGER_POLICY,))
-        entry = table.get(_CPU_MANAGER_POLICY) if table else None
-        name = self.word(entry) if entry else ""
-        if entry and name and name not in known:
-            self.refuse(entry, f"unknown value {name[:63]!r}", hint(name, known))
-            return CPUManager()
-        return CPUManager(name) if name else CPUManager()
-
     def _count(self, value: Value) -> int | None:
         text = self.text(value)
         if text is None or not text.text:
@@ -449,14 +443,9 @@ class _Decoder(Reader):
     def _choice(
         self, value: Value, kind: PoolKind, known: Mapping[str, _Meaning], absent: _Meaning
     ) -> _Meaning:
-        text = self.text(value)
-        if text is None or not text.text:
-            return absent
-        if text.text not in known:
-            self.refuse(value, f"unknown value {text.text[:63]!r}", hint(text.text, known))
-            return absent
-        self._doubt(value, kind)
-        return known[text.text]
+        if isinstance(value, Text) and value.text in known:
+            self._doubt(value, kind)
+        return self.choice(value, known, absent)
 
     def _doubt_name(self, entry: Value, name: str, kind: PoolKind) -> None:
         """Warn about a default pool if its name is nearly that of another kind."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cpupool.config.document import Table, Text
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from cpupool.config.document import Value
     from cpupool.core.errors import Location
+
+_Meaning = TypeVar("_Meaning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,16 @@ class Reader:
         """Take a value for text; an empty one for what is none."""
         text = self.text(value)
         return text.text if text else ""
+
+    def choice(self, value: Value, known: Mapping[str, _Meaning], absent: _Meaning) -> _Meaning:
+        """Take a value for one of the known words; `absent` for a null and for what is none."""
+        text = self.text(value)
+        if text is None or not text.text:
+            return absent
+        if text.text not in known:
+            self.refuse(value, f"unknown value {text.text[:63]!r}", hint(text.text, known))
+            return absent
+        return known[text.text]
 
     def cpus(self, value: Value) -> CPUSet | None:
         """Take a value for a CPU list, a null for an empty one; None for anything else."""

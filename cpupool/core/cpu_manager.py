@@ -100,14 +100,22 @@ class StaticOptions:
         """Return the options that are on, as the kubelet's option map."""
         return {name: "true" for name, field in self.names().items() if getattr(self, field)}
 
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of options that contradict each other, by the kubelet's names.
+    def contradictions(self, topology_policy: TopologyPolicy) -> Iterator[Problem]:
+        """Find options that contradict each other or the policy for a pod's resources.
 
-        Source: NewStaticPolicyOptions in pkg/kubelet/cm/cpumanager/policy_options.go.
+        Source: NewStaticPolicyOptions and ValidateStaticPolicyOptions in
+        pkg/kubelet/cm/cpumanager/policy_options.go.
         """
         for option, other in _CONFLICTS:
             if getattr(self, option) and getattr(self, other):
-                yield option_name(option), option_name(other)
+                what = f"{option_name(option)} and {option_name(other)} contradict each other"
+                yield Problem(what, "choose one of them", path=option_path(other))
+        if self.align_by_socket and topology_policy is TopologyPolicy.SINGLE_NUMA_NODE:
+            yield Problem(
+                f"{TOPOLOGY_POLICY} demands a single NUMA node, not a socket",
+                f"turn {option_name('align_by_socket')} off, or choose another {TOPOLOGY_POLICY}",
+                path=option_path("align_by_socket"),
+            )
 
 
 _CONFLICTS: Final = (
@@ -142,11 +150,42 @@ class CPUManager:
         """Whether the policy gives containers CPUs of their own."""
         return self.policy != NONE
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Key of the pool file → its value as text."""
+        options = [
+            name for name, field in self.options.names().items() if getattr(self.options, field)
+        ]
+        return {
+            POLICY: self.policy,
+            RESERVED: _reserved_text(self.reserved),
+            OPTIONS: " and ".join(options) or NONE,
+            TOPOLOGY_POLICY: self.topology_policy.value,
+            ON_MISFIT: self.on_misfit.value,
+        }
+
+    def changes(self, later: CPUManager) -> Iterator[str]:
+        """Describe each setting that differs from a later configuration."""
+        for key, value in later.settings.items():
+            if self.settings[key] != value:
+                yield f"{CPU_MANAGER}.{key} from {self.settings[key]} to {value}"
+
 
 CPU_MANAGER_POLICIES: Final = (NONE, STATIC)
 """The policies that a pool file can name."""
 
 
+def _reserved_text(reserved: CPUSet | int | None) -> str:
+    if isinstance(reserved, int):
+        return f"{reserved} CPUs"
+    return f"CPUs {reserved}" if reserved else NONE
+
+
 def option_name(attribute: str) -> str:
     """Return the kubelet's name of an option of `StaticOptions`."""
     return attribute.replace("_", "-")
+
+
+def option_path(attribute: str) -> str:
+    """Return the path of an option in the pool file."""
+    return f"{CPU_MANAGER}.{OPTIONS}.{option_name(attribute)}"

@@ -154,6 +154,11 @@ class NodePools:
         return tuple(pool for pool in self.pools if pool.kind is kind)
 
     @property
+    def places(self) -> bool:
+        """Whether containers get their CPUs from pools or from the CPU manager policy."""
+        return bool(self.pools) or self.cpu_manager.chooses
+
+    @property
     def shared_alone(self) -> bool:
         """Whether there are only shared pools: none is exclusive and none is the default pool."""
         return all(pool.kind is PoolKind.SHARED for pool in self.pools)

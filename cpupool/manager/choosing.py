@@ -82,7 +82,7 @@ def view(
     extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
     if requested.kubelet_owns(facts):
         default = CPUAssignment(Placement.KUBELET)
-    elif facts.pools.pools or facts.pools.cpu_manager.chooses or any(grants.of_pods):
+    elif facts.pools.places or any(grants.of_pods):
         default = CPUAssignment(Placement.DEFAULT, default=extents[DEFAULT])
     else:
         # No pool, no policy and no grant: the agent leaves containers where they are.
@@ -195,7 +195,7 @@ def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → number of its own CPUs, without containers that request pools."""
     wants = facts.policy.wants(pod)
-    if not wants or pod.finished or requested.kubelet_owns(facts):
+    if not wants or pod.finished:
         return {}
     native = {container.name for container in pod.containers if requested.native(container)}
     return {name: count for name, count in wants.items() if name in native}

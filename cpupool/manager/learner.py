@@ -57,6 +57,13 @@ _HELD: Final = (
     "the end of pods that have CPUs {cpus} of exclusive pools which are gone: the kubelet's static"
     " CPU manager gives these out, too; drain the node"
 )
+_ONLY_ADD: Final = (
+    "or let cpupool only add to these CPUs, by a pool file with mixedCPUs and shared pools alone"
+)
+_TWO_MANAGERS: Final = (
+    "the policy {policy} of cpuManager in the pool file gives out the same CPUs, and only one of"
+    " the two can do so"
+)
 POOL_FILE: Final = "a pool file for this node"
 NRI: Final = (
     "NRI: what is added to the CPUs of the kubelet's static CPU manager its next update would take"
@@ -186,10 +193,11 @@ class Learner:
             )
             held &= facts.static_cpus
             return _HELD.format(cpus=held) if held else ""
+        manager = facts.pools.cpu_manager
+        instead = _TWO_MANAGERS.format(policy=manager.policy) if manager.chooses else _ONLY_ADD
         return (
             f"the kubelet to give up its static CPU manager, which gives out CPUs"
-            f" {facts.static_cpus}: set cpuManagerPolicy to none, {_RESTART}; or let cpupool only"
-            " add to these CPUs, by a pool file with mixedCPUs and shared pools alone"
+            f" {facts.static_cpus}: set cpuManagerPolicy to none, {_RESTART}; {instead}"
         )
 
     def waiting_for(self, now_s: float) -> str:
@@ -213,9 +221,9 @@ class Learner:
         return "" if self._places() else POOL_FILE
 
     def _places(self) -> bool:
-        """Return whether there is something to place: pools, or CPUs that pods own of old pools."""
+        """Return whether there is something to place, or pods own CPUs of an earlier pool file."""
         facts, resolution = self._manager.snapshot()
-        return bool(facts.pools.pools or (facts.configured and any(resolution.grants.of_pods)))
+        return facts.pools.places or (facts.configured and any(resolution.grants.of_pods))
 
     def _ask_cpu_manager(self, now_s: float) -> None:
         if self._answered:

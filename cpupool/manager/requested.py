@@ -17,11 +17,12 @@ def kubelet_owns(facts: NodeFacts) -> bool:
     """Return whether the kubelet gives out exclusive CPUs, and cpupool adds shared CPUs to them.
 
     This is so with OpenShift's mixed CPUs, also after they are off while containers still have
-    devices.
+    devices; never with a CPU manager policy that gives out CPUs itself.
     """
-    if not facts.static_cpus or not facts.pools.shared_alone:
+    pools = facts.pools
+    if not facts.static_cpus or pools.cpu_manager.chooses or not pools.shared_alone:
         return False
-    on = facts.pools.mixed is not None
+    on = pools.mixed is not None
     return on or any(ENABLE_SHARED_CPUS in held for held in facts.devices.values())
 
 

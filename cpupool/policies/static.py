@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
-    OPTIONS,
     RESERVED,
     StaticOptions,
     TopologyPolicy,
     option_name,
+    option_path,
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, SMTAlignmentError, refuse_errors
@@ -61,7 +61,7 @@ class StaticPolicy(NonePolicy):
         if config.options.full_pcpus_only and torn:
             what = f"the default pool lacks CPUs {torn}, siblings of its own: their cores are torn"
             remedy = f"add {torn} to the default pool, or turn the option off"
-            path = _path(option_name("full_pcpus_only"))
+            path = option_path("full_pcpus_only")
             raise ConfigError([Problem(what, remedy, path=path, cpus=torn)])
         layout = Layout.of_topology(topology, cpus)
         reserved = CPUSet() if config.reserved is None else config.reserved
@@ -207,19 +207,9 @@ def _take(layout: Layout, options: StaticOptions, available: CPUSet, count: int)
 def _problems(
     layout: Layout, options: StaticOptions, topology_policy: TopologyPolicy
 ) -> Iterator[Problem]:
-    for option, other in options.conflicts():
-        what = f"{option} and {other} contradict each other"
-        yield Problem(what, "choose one of them", path=_path(other))
-    if options.align_by_socket:
-        name = option_name("align_by_socket")
-        if topology_policy is TopologyPolicy.SINGLE_NUMA_NODE:
-            what = "the Topology Manager demands a single NUMA node, not a socket"
-            yield Problem(what, f"turn {name} off, or choose another policy", path=_path(name))
-        sockets, nodes = len(layout.groups[Level.SOCKET]), len(layout.groups[Level.NODE])
-        if sockets > nodes:
-            what = f"the machine has {sockets} sockets and only {nodes} NUMA nodes"
-            yield Problem(what, f"turn {name} off", path=_path(name))
-
-
-def _path(option: str) -> str:
-    return f"{CPU_MANAGER}.{OPTIONS}.{option}"
+    yield from options.contradictions(topology_policy)
+    sockets, nodes = len(layout.groups[Level.SOCKET]), len(layout.groups[Level.NODE])
+    if options.align_by_socket and sockets > nodes:
+        what = f"the machine has {sockets} sockets and only {nodes} NUMA nodes"
+        remedy = f"turn {option_name('align_by_socket')} off"
+        yield Problem(what, remedy, path=option_path("align_by_socket"))

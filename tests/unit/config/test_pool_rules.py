@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cpupool.config import pool_rules
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
@@ -247,6 +248,52 @@ def test_openshifts_resource_that_cannot_be_offered_is_told(
     found: NodePools, expected: str
 ) -> None:
     assert said(pool_rules.validate(found, None)) == [expected]
+
+
+STATIC = CPUManager("static", reserved=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(
+            node(default="0-3", shared="3-4"),
+            "pools.default.cpus: CPUs 3 are also in shared, and the policy static of cpuManager"
+            " gives out the default pool's CPUs; remove them from one of the two",
+            id="the default pool and a shared pool overlap",
+        ),
+        pytest.param(
+            node(default="0-3", exclusive="3-4"),
+            "pools.exclusive.cpus: CPUs 3 are also in default; an exclusive CPU may be in one pool"
+            " only: remove them from one of the two",
+            id="the default pool and an exclusive pool overlap",
+        ),
+        pytest.param(
+            node(default="0-1", shared_a="3-4", shared_b="4"),
+            "warning: pools.shared_a.cpus: CPUs 4 are also in shared_b: both pools run on them;"
+            " keep them in one pool unless sharing is meant",
+            id="two shared pools overlap",
+        ),
+        pytest.param(
+            mixed(shared_mixed="1"),
+            "mixedCPUs: with shared pools alone the kubelet's static CPU manager gives out the"
+            " other CPUs, and so does the policy static of cpuManager; list the CPUs of cpuManager"
+            " in a pool named default, or remove cpuManager",
+            id="a file for the kubelet's static CPU manager",
+        ),
+    ],
+)
+def test_what_a_cpu_manager_policy_does_not_stand_beside_is_told(
+    found: NodePools, expected: str
+) -> None:
+    assert said(pool_rules.validate(replace(found, cpu_manager=STATIC), None)) == [expected]
+
+
+@pytest.mark.parametrize(
+    "found", [mixed(default="0-1", shared_mixed="2"), mixed(shared_mixed="2", exclusive="3")]
+)
+def test_openshifts_resource_is_lawful_beside_a_cpu_manager_policy(found: NodePools) -> None:
+    assert pool_rules.validate(replace(found, cpu_manager=STATIC), None) == ()
 
 
 @pytest.mark.parametrize(

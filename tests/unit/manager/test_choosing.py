@@ -12,7 +12,7 @@ from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
@@ -262,19 +262,6 @@ def test_a_policy_that_no_api_server_is_refused() -> None:
 
 def test_every_policy_that_a_pool_file_can_name_is_there() -> None:
     assert tuple(BUILT_IN) == CPU_MANAGER_POLICIES
-
-
-def test_nothing_is_chosen_where_the_kubelet_gives_out_cpus() -> None:
-    shared = NodePools.of(
-        Pool.named("shared_a", "8-9"),
-        mixed=MixedCPUs("shared_a"),
-        cpu_manager=STATIC,
-    )
-    node = Manager(cpu_managers=POLICIES)
-    node.observe(static_cpus=CPUSet.parse("0-7"), pods=[web("web")])
-    node.reconfigure(shared, MACHINE.topology())
-    node.adopt(())
-    assert owned(node) == {}
 
 
 def test_another_policy_leaves_running_pods_what_they_have() -> None:

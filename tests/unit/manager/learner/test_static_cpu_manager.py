@@ -4,13 +4,14 @@ import math
 
 import pytest
 
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import offers
-from cpupool.manager.learner import NRI
+from cpupool.manager.learner import NRI, POOL_FILE
 from tests import builders
 from tests.machines import MACHINES
 from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, learning
@@ -70,6 +71,35 @@ def test_a_static_cpu_manager_is_welcome_beside_nothing_else(pools: NodePools) -
     assert "which gives out CPUs 1-5: set cpuManagerPolicy to none" in learner.conflict
     assert "mixedCPUs and shared pools alone" in learner.conflict
     assert learner.waiting_for(100.0) == learner.conflict
+
+
+@pytest.mark.parametrize("pools", [(), MIXED.pools], ids=["without pools", "with a shared pool"])
+def test_a_static_cpu_manager_is_not_welcome_beside_a_policy_of_the_pool_file(
+    pools: tuple[Pool, ...],
+) -> None:
+    manager = CPUManager("static", reserved=1)
+    mixed = builders.pod("mixed", builders.container(cpu=2000, shared_cpus=True))
+    given = {Names().resource(ENABLE_SHARED_CPUS): AllocatedDevices(frozenset({"0"}))}
+    _, learner = learning(
+        Outside((mixed,), static_cpus=STATIC, saved={mixed.uid: {"main": given}}),
+        pools=NodePools.of(*pools, cpu_manager=manager),
+        nri=lambda: True,
+    )
+    learner.learn(alive(mixed.uid), 100.0)
+    waiting_for = learner.waiting_for(100.0)
+    assert "which gives out CPUs 1-5: set cpuManagerPolicy to none" in waiting_for
+    assert "the policy static of cpuManager in the pool file gives out the same" in waiting_for
+    assert "mixedCPUs" not in waiting_for
+
+
+def test_a_pool_file_with_a_cpu_manager_policy_needs_no_pools() -> None:
+    alone = NodePools(cpu_manager=CPUManager("static", reserved=1))
+    manager, learner = learning(Outside(), pools=alone)
+    learner.learn((), 100.0)
+    assert learner.waiting_for(100.0) == ""
+
+    manager.reconfigure(NodePools(), MACHINES["laptop_4c8t"].topology())
+    assert learner.waiting_for(100.0) == POOL_FILE
 
 
 def test_shared_cpus_that_the_kubelet_gives_out_too_are_refused() -> None:

@@ -1,0 +1,181 @@
+"""The CPU manager of a pool file: its keys, and the rules for the CPUs that it reserves.
+
+The option names, their values and their conflicts are those of the kubelet's
+`cpuManagerPolicyOptions` (pkg/kubelet/cm/cpumanager/policy_options.go), and as in the kubelet the
+policy `none` takes no options, and the policy `static` needs reserved CPUs (policy_static.go).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from cpupool.config.document import Table, Text
+from cpupool.core.cpu_manager import (
+    CPU_MANAGER,
+    CPU_MANAGER_POLICIES,
+    NONE,
+    ON_MISFIT,
+    OPTIONS,
+    POLICY,
+    RESERVED,
+    STATIC,
+    TOPOLOGY_POLICY,
+    TRUTH_VALUES,
+    CPUManager,
+    Misfit,
+    StaticOptions,
+    TopologyPolicy,
+)
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError, Problem, Severity
+from cpupool.core.pools import PoolKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from cpupool.config.document import Value
+    from cpupool.config.reader import Reader
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
+
+_KEYS: Final = (POLICY, RESERVED, OPTIONS, TOPOLOGY_POLICY, ON_MISFIT)
+_TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
+_MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
+_COUNT: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_RESERVED_FORM: Final = "write how many CPUs, as 2, or a CPU list, as 0-1,32-33; 2-2 is CPU 2 alone"
+
+
+def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
+    """Read how containers get the default pool's CPUs; under `none` for a null.
+
+    Args:
+        reader: notes what is wrong.
+        value: the table `cpuManager`.
+        known: the policies that it can name.
+    """
+    table = reader.table(value, _KEYS)
+    if table is None:
+        return CPUManager()
+    named = table.get(POLICY)
+    reader.choice(named, {name: name for name in known}, NONE)
+    # The name of an unknown policy stays: other rules find what else is wrong with such a file.
+    policy = named.text if isinstance(named, Text) and named.text else NONE
+    manager = CPUManager(
+        policy,
+        _reserved(reader, table.get(RESERVED)),
+        _options(reader, table.get(OPTIONS)),
+        reader.choice(table.get(TOPOLOGY_POLICY), _TOPOLOGY_POLICIES, TopologyPolicy.NONE),
+        reader.choice(table.get(ON_MISFIT), _MISFITS, Misfit.HOLD),
+    )
+    if not manager.chooses:
+        _refuse_settings_of_none(reader, table)
+        return CPUManager()
+    if policy in CPU_MANAGER_POLICIES and _is_empty(table.get(RESERVED)):
+        reader.refuse(
+            table.get(RESERVED),
+            f"the policy {policy} needs a reserved CPU, so that the containers without CPUs of"
+            " their own always have one",
+            _RESERVED_FORM,
+        )
+    return manager
+
+
+def validate(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
+    """Find everything wrong with the CPU manager's settings, on a machine or without one."""
+    manager = pools.cpu_manager
+    if manager.chooses:
+        yield from manager.options.contradictions(manager.topology_policy)
+        yield from _wrongly_reserved(pools, topology)
+
+
+def _refuse_settings_of_none(reader: Reader, table: Table) -> None:
+    for key, entry in table.entries.items():
+        if key in _KEYS and key != POLICY and not _is_empty(entry):
+            what = f"the policy {NONE} has no such setting"
+            reader.refuse(entry, what, f"remove it, or write policy: {STATIC}", entry.key)
+
+
+def _reserved(reader: Reader, value: Value) -> CPUSet | int | None:
+    text = reader.text(value)
+    if text is None or not text.text:
+        return None
+    written = text.text.strip()
+    if _COUNT.fullmatch(written):
+        return int(written)
+    if not written or written.isdecimal():
+        what = f"{written[:63]!r} is not a number of CPUs from 1 to 999999999"
+        reader.refuse(value, what, _RESERVED_FORM)
+        return None
+    try:
+        return CPUSet.parse(written)
+    except CPUSetParseError as error:
+        reader.refuse(value, str(error), _RESERVED_FORM)
+        return None
+
+
+def _options(reader: Reader, value: Value) -> StaticOptions:
+    names = StaticOptions.names()
+    table = reader.table(value, names)
+    chosen = {}
+    for name, entry in table.entries.items() if table else ():
+        text = reader.text(entry) if name in names else None
+        if text is None:
+            continue
+        if text.text in TRUTH_VALUES:
+            chosen[names[name]] = TRUTH_VALUES[text.text]
+        else:
+            what = f"{text.text[:63]!r} is not a truth value"
+            reader.refuse(entry, what, "write true or false")
+    return StaticOptions(**chosen)
+
+
+def _is_empty(value: Value) -> bool:
+    if isinstance(value, Text):
+        return not value.text
+    return isinstance(value, Table) and not value.entries
+
+
+def _wrongly_reserved(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
+    reserved = pools.cpu_manager.reserved
+    if reserved is None:
+        return
+    default = _default_cpus(pools, topology)
+    if isinstance(reserved, CPUSet) and (strange := _strange(reserved, default, pools)):
+        others = "" if default is None else f", which are {default}"
+        what = f"CPUs {strange} are not among the default pool's CPUs{others}"
+        yield _problem(what, "reserve other CPUs, or add these to the default pool")
+        return
+    count = reserved if isinstance(reserved, int) else len(reserved)
+    if default is not None and count >= len(default):
+        yield _problem(
+            f"{count} of the {len(default)} CPUs of the default pool are reserved, so no container"
+            " can own a CPU",
+            "reserve fewer CPUs, or add CPUs to the default pool",
+        )
+    elif isinstance(reserved, CPUSet) and topology and reserved.isdisjoint(topology.online):
+        yield _problem(
+            f"the reserved CPUs {reserved} are offline",
+            "switch one of them on, or reserve other CPUs",
+            Severity.WARNING,
+        )
+
+
+def _strange(reserved: CPUSet, default: CPUSet | None, pools: NodePools) -> CPUSet:
+    """Return the reserved CPUs that are not the default pool's, as far as this is known."""
+    if default is not None:
+        return reserved - default
+    return reserved & CPUSet.union(pool.cpus for pool in pools)
+
+
+def _default_cpus(pools: NodePools, topology: CPUTopology | None) -> CPUSet | None:
+    """Return the default pool's CPUs; None where they follow from a machine, and there is none."""
+    if topology is not None:
+        return pools.default_cpus(topology)
+    configured = pools.of_kind(PoolKind.DEFAULT)
+    return configured[0].cpus if configured else None
+
+
+def _problem(what: str, remedy: str, severity: Severity = Severity.ERROR) -> Problem:
+    # Without CPUs: the manager bars the CPUs of a problem that appears on a changed machine.
+    return Problem(what, remedy, severity, path=f"{CPU_MANAGER}.{RESERVED}")
