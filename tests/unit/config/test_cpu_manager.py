@@ -126,8 +126,8 @@ def test_options_have_the_truth_values_of_the_kubelet(truth: str) -> None:
                 f"  reserved: {written}\n",
                 [
                     (
-                        f"a.yaml:3:13: cpuManager.reserved: {shown!r} is not a number of CPUs from 1 to"
-                        f" 999999999; {RESERVED_FORM}"
+                        f"a.yaml:3:13: cpuManager.reserved: {shown!r} is not a number of"
+                        f" CPUs from 1 to 999999999; {RESERVED_FORM}"
                     )
                 ],
                 id=f"reserved {written}",
@@ -138,8 +138,8 @@ def test_options_have_the_truth_values_of_the_kubelet(truth: str) -> None:
             "  reserved: 1.5\n",
             [
                 (
-                    "a.yaml:3:13: cpuManager.reserved: '1.5' is not a CPU list: '1.5' is neither a CPU,"
-                    f" as 4, nor a range, as 4-7 or 0-31:2; {RESERVED_FORM}"
+                    "a.yaml:3:13: cpuManager.reserved: '1.5' is not a CPU list: '1.5' is"
+                    f" neither a CPU, as 4, nor a range, as 4-7 or 0-31:2; {RESERVED_FORM}"
                 )
             ],
             id="half a CPU",
@@ -153,8 +153,8 @@ def test_options_have_the_truth_values_of_the_kubelet(truth: str) -> None:
             "  reserved: 1\n  options: full-pcpus-only\n",
             [
                 (
-                    "a.yaml:4:12: cpuManager.options: this must be a map; write key: value on lines of"
-                    " their own"
+                    "a.yaml:4:12: cpuManager.options: this must be a map; write key: value"
+                    " on lines of their own"
                 )
             ],
             id="options that are no map",
@@ -168,16 +168,16 @@ def test_options_have_the_truth_values_of_the_kubelet(truth: str) -> None:
                     " full-pcpus-only?"
                 ),
                 (
-                    "a.yaml:6:22: cpuManager.options.align-by-socket: 'on' is not a truth value; write"
-                    " true or false"
+                    "a.yaml:6:22: cpuManager.options.align-by-socket: 'on' is not a truth"
+                    " value; write true or false"
                 ),
                 (
-                    "a.yaml:7:28: cpuManager.options.strict-cpu-reservation: '' is not a truth value;"
-                    " write true or false"
+                    "a.yaml:7:28: cpuManager.options.strict-cpu-reservation: '' is not a"
+                    " truth value; write true or false"
                 ),
                 (
-                    "a.yaml:8:34: cpuManager.options.distribute-cpus-across-numa: this must be text;"
-                    " write a single value"
+                    "a.yaml:8:34: cpuManager.options.distribute-cpus-across-numa: this"
+                    " must be text; write a single value"
                 ),
             ],
             id="options that the kubelet does not have, or not so",
@@ -186,8 +186,8 @@ def test_options_have_the_truth_values_of_the_kubelet(truth: str) -> None:
             "  reserved: 1\n  topologyPolicy: single-numa\n  onMisfit: wait\n  onMistfit: hold\n",
             [
                 (
-                    "a.yaml:4:19: cpuManager.topologyPolicy: unknown value 'single-numa'; did you mean"
-                    " single-numa-node?"
+                    "a.yaml:4:19: cpuManager.topologyPolicy: unknown value 'single-numa';"
+                    " did you mean single-numa-node?"
                 ),
                 "a.yaml:5:13: cpuManager.onMisfit: unknown value 'wait'; use hold or share or fail",
                 "a.yaml:6:3: cpuManager.onMistfit: unknown key; did you mean onMisfit?",
@@ -200,14 +200,14 @@ def test_options_have_the_truth_values_of_the_kubelet(truth: str) -> None:
             "    prefer-align-cpus-by-uncorecache: true\n",
             [
                 (
-                    "a.yaml:6:22: cpuManager.options.align-by-socket: topologyPolicy demands a single"
-                    " NUMA node, not a socket; turn align-by-socket off, or choose another"
-                    " topologyPolicy"
+                    "a.yaml:6:22: cpuManager.options.align-by-socket: topologyPolicy"
+                    " demands a single NUMA node, not a socket; turn align-by-socket off,"
+                    " or choose another topologyPolicy"
                 ),
                 (
                     "a.yaml:7:34: cpuManager.options.distribute-cpus-across-numa:"
-                    " prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa contradict each"
-                    " other; choose one of them"
+                    " prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa"
+                    " contradict each other; choose one of them"
                 ),
             ],
             id="options that contradict each other",
