@@ -153,13 +153,10 @@ class CPUManager:
     @property
     def settings(self) -> Mapping[str, str]:
         """Key of the pool file → its value as text."""
-        options = [
-            name for name, field in self.options.names().items() if getattr(self.options, field)
-        ]
         return {
             POLICY: self.policy,
             RESERVED: _reserved_text(self.reserved),
-            OPTIONS: " and ".join(options) or NONE,
+            OPTIONS: " and ".join(self.options.written()) or NONE,
             TOPOLOGY_POLICY: self.topology_policy.value,
             ON_MISFIT: self.on_misfit.value,
         }
