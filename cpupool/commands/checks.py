@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.config.pool_rules import suits_static_kubelet
 from cpupool.core.assignments import Placement
+from cpupool.core.cpu_manager import CPU_MANAGER, NONE, STATIC
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
 from cpupool.core.pools import PoolKind
@@ -42,9 +43,10 @@ _GRANT: Final = (
     "apply the agent's ClusterRole, its Role and their bindings: list and watch pods, nodes and the"
     " one ConfigMap, create events"
 )
-_RESTARTED: Final = (
-    "drain the node, stop the kubelet, {}, delete cpu_manager_state in its folder, start it"
+_RESTART: Final = (
+    "drain the node, stop the kubelet, delete cpu_manager_state in its folder, start it"
 )
+_RESTARTED: Final = _RESTART.replace("delete", "{}, delete")
 _NO_STATIC: Final = _RESTARTED.format("set cpuManagerPolicy: none")
 
 _NRI_SWITCHES: Final = {
@@ -157,16 +159,36 @@ def cgroups(version: CgroupVersion, looked_for: Iterable[str], there: Collection
     return Row("cgroups", Verdict.OK, fact)
 
 
-def cpu_manager(policy: str | None, allocatable: CPUSet | None, pools: NodePools | None) -> Row:
+def cpu_manager(
+    policy: str | None,
+    configured: str | None,
+    allocatable: CPUSet | None,
+    pools: NodePools | None,
+) -> Iterator[Row]:
     """Check that the kubelet places no containers, or is meant to.
 
     Args:
         policy: as its CPU manager has written it down; None where that cannot be seen.
+        configured: as its configuration names it; None where that cannot be seen.
         allocatable: the CPUs that it says it gives out, none under the policy none; None where it
             was not asked.
         pools: the node's; None where they are not known.
     """
-    static = policy == "static" or bool(allocatable)
+    if policy not in (None, NONE) and configured == NONE:
+        fact = (
+            f"the kubelet's configuration sets cpuManagerPolicy {NONE}, and its cpu_manager_state"
+            f" is of {policy!r:.40}: the next start of the kubelet fails"
+        )
+        yield Row("CPU manager", Verdict.PROBLEM, fact, _RESTART)
+        if not allocatable:
+            return
+    yield _placing_kubelet(policy, allocatable, pools)
+
+
+def _placing_kubelet(
+    policy: str | None, allocatable: CPUSet | None, pools: NodePools | None
+) -> Row:
+    static = policy == STATIC or bool(allocatable)
     if static and pools and suits_static_kubelet(pools):
         if both := CPUSet.union(pool.cpus for pool in pools) & (allocatable or CPUSet()):
             fact = (
@@ -176,11 +198,13 @@ def cpu_manager(policy: str | None, allocatable: CPUSet | None, pools: NodePools
             return Row("CPU manager", Verdict.PROBLEM, fact, remedy)
         fact = "static: the kubelet gives out CPUs itself, and cpupool adds shared ones to them"
         return Row("CPU manager", Verdict.OK, fact)
-    if policy not in (None, "none"):
-        fact = f"the kubelet's CPU manager is {policy!r:.40} and writes the same cpusets as cpupool"
-        return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
     if allocatable:
         fact = f"the kubelet's CPU manager is static: it gives out the CPUs {allocatable} itself"
+        if pools and pools.cpu_manager.chooses:
+            fact += f", and so does the policy {pools.cpu_manager.policy} of {CPU_MANAGER}"
+        return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
+    if policy not in (None, NONE):
+        fact = f"the kubelet's CPU manager is {policy!r:.40} and writes the same cpusets as cpupool"
         return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
     if policy is None and allocatable is None:
         fact = "the kubelet's state cannot be seen from here"
@@ -246,20 +270,27 @@ def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iter
         tickless: those without a timer tick (`nohz_full`).
     """
     exclusive = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.EXCLUSIVE))
-    common = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.SHARED))
-    common |= pools.default_cpus(topology)
+    shared = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.SHARED))
+    default, policy = pools.default_cpus(topology), pools.cpu_manager
+    used = {"shared or default pools": shared | default}
+    if policy.chooses:
+        given = f"the default pool, which the policy {policy.policy} of {CPU_MANAGER} gives out,"
+        used = {"shared pools": shared, given: default}
     harms = {
         "isolcpus": (topology.isolated, "the kernel does not spread a container's tasks over them"),
         "nohz_full": (tickless, "with several tasks on one it only makes system calls dearer"),
     }
     found = False
     for parameter, (cpus, harm) in harms.items():
-        if crowded := cpus & common:
+        for place, common in used.items():
+            crowded = cpus & common
+            if not crowded:
+                continue
             found = True
             yield Row(
                 "isolation",
                 Verdict.WARNING,
-                f"CPUs {crowded} of shared or default pools are in {parameter}: {harm}",
+                f"CPUs {crowded} of {place} are in {parameter}: {harm}",
                 f"take them out of {parameter}, or put them into an exclusive pool",
             )
         if cpus & exclusive and not exclusive <= cpus:

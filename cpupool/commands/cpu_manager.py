@@ -26,11 +26,16 @@ def problems(file: PoolFile, machine: CPUTopology | None) -> tuple[Problem, ...]
     found = file.problems(machine)
     if machine is None or errors_in(found):
         return found
+    return (*found, *file.located(refusal(file.pools, machine)))
+
+
+def refusal(pools: NodePools, machine: CPUTopology) -> tuple[Problem, ...]:
+    """Return why the policy does not allow the configuration on this machine; empty if it does."""
     try:
-        assignable(file.pools, machine)
+        assignable(pools, machine)
     except ConfigError as error:
-        return (*found, *file.located(error.problems))
-    return found
+        return error.problems
+    return ()
 
 
 def assignable(pools: NodePools, machine: CPUTopology) -> CPUSet | None:

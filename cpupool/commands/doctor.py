@@ -23,6 +23,7 @@ from cpupool.commands import (
     add_setting,
     away,
     checks,
+    cpu_manager,
     input_file,
     node,
 )
@@ -38,6 +39,7 @@ from cpupool.core.errors import (
     CPUPoolError,
     HostFileError,
     ProtocolError,
+    errors_in,
     refuse_errors,
 )
 from cpupool.core.names import STARTER
@@ -190,7 +192,7 @@ def _examine(examined: Node) -> list[Row]:
         rows += _failed("agent", error)
         # A file that is out of sight says nothing about the agent.
         del looks["agent"]
-    in_force = status[0].pools if status and status[0].pools.pools else None
+    in_force = status[0].pools if status and status[0].pools.places else None
     file: PoolFile | None = None
     try:
         files = _pool_files(examined, topology)
@@ -251,7 +253,7 @@ def _choose(
     else:
         chosen = files[0] if len(files) == 1 else None
     if chosen:
-        refuse_errors(chosen.located(validate(chosen.pools, topology)))
+        refuse_errors(cpu_manager.problems(chosen, topology))
     return chosen
 
 
@@ -279,7 +281,8 @@ def _kubelet(known: _Known) -> Iterable[Row]:
         fact = "its configuration is compared with pools, and none are known"
         return [Row("kubelet", Verdict.UNSEEN, fact, _NAME_POOLS)]
     config = kubelet_config.parse(known.node.shown(path), text)
-    needs = KubeletNeeds.of(known.pools, known.topology)
+    assignable = cpu_manager.assignable(known.pools, known.topology)
+    needs = KubeletNeeds.of(known.pools, known.topology, assignable=assignable)
     return checks.problems("kubelet", kubelet_config.check(config, needs), config.describe(needs))
 
 
@@ -289,12 +292,17 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
         # In a container it is out of sight; then the kubelet's answer has to do.
         state = known.node.root.cpu_manager_state.read_bytes()
         policy = json.loads(state).get("policyName")
+    configured: str | None = None
+    # Another check reports what is wrong with the configuration.
+    with suppress(CPUPoolError):
+        if (text := node.read(known.node.kubelet_config)) is not None:
+            configured = kubelet_config.parse("", text).cpu_manager_policy
     allocatable: CPUSet | None = None
     if known.node.bundle is None:
         # Another check reports that it does not answer.
         with suppress(ProtocolError):
             allocatable = PodResources(known.node.root.podresources_socket).allocatable_cpus()
-    yield checks.cpu_manager(policy, allocatable, known.pools)
+    yield from checks.cpu_manager(policy, configured, allocatable, known.pools)
 
 
 def _device_plugins(known: _Known) -> Iterable[Row]:
@@ -355,6 +363,8 @@ def _pools(known: _Known) -> Iterable[Row]:
         yield Row("pools", Verdict.UNSEEN, fact, _NAME_POOLS)
         return
     found = validate(known.pools, known.topology)
+    if not errors_in(found):
+        found = (*found, *cpu_manager.refusal(known.pools, known.topology))
     fine = "they fit the machine, and all their CPUs are online"
     yield from checks.problems("pools", found, fine)
     root, exclusive = known.node.root, known.exclusive

@@ -285,7 +285,7 @@ def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
     if lacking_milli > 0:
         given = f"{as_quantity(lacking_milli)} away that the default pool lacks"
         if needs.chooses:
-            given = f"{as_quantity(lacking_milli)} CPUs away that the CPU manager cannot give"
+            given = f"{as_quantity(lacking_milli)} cpu away that the CPU manager cannot give"
         yield _problem(
             config,
             path,
@@ -311,8 +311,8 @@ def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
         yield _problem(
             config,
             path,
-            f"{reserved} CPUs are reserved, and {_spelled(needs)}: {as_quantity(unused_milli)} CPUs"
-            " that the CPU manager can give stay unused",
+            f"{reserved} CPUs are reserved, and {_spelled(needs)}: {as_quantity(unused_milli)} cpu"
+            " that the CPU manager can give stays unused",
             _right_amount(config, needs, path),
             Severity.WARNING,
         )

@@ -27,12 +27,14 @@ class PoolChange:
         added: names of new pools.
         removed: names of removed pools.
         resized: names of pools with other CPUs, or another policy.
+        cpu_manager: the changed settings of the CPU manager, each with the value before and after.
     """
 
     problems: tuple[Problem, ...]
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     resized: tuple[str, ...] = ()
+    cpu_manager: tuple[str, ...] = ()
 
     @classmethod
     def between(
@@ -54,6 +56,7 @@ class PoolChange:
             added=tuple(sorted(after.keys() - before.keys())),
             removed=tuple(sorted(before.keys() - after.keys())),
             resized=tuple(name for name, pool in after.items() if before.get(name, pool) != pool),
+            cpu_manager=tuple(earlier.cpu_manager.changes(later.cpu_manager)),
         )
 
 

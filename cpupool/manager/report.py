@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from cpupool.core import devices
 from cpupool.core.assignments import Cause, Placement
-from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import (
+    CPU_MANAGER,
+    ON_MISFIT,
+    OPTIONS,
+    POLICY,
+    RESERVED,
+    TOPOLOGY_POLICY,
+    CPUManager,
+    Misfit,
+    StaticOptions,
+    TopologyPolicy,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
@@ -301,7 +312,8 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
             for pool in status.pools
         },
         "mixedCPUs": _mixed_to_json(status.pools.mixed),
-        "cpuManager": _cpu_manager_to_json(status),
+        CPU_MANAGER: _cpu_manager_to_json(status.pools.cpu_manager),
+        "reserved": str(status.reserved),
         "draining": dict(status.draining),
         "refused": [{"name": pod.name, "why": pod.why, "held": pod.held} for pod in status.refused],
         "containers": [
@@ -325,28 +337,28 @@ def _mixed_to_json(mixed: MixedCPUs | None) -> dict[str, Any] | None:
     return {"pool": mixed.pool, "containersLimit": mixed.containers_limit}
 
 
-def _cpu_manager_to_json(status: NodeStatus) -> dict[str, Any] | None:
-    manager = status.pools.cpu_manager
-    if not manager.chooses:
-        return None
+def _cpu_manager_to_json(manager: CPUManager) -> dict[str, Any]:
+    reserved = manager.reserved
     return {
-        "policy": manager.policy,
-        "reserved": str(status.reserved),
-        "options": manager.options.written(),
-        "topologyPolicy": manager.topology_policy.value,
-        "onMisfit": manager.on_misfit.value,
+        POLICY: manager.policy,
+        RESERVED: reserved if isinstance(reserved, int) else reserved and str(reserved),
+        OPTIONS: list(manager.options.written()),
+        TOPOLOGY_POLICY: manager.topology_policy.value,
+        ON_MISFIT: manager.on_misfit.value,
     }
 
 
 def _cpu_manager_from_json(manager: Mapping[str, Any] | None) -> CPUManager:
+    # An agent of an earlier version has written none.
     if manager is None:
         return CPUManager()
+    reserved, names = manager[RESERVED], StaticOptions.names()
     return CPUManager(
-        manager["policy"],
-        CPUSet.parse(manager["reserved"]),
-        StaticOptions.parse(manager["options"]),
-        TopologyPolicy(manager["topologyPolicy"]),
-        Misfit(manager["onMisfit"]),
+        manager[POLICY],
+        CPUSet.parse(reserved) if isinstance(reserved, str) else reserved,
+        StaticOptions(**{names[option]: True for option in manager[OPTIONS]}),
+        TopologyPolicy(manager[TOPOLOGY_POLICY]),
+        Misfit(manager[ON_MISFIT]),
     )
 
 
@@ -448,7 +460,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         )
         for container in document["containers"]
     )
-    manager = _cpu_manager_from_json(document.get("cpuManager"))
+    manager = _cpu_manager_from_json(document.get(CPU_MANAGER))
     return NodeStatus(
         NodePools.of(
             *pools, mixed=_mixed_from_json(document.get("mixedCPUs")), cpu_manager=manager
@@ -459,6 +471,6 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         Writer(document["enforcement"]),
         CPUSet.parse(document["offline"]),
         CPUSet.parse(document["blocked"]),
-        manager.reserved if isinstance(manager.reserved, CPUSet) else CPUSet(),
+        CPUSet.parse(document.get("reserved", "")),
         tuple(RefusedPod(**pod) for pod in document.get("refused", ())),
     )

@@ -86,14 +86,16 @@ class StaticPolicy(NonePolicy):
         Raises:
             ConfigError: options contradict each other or the machine, or the machine does not have
                 the reserved CPUs.
-            NotEnoughCPUs: more CPUs to reserve than there are.
         """
         refuse_errors(_problems(layout, options, topology_policy))
+        path = f"{CPU_MANAGER}.{RESERVED}"
         if isinstance(reserved, int):
+            if reserved > len(layout.cpus):
+                what = f"{reserved} CPUs are more than the {len(layout.cpus)} CPUs of the policy"
+                raise ConfigError([Problem(what, "reserve fewer", path=path)])
             return cls(layout, options, _take(layout, options, layout.cpus, reserved).cpus)
         if missing := reserved - layout.cpus:
             what = f"CPUs {missing} are not among {layout.cpus}, the CPUs of the policy"
-            path = f"{CPU_MANAGER}.{RESERVED}"
             raise ConfigError([Problem(what, "reserve others", path=path, cpus=missing)])
         return cls(layout, options, reserved)
 

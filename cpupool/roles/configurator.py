@@ -257,7 +257,7 @@ class Configurator:
 
 
 def _news(change: PoolChange, used: Iterable[PoolUsage]) -> dict[str, str]:
-    """Name what a change did to the pools, and what stays with pods until they end."""
+    """Name what an edit changes, and what stays with pods until they end."""
     draining = (f"{pool.name} ({pool.draining})" for pool in used if pool.draining)
     named = {
         "added": change.added,
@@ -266,4 +266,5 @@ def _news(change: PoolChange, used: Iterable[PoolUsage]) -> dict[str, str]:
         "draining": draining,
     }
     listed = {what: ", ".join(sorted(names)) for what, names in named.items()}
+    listed["changed"] = ", ".join(change.cpu_manager)
     return {what: names for what, names in listed.items() if names}

@@ -145,7 +145,7 @@ SPELLED = (
             {"system_reserved_milli": 12000, "kube_reserved_milli": 3500},
             [
                 (
-                    f"systemReserved.cpu: 15500m {SPELLED}: the scheduler gives 2500m CPUs away"
+                    f"systemReserved.cpu: 15500m {SPELLED}: the scheduler gives 2500m cpu away"
                     " that the CPU manager cannot give; set systemReserved.cpu to 14500m"
                 )
             ],
@@ -155,8 +155,8 @@ SPELLED = (
             {"system_reserved_milli": 20000},
             [
                 (
-                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 CPUs that the CPU manager can"
-                    " give stay unused; set systemReserved.cpu to 18"
+                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 cpu that the CPU manager can"
+                    " give stays unused; set systemReserved.cpu to 18"
                 )
             ],
             id="too little allocatable",
@@ -165,8 +165,8 @@ SPELLED = (
             {"kube_reserved_milli": 20000},
             [
                 (
-                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 CPUs that the CPU manager can"
-                    " give stay unused; set kubeReserved.cpu and systemReserved.cpu to 18 together"
+                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 cpu that the CPU manager can"
+                    " give stays unused; set kubeReserved.cpu and systemReserved.cpu to 18 together"
                 )
             ],
             id="too little allocatable by kubeReserved alone",
@@ -175,8 +175,8 @@ SPELLED = (
             {"reserved_cpus": CPUSet.parse("0-20")},
             [
                 (
-                    f"warning: reservedSystemCPUs: 21 {SPELLED}: 3 CPUs that the CPU manager can"
-                    " give stay unused; set reservedSystemCPUs to 0,8-16,24-31"
+                    f"warning: reservedSystemCPUs: 21 {SPELLED}: 3 cpu that the CPU manager can"
+                    " give stays unused; set reservedSystemCPUs to 0,8-16,24-31"
                 )
             ],
             id="too long a list",

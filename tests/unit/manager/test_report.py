@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
@@ -31,6 +32,29 @@ def edited(*, moves_pinned: bool = True) -> NodeStatus:
     manager.reconfigure(AFTER, MACHINE.topology())
     found = [FoundContainer("owner-uid", "main-id", "path", "0,2,6")]
     return describe(*manager.snapshot(), found, "", Writer.NRI)
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [
+        CPUManager(),
+        CPUManager("static", 2),
+        CPUManager(
+            "static",
+            CPUSet.of(2),
+            StaticOptions(full_pcpus_only=True, strict_cpu_reservation=True),
+            TopologyPolicy.RESTRICTED,
+            Misfit.SHARE,
+        ),
+    ],
+)
+def test_the_cpu_manager_of_a_status_comes_back_from_json(manager: CPUManager) -> None:
+    status = NodeStatus(NodePools.of(Pool.named("default", "0-3"), cpu_manager=manager), ())
+    written = json.loads(json.dumps(to_json(status)))
+    assert from_json(written) == status
+
+    del written["cpuManager"]
+    assert from_json(written).pools.cpu_manager == CPUManager()
 
 
 def test_what_pods_hold_of_pools_that_shrank_or_went_is_shown() -> None:

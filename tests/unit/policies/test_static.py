@@ -223,5 +223,5 @@ def test_sockets_are_no_units_where_a_numa_node_is_larger() -> None:
 def test_reserved_cpus_are_on_the_machine() -> None:
     with pytest.raises(ConfigError, match="CPUs 40-41 are not among 0-31"):
         StaticPolicy.of(TELCO, StaticOptions(), CPUSet.parse("0,40-41"))
-    with pytest.raises(NotEnoughCPUs):
+    with pytest.raises(ConfigError, match="33 CPUs are more than the 32 CPUs"):
         StaticPolicy.of(TELCO, StaticOptions(), 33)

@@ -121,6 +121,79 @@ class TestEdits:
         assert world.heard.nodes[1:] == [("CPUPoolConfigApplied", told)]
         assert caplog.text.count("pool configuration applied") == 1
 
+    def test_an_edit_of_the_cpu_manager_is_told_with_what_it_changes(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.role.look()
+        caplog.set_level("INFO")
+        world.mount.show(worker=GOOD + "cpuManager: {policy: static, reserved: 1}\n")
+        world.role.look()
+        world.mount.show(
+            worker=GOOD.replace("0-1", "0-3") + "cpuManager:\n  policy: static\n  reserved: 2-2\n"
+            "  options: {align-by-socket: 1, strict-cpu-reservation: 1}\n  onMisfit: share\n"
+        )
+        world.role.look()
+        world.mount.show(worker=GOOD)
+        world.role.look()
+
+        on, edited, off = (message for _, message in world.heard.nodes[1:])
+        assert on == (
+            f"{WORKER}: changed cpuManager.policy from none to static, cpuManager.reserved from"
+            " none to 1 CPU."
+        )
+        assert edited == (
+            f"{WORKER}: resized default; changed cpuManager.reserved from 1 CPU to CPUs 2,"
+            " cpuManager.options from none to align-by-socket and strict-cpu-reservation,"
+            " cpuManager.onMisfit from hold to share."
+        )
+        assert "changed cpuManager.policy from static to none, cpuManager.reserved" in off
+        assert "changed=" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("manager", "place", "what"),
+        [
+            (
+                "cpuManager: {policy: static}",
+                "5:1: cpuManager.reserved",
+                "needs a reserved CPU",
+            ),
+            (
+                "cpuManager: {policy: static, reserved: 2}",
+                "5:40: cpuManager.reserved",
+                "2 of the 2 CPUs of the default pool are reserved",
+            ),
+            (
+                "cpuManager: {policy: static, reserved: 1, options: {full-pcpus-only: yes}}",
+                "5:70: cpuManager.options.full-pcpus-only",
+                "'yes' is not a truth value",
+            ),
+        ],
+    )
+    def test_a_bad_edit_of_the_cpu_manager_changes_nothing(
+        self, world: World, manager: str, place: str, what: str
+    ) -> None:
+        world.role.look()
+        before = world.manager.pools()
+        world.mount.show(worker=f"{GOOD}{manager}\n")
+        world.role.look()
+
+        assert world.manager.pools() == before
+        assert world.heard.nodes[-1][1].startswith(f"{WORKER}:{place}: ")
+        assert what in world.heard.nodes[-1][1]
+
+    def test_what_only_the_policy_refuses_is_told_with_its_place(self, world: World) -> None:
+        world.role.look()
+        before = world.manager.pools()
+        world.mount.show(
+            worker="pools: {default: {cpus: '0-2'}}\nnodeSelector: {node: a}\n"
+            "cpuManager: {policy: static, reserved: 1, options: {full-pcpus-only: true}}\n"
+        )
+        world.role.look()
+
+        assert world.manager.pools() == before
+        message = world.heard.nodes[-1][1]
+        assert message.startswith(f"{WORKER}:3:70: cpuManager.options.full-pcpus-only: the default")
+
     def test_what_is_wrong_with_and_without_the_machine_is_told_together(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:

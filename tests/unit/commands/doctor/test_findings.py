@@ -45,9 +45,9 @@ def test_it_is_drawn_with_the_remedy_below_the_fact(
     ("check", "verdict", "fact", "path", "text"),
     [
         pytest.param(
-            *("CPU manager", "problem", "'static' and writes the same cpusets"),
+            *("CPU manager", "problem", "state is of 'static': the next start of the kubelet"),
             *("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}'),
-            id="a static CPU manager",
+            id="the state of a static CPU manager before the policy none",
         ),
         pytest.param(
             *("kubelet", "problem", "the scheduler gives 27 away"),

@@ -9,6 +9,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from tests.nodes import KUBELET
 from tests.unit.commands.doctor.rows import verdicts
 
 if TYPE_CHECKING:
@@ -85,18 +86,24 @@ def test_a_static_cpu_manager_that_cpupool_only_adds_to_is_welcome(
     examine: Any, node: WrittenNode
 ) -> None:
     node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    node.put("var/lib/kubelet/config.yaml", KUBELET.replace("none", "static"))
     pools = NodePools.of(Pool.named("shared_x", "2-3,18-19"), mixed=MixedCPUs("shared_x"))
     node.status(pools=pools)
     assert examine()[1]["CPU manager"][0]["verdict"] == "ok"
 
     node.status(pools=replace(pools, mixed=None))
-    assert examine()[1]["CPU manager"][0]["verdict"] == "problem"
+    (row,) = examine()[1]["CPU manager"]
+    assert (row["verdict"], row["fact"]) == (
+        "problem",
+        "the kubelet's CPU manager is 'static' and writes the same cpusets as cpupool",
+    )
 
 
 def test_shared_cpus_that_a_static_kubelet_gives_out_too_are_told(
     examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
 ) -> None:
     node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    node.put("var/lib/kubelet/config.yaml", KUBELET.replace("none", "static"))
     node.status(pools=NodePools.of(Pool.named("shared_x", "2-3"), mixed=MixedCPUs("shared_x")))
     kubelet.static_cpus = CPUSet.parse("3-31")
     (row,) = examine()[1]["CPU manager"]

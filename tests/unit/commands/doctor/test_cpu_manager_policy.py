@@ -1,0 +1,167 @@
+"""A node whose pool file has a CPU manager policy, and what of it doctor compares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool import cli
+from cpupool.core.cpu_manager import CPUManager, StaticOptions
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools
+from tests.nodes import KUBELET, POOL_FILE, POOLS, WrittenNode
+from tests.unit.commands.doctor.rows import NOBODY, verdicts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpupool.local.kubelet import EmbeddedKubelet
+
+STATIC = CPUManager("static", 1)
+POOL_FILE_PATH = "etc/cpu-pooler/poolconfig-a.yaml"
+MANAGER = "cpuManager: {policy: static, reserved: 1}\n"
+
+
+@pytest.fixture
+def node(folder: Path) -> WrittenNode:
+    """Make a node with the policy `static` in its pool file, and in force."""
+    made = WrittenNode(folder)
+    made.put(POOL_FILE_PATH, POOL_FILE + MANAGER)
+    made.status(pools=replace(POOLS, cpu_manager=STATIC))
+    reserve(made, "29")
+    return made
+
+
+def reserve(node: WrittenNode, cpu: str) -> None:
+    node.put("var/lib/kubelet/config.yaml", KUBELET.replace("28500m", cpu))
+
+
+@pytest.mark.usefixtures("kubelet")
+def test_a_node_whose_kubelet_leaves_the_policy_its_cpus(examine: Any) -> None:
+    rows = examine()[1]
+
+    assert verdicts(rows)["pool file"] == verdicts(rows)["CPU manager"] == ["ok"]
+    assert verdicts(rows)["pools"] == verdicts(rows)["isolation"] == ["ok"]
+    (row,) = rows["kubelet"]
+    assert (row["verdict"], row["fact"]) == (
+        "ok",
+        (
+            "3 cpu for the scheduler, in a default pool of 4 CPUs, of which the CPU manager gives"
+            " containers 3"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu", "verdict", "fact"),
+    [
+        ("28", "problem", "the scheduler gives 1 cpu away that the CPU manager cannot give"),
+        ("31", "warning", "2 cpu that the CPU manager can give stays unused"),
+    ],
+)
+def test_a_kubelet_that_reserves_another_amount_is_told(
+    examine: Any, node: WrittenNode, *, cpu: str, verdict: str, fact: str
+) -> None:
+    reserve(node, cpu)
+
+    (row,) = examine()[1]["kubelet"]
+
+    assert row["verdict"] == verdict
+    assert fact in row["fact"]
+    assert row["remedy"] == "set systemReserved.cpu to 29"
+
+
+@pytest.mark.usefixtures("kubelet")
+def test_a_policy_needs_no_pools(examine: Any, node: WrittenNode) -> None:
+    node.put(POOL_FILE_PATH, MANAGER)
+    node.status(pools=NodePools(cpu_manager=STATIC))
+    reserve(node, "1")
+
+    rows = examine()[1]
+
+    assert verdicts(rows)["pool file"] == verdicts(rows)["kubelet"] == ["ok"]
+    assert "31 cpu for the scheduler" in rows["kubelet"][0]["fact"]
+
+
+def test_an_edit_that_is_not_in_force_is_told(examine: Any, node: WrittenNode) -> None:
+    node.put(POOL_FILE_PATH, POOL_FILE + MANAGER.replace("1", "2"))
+    (row,) = examine()[1]["pool file"]
+    assert row["verdict"] == "warning"
+    assert "something else than the pools that the agent has in force" in row["fact"]
+
+
+def test_a_static_kubelet_beside_the_policy_is_told(
+    examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
+) -> None:
+    kubelet.static_cpus = CPUSet.parse("2-31")
+    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+
+    stale, both = examine()[1]["CPU manager"]
+
+    assert stale["fact"].endswith("is of 'static': the next start of the kubelet fails")
+    assert both["verdict"] == "problem"
+    assert both["fact"] == (
+        "the kubelet's CPU manager is static: it gives out the CPUs 2-31 itself, and so does the"
+        " policy static of cpuManager"
+    )
+    assert "set cpuManagerPolicy: none" in both["remedy"]
+
+    kubelet.static_cpus = CPUSet()
+    (stale,) = examine()[1]["CPU manager"]
+    assert "delete cpu_manager_state in its folder" in stale["remedy"]
+
+
+def test_isolated_cpus_that_the_policy_gives_out_are_told(examine: Any, node: WrittenNode) -> None:
+    node.put("sys/devices/system/cpu/isolated", "1-2,4-7")
+
+    shared, default = examine()[1]["isolation"]
+
+    assert shared["fact"].startswith("CPUs 2 of shared pools are in isolcpus: ")
+    assert default["verdict"] == "warning"
+    assert default["fact"].startswith(
+        "CPUs 1 of the default pool, which the policy static of cpuManager gives out, are in"
+        " isolcpus: "
+    )
+    assert default["remedy"] == "take them out of isolcpus, or put them into an exclusive pool"
+
+
+def test_what_only_the_policy_knows_is_told_of_file_and_pools(
+    examine: Any, node: WrittenNode
+) -> None:
+    torn = POOL_FILE.replace("0-1,16-17", "0-1,16")
+    whole = MANAGER.replace("1}", "1, options: {full-pcpus-only: true}}")
+    node.put(POOL_FILE_PATH, torn + whole)
+
+    (row,) = examine()[1]["pool file"]
+    assert row["verdict"] == "problem"
+    assert "poolconfig-a.yaml:5:" in row["fact"]
+    assert "the default pool lacks CPUs 17" in row["fact"]
+
+    options = StaticOptions(full_pcpus_only=True)
+    default, *others = POOLS.pools
+    node.status(
+        pools=NodePools.of(
+            *others,
+            replace(default, cpus=CPUSet.parse("0-1,16")),
+            cpu_manager=replace(STATIC, options=options),
+        )
+    )
+    assert "the default pool lacks CPUs 17" in examine()[1]["pools"][0]["fact"]
+
+
+def test_a_bundle_has_what_is_compared(
+    node: WrittenNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reserve(node, "28")
+    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    bundle = tmp_path / "bundle.tar.gz"
+    named = ["--host-root", str(node.folder), "--config", str(node.pool_files), "--agent", NOBODY]
+    assert cli.main(["support-bundle", "--output", str(bundle), *named]) == 0
+
+    assert cli.main(["doctor", "--json", "--bundle", str(bundle)]) == 1
+
+    told = capsys.readouterr().out
+    assert "the scheduler gives 1 cpu away that the CPU manager cannot give" in told
+    assert "is of 'static': the next start of the kubelet fails" in told
