@@ -81,11 +81,14 @@ class KubeletConfig:
     def describe(self, needs: KubeletNeeds) -> str:
         """Describe the CPUs that a kubelet with these settings leaves to the scheduler."""
         schedulable_milli = len(needs.online) * MILLI_PER_CPU - self.reserved_milli
-        given = f", of which the CPU manager gives containers {len(needs.given)}"
-        return (
+        described = (
             f"{as_quantity(schedulable_milli)} cpu for the scheduler, in a default pool of"
-            f" {len(needs.default)} CPUs{given if needs.chooses else ''}"
+            f" {len(needs.default)} CPUs"
         )
+        if needs.chooses:
+            reserved = needs.default - needs.given
+            described += f"; the CPU manager gives out {len(needs.given)} and reserves {reserved}"
+        return described
 
     def excerpt(self) -> dict[str, object]:
         """Return the known settings as a KubeletConfiguration, without other fields."""

@@ -122,8 +122,8 @@ def test_the_scheduler_gets_the_cpus_that_the_cpu_manager_policy_can_give() -> N
     assert (CHOOSING.reserved_milli, CHOOSING.schedulable_milli) == (18000, 14000)
     assert CHOOSING.reserved_cpus == CPUSet.parse("0,8-16,24-31")
     assert KubeletConfig(system_reserved_milli=18000).describe(CHOOSING) == (
-        "14 cpu for the scheduler, in a default pool of 16 CPUs, of which the CPU manager gives"
-        " containers 14"
+        "14 cpu for the scheduler, in a default pool of 16 CPUs; the CPU manager gives out 14 and"
+        " reserves 0,16"
     )
 
 

@@ -48,8 +48,8 @@ def test_a_node_whose_kubelet_leaves_the_policy_its_cpus(examine: Any) -> None:
     assert (row["verdict"], row["fact"]) == (
         "ok",
         (
-            "3 cpu for the scheduler, in a default pool of 4 CPUs, of which the CPU manager gives"
-            " containers 3"
+            "3 cpu for the scheduler, in a default pool of 4 CPUs; the CPU manager gives out 3"
+            " and reserves 0"
         ),
     )
 
