@@ -19,6 +19,7 @@ from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writers import Writers
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.choice_record import ChoiceRecord
 from cpupool.host.files import FileLock
 from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
@@ -225,6 +226,13 @@ class Agent:
         self._machine_watcher = MachineWatcher(
             self.manager, topology, health=self.health, changed=signals.machine
         )
+        self._record = ChoiceRecord(
+            self.manager,
+            root.choices,
+            root.boot_id,
+            events=self._cluster.events,
+            metrics=self._metrics,
+        )
         self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
         self._nri = NRIPlugin(
             self.manager,
@@ -239,6 +247,7 @@ class Agent:
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
+            decided=self._record.decided,
         )
         self._configurator = Configurator(
             self.manager,
@@ -350,6 +359,7 @@ class Agent:
             beat=lambda: self.health.beat(cpusetter.NAME),
             refused=self._signals.refused,
             now_s=time.monotonic,
+            decided=self._record.decided,
         )
         sweep = Sweep(
             manager=self.manager,
@@ -362,6 +372,7 @@ class Agent:
             metrics=self._metrics,
             now_s=time.monotonic,
             cpu_s=time.thread_time,
+            recorded=self._record.recorded,
         )
         return CPUSetter(
             sweep,

@@ -70,6 +70,10 @@ class ModelRuntime:
         self._answer()
         return tuple(one for one in self.containers if one.id in ids)
 
+    def chosen(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
+        self._answer()
+        return tuple(one for one in self.containers if one.id in ids and one.chosen)
+
     def cpu_list(self, container: ContainerID) -> str | None:
         self._answer()
         return self.lists.get(container)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError
 from cpupool.core.names import (
     EXCLUSIVE_CPUS,
     OPENSHIFT_ISOLATED_CPUS,
@@ -18,6 +19,7 @@ from cpupool.core.requests import Resource, ResourceKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.core.names import Names
     from cpupool.core.quota import Limit
     from cpupool.core.requests import Resource
 
@@ -134,3 +136,27 @@ def environment(
         if not resource.kind.native:
             joined[pool_variable(resource)] = cpus
     return {name: str(joined[name]) for name in sorted(joined) if joined[name]}
+
+
+def chosen_before(
+    annotations: Mapping[str, str], of_pod: Mapping[str, str], listed: str, names: Names
+) -> CPUSet:
+    """Return the CPUs that an agent chose for a container, by its annotation; none if in doubt.
+
+    The annotation does not count if the pod has it, too: the pod's author wrote it, and some
+    runtimes copy the annotations of a pod to its containers. The CPU list of the runtime must
+    agree: it may lack CPUs that are offline.
+
+    Args:
+        annotations: the container's annotations in the runtime.
+        of_pod: the annotations of its pod's sandbox in the runtime.
+        listed: the CPUs that the runtime has for the container.
+        names: the name of the annotation.
+    """
+    if names.chosen in of_pod:
+        return _NO_CPUS
+    try:
+        chosen, has = CPUSet.parse(annotations.get(names.chosen, "")), CPUSet.parse(listed)
+    except CPUSetParseError:
+        return _NO_CPUS
+    return chosen if has and has <= chosen else _NO_CPUS

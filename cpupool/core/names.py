@@ -100,6 +100,14 @@ class Names:
         """The annotation for load balancing in our domain: `nokia.k8s.io/cpu-load-balancing`."""
         return f"{self.domain}/{LOAD_BALANCING}"
 
+    @property
+    def chosen(self) -> str:
+        """The annotation with the CPUs that the CPU manager policy chose for a container.
+
+        cpupool writes it through NRI, on the container. On a pod it has no meaning.
+        """
+        return f"{self.domain}/cpus-chosen"
+
     def allocated(self, pool: str) -> str:
         """Return the annotation that records an allocation on the container."""
         return f"{self.domain}/allocated.{pool}"

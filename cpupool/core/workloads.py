@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NewType
 
+from cpupool.core.cpuset import CPUSet
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -127,6 +129,7 @@ class RuntimeContainer:
         pod_name: the pod's name.
         name: the container's name in the pod; empty for the sandbox.
         devices: resource → device ids, from the annotations that Allocate's answer wrote.
+        chosen: the CPUs that the CPU manager policy chose for it, from the annotation of an agent.
     """
 
     id: ContainerID
@@ -135,6 +138,7 @@ class RuntimeContainer:
     pod_name: str
     name: str = ""
     devices: Mapping[Resource, frozenset[str]] = field(default_factory=dict)
+    chosen: CPUSet = field(default_factory=CPUSet)
 
     @classmethod
     def labelled(
@@ -144,6 +148,7 @@ class RuntimeContainer:
         devices: Mapping[Resource, frozenset[str]] | None = None,
         *,
         name: str | None = None,
+        chosen: CPUSet | None = None,
     ) -> RuntimeContainer | None:
         """Read the kubelet's labels; return None where another program made the container.
 
@@ -154,6 +159,7 @@ class RuntimeContainer:
             labels: the labels of the container, or of its pod.
             devices: resource → ids.
             name: the container's name; None to read it from the labels.
+            chosen: the CPUs that the CPU manager policy chose.
         """
         try:
             return cls(
@@ -163,6 +169,7 @@ class RuntimeContainer:
                 labels["io.kubernetes.pod.name"],
                 labels.get(_NAME_LABEL, "") if name is None else name,
                 devices or {},
+                chosen or CPUSet(),
             )
         except KeyError:
             return None

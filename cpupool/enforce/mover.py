@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import CgroupTree, FoundContainer
-    from cpupool.manager.resolve import Resolution
+    from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
@@ -137,6 +137,8 @@ class Mover:
         beat: called before each container that is moved.
         refused: called when a container does not get its CPUs; one of them may be offline.
         now_s: a monotonic clock.
+        decided: returns the manager's decisions, once its choices are recorded; None where no
+            record is kept.
 
     Attributes:
         due_s: when to look again without an event; infinite for never.
@@ -153,7 +155,9 @@ class Mover:
         beat: Callable[[], None],
         refused: Callable[[], None],
         now_s: Callable[[], float],
+        decided: Callable[[], Snapshot] | None = None,
     ) -> None:
+        self._decided = decided or manager.snapshot
         self.due_s = math.inf
         self.kubelet_places = False
         self._manager = manager
@@ -224,7 +228,7 @@ class Mover:
 
     def current(self) -> Resolution:
         """Return where everything belongs at this moment: NRI decides while a sweep repairs."""
-        return self._manager.snapshot().resolution
+        return self._decided().resolution
 
     def wanted(self, key: ContainerKey, resolution: Resolution) -> str:
         """Return the CPUs of a container as the kernel writes them."""

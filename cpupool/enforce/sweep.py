@@ -22,7 +22,7 @@ from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from cpupool.enforce.mover import Mover, Repair
     from cpupool.enforce.notices import Notice, NoticeKey
@@ -73,6 +73,7 @@ class Sweep:
         metrics: where the states of containers are counted.
         now_s: a monotonic clock.
         cpu_s: the CPU time of the sweeping thread.
+        recorded: returns the choices that an earlier agent has recorded.
 
     Attributes:
         due_s: when to look again without an event, by `now_s`; infinite for never.
@@ -91,8 +92,10 @@ class Sweep:
         metrics: Metrics,
         now_s: Callable[[], float],
         cpu_s: Callable[[], float],
+        recorded: Callable[[], Mapping[str, Mapping[str, CPUSet]]] = dict,
     ) -> None:
         self.due_s = math.inf
+        self._recorded = recorded
         self._manager = manager
         self._tree = tree
         self._writers = writers
@@ -127,7 +130,8 @@ class Sweep:
             self._has_waited = self._started
             return SweepReport(waiting_for=waiting_for)
         if not self._started:
-            self._manager.adopt(found)
+            self._learner.recall_choices(found)
+            self._manager.adopt(found, self._recorded())
         resolution = self._mover.current()
         self._make_room(resolution)
         self._check_root(found, resolution)

@@ -168,7 +168,11 @@ class FileLock:
 
 
 def write_atomically(
-    path: Path, data: bytes, prepare: Callable[[Path], None] = lambda _fresh: None
+    path: Path,
+    data: bytes,
+    prepare: Callable[[Path], None] = lambda _fresh: None,
+    *,
+    durable: bool = True,
 ) -> None:
     """Replace a file atomically: readers see the old content or the new, also after a crash.
 
@@ -176,6 +180,7 @@ def write_atomically(
         path: the file.
         data: its new content.
         prepare: called with the new file, which only its owner may read, before the replacement.
+        durable: wait until the disk has the content, so that it also survives a power failure.
 
     Raises:
         HostFileError: the write failed; the old file is unchanged, and no other file is left.
@@ -188,7 +193,8 @@ def write_atomically(
                 file.write(data)
                 file.flush()
                 prepare(temporary)
-                os.fsync(descriptor)
+                if durable:
+                    os.fsync(descriptor)
             temporary.replace(path)
         except BaseException:
             # An interrupt may come after the file has its new name.

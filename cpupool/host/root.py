@@ -99,6 +99,16 @@ class HostRoot:
         return self.state / "last-config-map.json"
 
     @property
+    def choices(self) -> Path:
+        """The CPUs that the CPU manager policy chose, in the shape of `cpu_manager_state`."""
+        return self.state / "cpu_manager_state"
+
+    @property
+    def boot_id(self) -> Path:
+        """The kernel's id of this boot (Documentation/admin-guide/sysctl/kernel.rst)."""
+        return self.proc / "sys/kernel/random/boot_id"
+
+    @property
     def starters(self) -> Path:
         """The process starter, a folder for each version: mounted into containers."""
         return self.state / "starter"

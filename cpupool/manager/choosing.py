@@ -6,6 +6,7 @@ the pod has ended. The placement of each container follows from the grants (`res
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -141,10 +142,11 @@ def recover(
 ) -> Grants:
     """Return the grants with the choices of an earlier agent.
 
-    The sources, the best first: what the agent has recorded, and then the CPUs where containers
-    run. A set of CPUs counts only if it has exactly the size that the container requests, and
-    another pod does not own one of them. CPUs that only a cgroup names must be CPUs that the policy
-    could give.
+    The sources, the best first: the annotations of living containers, which an agent wrote when the
+    runtime created them; the record of the agent; the CPUs where containers run. CPUs count only if
+    the machine has them, the container requests as many, and no other owner has one of them. Of two
+    pods that claim a CPU the older pod has it. CPUs that only a cgroup names must be CPUs that the
+    policy could give.
 
     Args:
         facts: the node's facts.
@@ -153,26 +155,57 @@ def recover(
         found: the containers with their present CPUs.
         recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
     """
-    for pod in _oldest_first(pods):
-        sizes = {
-            container.name: container.whole_cpus
-            for container in pod.containers
-            if requested.native(container)
-        }
-        for name, cpus in recorded.get(pod.cgroup_uid, {}).items():
-            if len(cpus) == sizes.get(name) and cpus <= facts.topology.present:
-                grants = _whole(grants, _grant(pod, {name: cpus}))
+    living: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
+    for container in facts.sighted.values():
+        if container.chosen:
+            living[container.pod][container.name] = container.chosen
+    for source in (living, recorded):
+        for pod in _oldest_first(pods):
+            for name, cpus in source.get(pod.cgroup_uid, {}).items():
+                if _could_be_chosen(facts, grants, pod, name, cpus):
+                    grants = _whole(grants, _grant(pod, {name: cpus}))
     runs = {(container.pod, ContainerID(container.id)): container.cpus for container in found}
-    for identifier, pod, container in sightings.instances(pods, facts.sighted):
-        count = _wants(facts, pod).get(container.name)
-        uid = pod.cgroup_uid
-        if count is None or container.name in grants.parts(uid, POLICY_CPUS):
+    for identifier, pod, wanting in sightings.instances(pods, facts.sighted):
+        name, text = wanting.name, runs.get((pod.cgroup_uid, identifier), "")
+        if not text or name not in _wants(facts, pod):
             continue
         with suppress(CPUSetParseError):
-            cpus = CPUSet.parse(runs.get((uid, identifier), ""))
-            if len(cpus) == count and cpus <= _available(facts, view(facts, pods, grants)):
-                grants = _whole(grants, _grant(pod, {container.name: cpus}))
+            cpus = CPUSet.parse(text)
+            free = cpus <= _available(facts, view(facts, pods, grants))
+            if free and _could_be_chosen(facts, grants, pod, name, cpus):
+                grants = _whole(grants, _grant(pod, {name: cpus}))
     return grants
+
+
+def _could_be_chosen(facts: NodeFacts, grants: Grants, pod: Pod, name: str, cpus: CPUSet) -> bool:
+    """Return whether an agent can have chosen these CPUs for a container that has none yet.
+
+    Only init containers leave their CPUs to later containers of their pod. No CPU is a sibling in a
+    core that another owner has as a whole.
+    """
+    parts = grants.parts(pod.cgroup_uid, POLICY_CPUS)
+    counts = {
+        container.name: container.whole_cpus
+        for container in pod.containers
+        if requested.native(container)
+    }
+    whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
+    if (
+        requested.kubelet_owns(facts)
+        or name in parts
+        or not cpus
+        or len(cpus) != counts.get(name)
+        or not cpus <= facts.topology.present - facts.topology.with_siblings(whole)
+    ):
+        return False
+    busy = CPUSet()
+    for container in pod.containers:
+        own = cpus if container.name == name else parts.get(container.name, CPUSet())
+        if not own.isdisjoint(busy):
+            return False
+        if container.kind is not ContainerKind.INIT:
+            busy |= own
+    return True
 
 
 def _substitute(bare: NodeView) -> CPUSet:

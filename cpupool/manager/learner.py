@@ -171,6 +171,19 @@ class Learner:
             self._find_idle(alive)
             self._forget_promises(now_s)
 
+    def recall_choices(self, found: Collection[FoundContainer]) -> None:
+        """Ask the runtime for the CPUs that an earlier agent chose for running containers, once."""
+        resolution = self._manager.snapshot().resolution
+        keys = ((container.pod, ContainerID(container.id)) for container in found)
+        asked = frozenset(
+            key[1]
+            for key in keys
+            if key in resolution.containers and resolution.containers[key].container.whole_cpus
+        )
+        if asked and self._containers.connected():
+            chosen = self._sources.ask("runtime", lambda: self._containers.chosen(asked))
+            self._manager.observe_containers(chosen or ())
+
     @property
     def conflict(self) -> str:
         """What must end, and how, because the kubelet places containers, too; empty if it does not.

@@ -162,6 +162,14 @@ class ContainerSource(Protocol):
         """
         ...
 
+    def chosen(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
+        """Return those of these containers for which an agent has chosen CPUs.
+
+        Raises:
+            CPUPoolError: the runtime does not answer.
+        """
+        ...
+
 
 class ContainerRuntime(Protocol):
     """A container runtime that sets a container's CPUs, and remembers them."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.names import Names
     from cpupool.core.workloads import ContainerID
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import EventSink
@@ -47,6 +48,7 @@ class Answers:
 
     Args:
         runtime: the container runtime.
+        names: the public names, with the resource domain.
         missing_facts: as for `NRIPlugin`.
         ready: whether the owner of each CPU is known.
         forget: forgets containers that the runtime does not create.
@@ -58,6 +60,7 @@ class Answers:
     def __init__(
         self,
         runtime: NRIRuntime,
+        names: Names,
         missing_facts: MissingFacts,
         *,
         ready: Callable[[], bool],
@@ -67,6 +70,7 @@ class Answers:
         metrics: Metrics,
     ) -> None:
         self._runtime = runtime
+        self._names = names
         self._missing_facts = missing_facts
         self._ready = ready
         self._forget = forget
@@ -102,6 +106,7 @@ class Answers:
                 for name, value in wanted.environment.items()
                 if container.environment.get(name) != value
             },
+            self._annotations(wanted),
         )
         updates = list(self.corrections(now, near=wanted.exclusive)) if wanted.exclusive else []
         self._runtime.answer_create(message, adjustment, updates)
@@ -109,6 +114,12 @@ class Answers:
             # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
             self._look()
         return wanted.placement.value
+
+    def _annotations(self, wanted: CPUAssignment) -> dict[str, str]:
+        """Return the annotation by which the next agent recognises a choice of the policy."""
+        if wanted.placement is not Placement.POLICY:
+            return {}
+        return {self._names.chosen: str(wanted.exclusive | wanted.offline)}
 
     def start(self, message: StartContainer, obstacle: Obstacle | None) -> str:
         """Answer a start, and return the outcome as a word."""

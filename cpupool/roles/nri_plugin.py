@@ -101,6 +101,8 @@ class NRIPlugin:
         events: where pods' owners learn that a container is held, or released.
         metrics: where requests are counted.
         health: hears that the loop turns.
+        decided: returns the manager's decisions, once its choices are recorded; None where no
+            record is kept.
         now_s: a monotonic clock.
     """
 
@@ -118,15 +120,18 @@ class NRIPlugin:
         events: EventSink,
         metrics: Metrics,
         health: Health,
+        decided: Callable[[], Snapshot] | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
+        self._decided = decided or manager.snapshot
         self._runtime = runtime
         self._required = required
         self._ready = ready
         self._obstacles = Obstacles(runtime, ready=ready, found=found)
         self._answers = Answers(
             runtime,
+            manager.names,
             missing_facts,
             ready=ready,
             forget=manager.forget_containers,
@@ -266,7 +271,7 @@ class NRIPlugin:
             case Started():
                 self._answers.started(message.container)
             case UpdateContainer():
-                outcome = self._answers.update(message, self._manager.snapshot())
+                outcome = self._answers.update(message, self._decided())
                 self._metrics.nri_answered("update", outcome, self._now_s() - came_s)
             case Ended():
                 self._end(message.container.id)
@@ -275,7 +280,7 @@ class NRIPlugin:
                 pass
 
     def _synchronize(self, message: Synchronize) -> None:
-        corrections = self._answers.corrections(self._manager.snapshot())
+        corrections = self._answers.corrections(self._decided())
         self._runtime.answer_synchronize(message, corrections)
         self._lost_why, self._attempts = "", 0
         self._tell_connected()
@@ -285,7 +290,7 @@ class NRIPlugin:
         now_s = self._now_s()
         waiting = []
         for came in self._waiting:
-            now = self._manager.snapshot()
+            now = self._decided()
             obstacle = self._obstacle(came.message, now)
             passes = obstacle is not None and not obstacle.refusal
             request = came.begun(self._budget, now_s) if passes else came

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -25,6 +26,7 @@ from cpupool.api.cri_pb2 import (
 )
 from cpupool.api.cri_pb2_grpc import RuntimeServiceStub
 from cpupool.channel import dialled
+from cpupool.core.assignments import chosen_before
 from cpupool.core.devices import allocated
 from cpupool.core.errors import (
     ContainerNotFound,
@@ -143,6 +145,35 @@ class CRI:
         )
         return tuple(container for container in found if container is not None)
 
+    def chosen(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
+        """Return those of these containers for which an agent has chosen CPUs, by their OCI spec.
+
+        Only the spec has the annotation of an NRI plugin: CRI's own field shows the kubelet's.
+
+        Raises:
+            RemoteProtocolError: the runtime does not answer.
+        """
+        if not ids:
+            return ()
+        found = []
+        with self._calling("recalling chosen CPUs") as stub:
+            containers = self._containers(stub, frozenset(ids))
+            of_pods = frozenset(container.pod_sandbox_id for container in containers)
+            sandboxes = {sandbox.id: sandbox for sandbox in self._sandboxes(stub, of_pods)}
+            for container in containers:
+                sandbox = sandboxes.get(container.pod_sandbox_id)
+                answer = self._status(stub, container.id, verbose=True)
+                if sandbox is None or answer is None:
+                    continue
+                with suppress(KeyError, TypeError, ValueError):
+                    spec = _spec(answer)
+                    own, author = spec["annotations"], sandbox.annotations
+                    cpus = chosen_before(own, author, _listed(spec), self._names)
+                    known = self._container(container, sandbox)
+                    if cpus and known:
+                        found.append(replace(known, chosen=cpus))
+        return tuple(found)
+
     def cpu_list(self, container: ContainerID) -> str | None:
         """Return the CPU list that the runtime has for a container.
 
@@ -160,9 +191,7 @@ class CRI:
         if answer is None:
             return None
         try:
-            return str(
-                json.loads(answer.info["info"])["runtimeSpec"]["linux"]["resources"]["cpu"]["cpus"]
-            )
+            return _listed(_spec(answer))
         except (KeyError, TypeError, ValueError):
             return answer.status.resources.linux.cpuset_cpus
 
@@ -282,7 +311,7 @@ class CRI:
         return allocated(listed.annotations, of_pod, self._names)
 
     def _status(
-        self, stub: RuntimeServiceStub, container: ContainerID, *, verbose: bool = False
+        self, stub: RuntimeServiceStub, container: str, *, verbose: bool = False
     ) -> ContainerStatusResponse | None:
         """Return what the runtime says of a container; None where it does not know it."""
         request = ContainerStatusRequest(container_id=container, verbose=verbose)
@@ -293,6 +322,16 @@ class CRI:
                 return None
             raise
         return answer
+
+
+def _spec(answer: ContainerStatusResponse) -> Mapping[str, Any]:
+    """Return a container's OCI spec; raises KeyError, TypeError or ValueError without one."""
+    spec: Mapping[str, Any] = json.loads(answer.info["info"])["runtimeSpec"]
+    return spec
+
+
+def _listed(spec: Mapping[str, Any]) -> str:
+    return str(spec["linux"]["resources"]["cpu"]["cpus"])
 
 
 def _questions(ids: AbstractSet[str]) -> Iterable[str]:

@@ -259,11 +259,13 @@ class Adjustment:
         cpus: what it runs on; an empty set leaves that as it is.
         bandwidth: how long it may run in each period; None leaves that as it is.
         environment: variables to set.
+        annotations: annotations to set; the runtime shows them as the container's own.
     """
 
     cpus: CPUSet
     bandwidth: Bandwidth | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from google.protobuf.message import DecodeError
 
 from cpupool.api import nri_pb2, ttrpc_pb2
+from cpupool.core.assignments import chosen_before
 from cpupool.core.devices import allocated
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.workloads import ContainerID, RuntimeContainer
@@ -185,6 +186,7 @@ class Session:
             env = answer.adjust.env
             for name, value in adjustment.environment.items():
                 env.add(key=name, value=value)
+            answer.adjust.annotations.update(adjustment.annotations)
             if cpu := _cpu(adjustment.cpus, adjustment.bandwidth):
                 answer.adjust.linux.resources.cpu.CopyFrom(cpu)
         self._answer(call, CreateContainer, answer)
@@ -412,12 +414,18 @@ def _known(
     pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names
 ) -> RuntimeContainer | None:
     # Of a pod that the runtime has not named it is not known what its author wrote.
-    devices = allocated(container.annotations, pod.annotations, names) if pod.id else {}
-    known = RuntimeContainer.labelled(container.id, dict(container.labels), devices)
+    annotations = container.annotations if pod.id else {}
+    devices = allocated(annotations, pod.annotations, names)
+    listed = container.linux.resources.cpu.cpus
+    chosen = chosen_before(annotations, pod.annotations, listed, names)
+    own = dict(container.labels)
+    known = RuntimeContainer.labelled(container.id, own, devices, chosen=chosen)
     if known is None or not known.name:
         # A container's own labels may lack its pod's.
         labels = {**pod.labels, **container.labels}
-        known = RuntimeContainer.labelled(container.id, labels, devices, name=container.name)
+        known = RuntimeContainer.labelled(
+            container.id, labels, devices, name=container.name, chosen=chosen
+        )
     return known if known and known.name else None
 
 

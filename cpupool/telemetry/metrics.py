@@ -186,6 +186,11 @@ class Metrics(ProcessMetrics):
             "1 while the kubelet's static CPU manager keeps cpupool from writing",
             registry=registry,
         )
+        self._choices_unrecorded = Gauge(
+            "cpupool_cpu_manager_choices_unrecorded",
+            "1 while the file with the CPU manager policy's choices cannot be written",
+            registry=registry,
+        )
         self._way = Gauge(
             "cpupool_enforcement",
             "1 for the way by which the CPUs of a container that starts now are set",
@@ -281,6 +286,10 @@ class Metrics(ProcessMetrics):
     def cpu_manager_conflict(self, *, found: bool) -> None:
         """Set whether the kubelet's static CPU manager conflicts with cpupool."""
         self._cpu_manager_conflict.set(found)
+
+    def choices_unrecorded(self, *, failed: bool) -> None:
+        """Set whether the file with the CPU manager policy's choices cannot be written."""
+        self._choices_unrecorded.set(failed)
 
     def enforced_by(self, way: str, ways: Collection[str]) -> None:
         """Set which of the ways sets the CPUs of a container that starts now."""

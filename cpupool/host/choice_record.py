@@ -1,0 +1,160 @@
+"""The record of the CPUs that the CPU manager policy chose: a file that outlives the agent.
+
+The agent writes a choice before a container gets its CPUs. After a restart it reads the file, and
+believes an entry only as far as the node's other facts allow it (`manager.choosing.recover`). The
+file is for one boot: no container survives a reboot. So the disk need not have it at once, and an
+answer to the container runtime does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
+from cpupool.host import files
+from cpupool.telemetry import log as logs
+from cpupool.wire import cpu_manager_state
+from cpupool.wire.cpu_manager_state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import EventSink
+    from cpupool.manager.resolve import Resolution, Snapshot
+    from cpupool.telemetry.metrics import Metrics
+    from cpupool.wire.cpu_manager_state import Assignments
+
+log = logs.get(__name__)
+
+_AGAIN_S: Final = 10.0
+"""How long after a failed write the next attempt is made."""
+
+
+class ChoiceRecord:
+    """Keeps the file equal to the grants of the CPU manager policy; any thread may call it.
+
+    A node whose policy has never given CPUs has no file. Without the file the agent works on: it
+    also recognises its choices in the containers.
+
+    Args:
+        manager: the node's state.
+        path: the file.
+        boot_id: the kernel's file with the id of this boot.
+        events: where the node's admin learns that the file cannot be written.
+        metrics: where the same is shown.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        path: Path,
+        boot_id: Path,
+        *,
+        events: EventSink,
+        metrics: Metrics,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._path = path
+        self._boot_id = boot_id
+        self._events = events
+        self._metrics = metrics
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._seen: Resolution | None = None
+        self._written: State | None = None
+        self._complaint = ""
+        self._due_s = 0.0
+
+    def recorded(self) -> Assignments:
+        """Return the CPUs that an earlier agent recorded in this boot; nothing without such a file.
+
+        A file that cannot be used stays until the next choice replaces it.
+        """
+        with self._lock:
+            try:
+                data = _read(self._path)
+                if not data:
+                    return {}
+                state, here = cpu_manager_state.parse(data), self._boot()
+            except (HostFileError, RemoteProtocolError) as error:
+                log.warning("recorded CPUs are ignored", file=self._path, error=error)
+                return {}
+            if state.boot_id != here:
+                log.info("recorded CPUs are ignored: they are of another boot", file=self._path)
+                return {}
+            self._written = state
+            return state.entries
+
+    def decided(self) -> Snapshot:
+        """Return the manager's facts and decisions, once the choices among them are in the file."""
+        with self._lock:
+            now = self._manager.snapshot()
+            if now.resolution is not self._seen and self._now_s() >= self._due_s:
+                self._keep(now)
+            return now
+
+    def _keep(self, now: Snapshot) -> None:
+        view = now.resolution.view
+        entries = {uid: grant.parts for uid, grant in view.chosen.items()}
+        owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
+        try:
+            if entries or (self._written and self._written.entries):
+                policy = view.pools.cpu_manager.policy
+                self._write(State(policy, view.cpus - owned, entries, boot_id=self._boot()))
+        except CPUPoolError as error:
+            self._due_s = self._now_s() + _AGAIN_S
+            self._complain(str(error))
+        else:
+            self._seen = now.resolution
+            self._complain("")
+
+    def _write(self, state: State) -> None:
+        if state == self._written:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"cannot be made ({error.strerror})"
+            raise HostFileError(str(self._path.parent), why, "check the folder's rights") from error
+        files.write_atomically(self._path, cpu_manager_state.encode(state), durable=False)
+        self._written = state
+
+    def _boot(self) -> str:
+        """Return the id of this boot.
+
+        Raises:
+            HostFileError: the kernel's file cannot be read.
+        """
+        found = _read(self._boot_id).decode("ascii", "replace").strip()
+        if not found:
+            raise HostFileError(str(self._boot_id), "is missing", "mount the machine's /proc")
+        return found
+
+    def _complain(self, why: str) -> None:
+        """Report a failure once, and its end."""
+        self._metrics.choices_unrecorded(failed=bool(why))
+        if why and why != self._complaint:
+            log.warning("chosen CPUs cannot be recorded", error=why)
+            what = "the CPUs that the CPU manager policy chose are not recorded"
+            self._events.node("CPUChoiceNotRecorded", f"{what}: {why}")
+        elif self._complaint and not why:
+            log.info("chosen CPUs are recorded again", file=self._path)
+        self._complaint = why
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file; empty without the file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+        raise HostFileError(str(path), why, "check the folder's rights") from error
