@@ -64,6 +64,7 @@ class FakeCRI(RuntimeServiceServicer):
         self.terse = False
         self.obey: Callable[[str, str], None] = lambda _id, _cpus: None
         self._specs: dict[str, str] = {}
+        self._annotations: dict[str, dict[str, str]] = {}
         self._lock = threading.Lock()
         self._server: grpc.Server | None = None
 
@@ -108,6 +109,7 @@ class FakeCRI(RuntimeServiceServicer):
         cpus: str = "",
         nri_cpus: str = "",
         annotations: Mapping[str, str] | None = None,
+        nri_annotations: Mapping[str, str] | None = None,
     ) -> cri.ContainerStatus:
         """Make a container of a pod.
 
@@ -118,7 +120,9 @@ class FakeCRI(RuntimeServiceServicer):
             cpus: the CPU list that it was created with.
             nri_cpus: the one that a plugin has made of it, which only its OCI spec shows.
             annotations: the container's own.
+            nri_annotations: those that a plugin has added, which only its OCI spec shows.
         """
+        self._annotations[identifier] = {**(annotations or {}), **(nri_annotations or {})}
         self._specs[identifier] = nri_cpus or cpus
         made = self.containers[identifier] = cri.ContainerStatus(
             id=identifier,
@@ -173,7 +177,11 @@ class FakeCRI(RuntimeServiceServicer):
         self._called("ContainerStatus", context)
         found = self._find(request.container_id, context)
         cpu = {"shares": 2, "cpus": self._specs[found.id]} if self._specs[found.id] else {}
-        spec = {"ociVersion": "1.2.1", "linux": {"resources": {"cpu": cpu}}}
+        spec = {
+            "ociVersion": "1.2.1",
+            "annotations": self._annotations[found.id],
+            "linux": {"resources": {"cpu": cpu}},
+        }
         verbose = request.verbose and not self.terse
         info = {"info": json.dumps({"pid": 1, "runtimeSpec": spec})} if verbose else {}
         return cri.ContainerStatusResponse(status=found, info=info)

@@ -54,6 +54,7 @@ class Container:
     Attributes:
         devices: pool → description of the device ids, as Allocate writes it.
         own_labels: whether it carries its pod's labels, too.
+        chosen: the CPUs in the annotation that an earlier agent wrote; empty for no annotation.
     """
 
     pod: Pod
@@ -65,18 +66,20 @@ class Container:
     state: int = nri_pb2.CONTAINER_CREATED
     own_labels: bool = True
     quota_us: int | None = None
+    chosen: str = ""
 
     def message(self) -> nri_pb2.Container:
         """Write it as the runtime does."""
         labels = {"io.kubernetes.container.name": self.name} if self.pod.labelled else {}
         allocated = {Names().allocated(pool): ids for pool, ids in self.devices.items()}
+        chosen = {Names().chosen: self.chosen} if self.chosen else {}
         message = nri_pb2.Container(
             id=self.id,
             pod_sandbox_id=self.pod.sandbox,
             name=self.name,
             state=self.state,  # type: ignore[arg-type]  # any number can come
             labels=labels | (self.pod.labels if self.own_labels else {}),
-            annotations={**self.pod.annotations, **allocated},
+            annotations={**self.pod.annotations, **allocated, **chosen},
             env=[f"{name}={value}" for name, value in self.environment.items()],
         )
         set_cpu(message.linux.resources.cpu, self.cpus, self.quota_us)

@@ -20,6 +20,8 @@ from tests.machines import MACHINES
 from tests.searching import examples
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.workloads import Pod
 
 MACHINE = MACHINES["arm_no_smt"]
@@ -47,11 +49,15 @@ class Choosing(RuleBasedStateMachine):
         self.numbers = iter(range(10_000))
         self.start(())
 
-    def start(self, found: tuple[FoundContainer, ...]) -> None:
+    def start(
+        self,
+        found: tuple[FoundContainer, ...],
+        recorded: Mapping[str, Mapping[str, CPUSet]] | None = None,
+    ) -> None:
         self.manager = Manager()
         self.manager.reconfigure(self.pools, MACHINE.without(self.offline).topology())
         self.manager.observe(pods=self.pods.values())
-        self.manager.adopt(found)
+        self.manager.adopt(found, recorded or {})
 
     @rule(
         asked=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 4)), min_size=1, max_size=3)
@@ -112,6 +118,25 @@ class Choosing(RuleBasedStateMachine):
         grants = self.manager.snapshot().resolution.grants
         for (uid, name), cpus in before.items() if inside else ():
             assert not cpus or grants.part(uid, POLICY_CPUS, name) == cpus
+
+    @rule()
+    def the_agent_restarts_with_its_record(self) -> None:
+        """Whatever was edited or went offline: who has recorded CPUs has them again."""
+        chosen = self.manager.snapshot().resolution.view.chosen
+        before = self.owned()
+        self.start((), {uid: grant.parts for uid, grant in chosen.items()})
+        for uid, cpus in before.items():
+            assert self.owned()[uid] >= cpus
+
+    @rule(data=st.data())
+    def the_agent_restarts_with_a_forged_record(self, data: st.DataObject) -> None:
+        cpus = st.sets(st.integers(0, 20), max_size=4).map(CPUSet)
+        forged = {
+            pod.cgroup_uid: {container.name: data.draw(cpus) for container in pod.containers}
+            for pod in self.pods.values()
+        }
+        self.had.clear()
+        self.start((), forged)
 
     def owned(self) -> dict[str, CPUSet]:
         return {

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import pytest
@@ -137,6 +137,53 @@ class TestRecognise:
         assert {one.pod_name for one in found} == {f"pod-{number}" for number in range(500)}
         assert sum(len(one.devices) for one in found) == 1000
         assert (runtime.calls["ListContainers"], runtime.calls["ListPodSandbox"]) == (1, 1)
+
+
+class TestChosen:
+    MADE: Final = {"nokia.k8s.io/cpus-chosen": "2-3"}
+
+    @pytest.mark.parametrize("cpus", ["2-3", "2"])
+    def test_the_spec_tells_what_an_agent_chose(
+        self, cri: CRI, runtime: FakeCRI, cpus: str
+    ) -> None:
+        """A CPU that is offline is not in the runtime's list."""
+        runtime.add(MAIN, "web", nri_cpus=cpus, nri_annotations=self.MADE)
+
+        assert cri.chosen([MAIN]) == (
+            RuntimeContainer(MAIN, "uid-of-web", "apps", "web", "main", chosen=CPUS),
+        )
+
+    @pytest.mark.parametrize(
+        ("cpus", "value"), [("2-4", "2-3"), ("", "2-3"), ("2-3", "x"), ("2-3", "")]
+    )
+    def test_what_the_runtimes_list_contradicts_does_not_count(
+        self, cri: CRI, runtime: FakeCRI, cpus: str, value: str
+    ) -> None:
+        made = dict.fromkeys(self.MADE, value)
+        runtime.add(MAIN, "web", nri_cpus=cpus, nri_annotations=made)
+
+        assert cri.chosen([MAIN]) == ()
+
+    def test_what_the_pods_author_wrote_does_not_count(self, cri: CRI, runtime: FakeCRI) -> None:
+        runtime.add_sandbox(SANDBOX, "web", self.MADE)
+        runtime.add(MAIN, "web", nri_cpus="2-3", nri_annotations=self.MADE)
+
+        assert cri.chosen([MAIN]) == ()
+
+    def test_without_its_sandbox_or_its_spec_nothing_counts(
+        self, cri: CRI, runtime: FakeCRI
+    ) -> None:
+        runtime.add(MAIN, "web", nri_cpus="2-3", nri_annotations=self.MADE)
+        runtime.terse = True
+        assert cri.chosen([MAIN]) == ()
+
+        runtime.terse = False
+        runtime.sandboxes.clear()
+        assert cri.chosen([MAIN]) == ()
+
+    def test_of_nothing_nobody_is_asked(self, cri: CRI, runtime: FakeCRI) -> None:
+        assert cri.chosen([]) == ()
+        assert not runtime.calls
 
 
 class TestHeld:

@@ -43,7 +43,12 @@ class TestCreateContainer:
         ]
         session.answer_create(
             1,
-            Adjustment(CPUSet.of(2, 3), Bandwidth(200_000, 50_000), {"EXCLUSIVE_CPUS": "2,3"}),
+            Adjustment(
+                CPUSet.of(2, 3),
+                Bandwidth(200_000, 50_000),
+                {"EXCLUSIVE_CPUS": "2,3"},
+                {"nokia.k8s.io/cpus-chosen": "2-3"},
+            ),
             [Update(ContainerID("c0"), CPUSet.of(4), ignore_failure=False)],
         )
 
@@ -51,6 +56,7 @@ class TestCreateContainer:
         cpu = answered.adjust.linux.resources.cpu
         assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("2-3", 200_000, 50_000)
         assert [(one.key, one.value) for one in answered.adjust.env] == [("EXCLUSIVE_CPUS", "2,3")]
+        assert answered.adjust.annotations == {"nokia.k8s.io/cpus-chosen": "2-3"}
         [other] = answered.update
         assert (other.container_id, other.ignore_failure) == ("c0", False)
         assert other.linux.resources.cpu == nri_pb2.LinuxCPU(cpus="4")
@@ -185,6 +191,51 @@ class TestWhoseContainerItIs:
 
         assert container.state is ContainerState.UNKNOWN
         assert set(container.environment) == {"PATH", "OPTIONS"}
+
+
+class TestChosenCPUs:
+    """What an earlier agent wrote on a container comes back with Synchronize."""
+
+    def chosen(self, session: Session, container: Container, *pods: Pod) -> str:
+        named = nri_pb2.SynchronizeRequest(
+            pods=[pod.message() for pod in pods], containers=[container.message()]
+        )
+        [message] = session.receive(request("Synchronize", named))
+        assert isinstance(message, Synchronize)
+        [known] = [one.known for one in message.containers]
+        assert known is not None
+        return str(known.chosen)
+
+    @pytest.mark.parametrize("own_labels", [True, False])
+    @pytest.mark.parametrize("cpus", ["2-3", "3"])
+    def test_they_are_read_where_the_runtimes_list_agrees(
+        self, session: Session, cpus: str, *, own_labels: bool
+    ) -> None:
+        container = Container(POD, "c1", cpus=cpus, chosen="2-3", own_labels=own_labels)
+        assert self.chosen(session, container, POD) == "2-3"
+
+    @pytest.mark.parametrize(
+        ("cpus", "chosen"), [("2-4", "2-3"), ("", "2-3"), ("2-3", "x"), ("2-3", "2-99999999999")]
+    )
+    def test_they_are_not_where_it_does_not(self, session: Session, cpus: str, chosen: str) -> None:
+        assert self.chosen(session, Container(POD, "c1", cpus=cpus, chosen=chosen), POD) == ""
+
+    @pytest.mark.parametrize(
+        "chosen",
+        [pytest.param("", id="a copy"), pytest.param("2-3", id="a copy that an agent overwrote")],
+    )
+    def test_what_cri_o_copies_from_the_pod_does_not_count(
+        self, session: Session, chosen: str
+    ) -> None:
+        """CRI-O shows the annotations of a container's OCI spec, which has a copy of its sandbox's
+        (cri-o: server/nri-api.go, criContainer.GetAnnotations)."""
+        forger = Pod(annotations={"nokia.k8s.io/cpus-chosen": "2-3"})
+        container = Container(forger, "c1", cpus="2-3", chosen=chosen)
+        assert container.message().annotations["nokia.k8s.io/cpus-chosen"] == "2-3"
+        assert self.chosen(session, container, forger) == ""
+
+    def test_of_a_pod_that_is_not_named_they_do_not_count(self, session: Session) -> None:
+        assert self.chosen(session, Container(POD, "c1", cpus="2-3", chosen="2-3")) == ""
 
 
 class TestUpdateContainer:
