@@ -174,7 +174,7 @@ CPU_MANAGER_POLICIES: Final = (NONE, STATIC)
 
 def _reserved_text(reserved: CPUSet | int | None) -> str:
     if isinstance(reserved, int):
-        return f"{reserved} CPUs"
+        return f"{reserved} CPU{'s' * (reserved != 1)}"
     return f"CPUs {reserved}" if reserved else NONE
 
 

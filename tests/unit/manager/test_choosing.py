@@ -12,7 +12,7 @@ from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
