@@ -203,8 +203,8 @@ def test_a_disk_that_cannot_be_written_stops_nobody_and_is_reported_once(
     node.now_s += 60
     node.record.decided()
     assert node.content["entries"].keys() == {"first-uid", "second-uid"}
-    assert not node.failing  # type: ignore[unreachable]  # mypy keeps what was true above
     assert "chosen CPUs are recorded again" in caplog.text
+    assert not node.failing
 
 
 def test_a_full_disk_leaves_the_last_file_and_no_other(
