@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config.document import Table, Text
+from cpupool.config.reader import entries
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     CPU_MANAGER_POLICIES,
@@ -90,7 +91,7 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem
 
 
 def _refuse_settings_of_none(reader: Reader, table: Table) -> None:
-    for key, entry in table.entries.items():
+    for key, entry in entries(table):
         if key in _KEYS and key != POLICY and not _is_empty(entry):
             what = f"the policy {NONE} has no such setting"
             reader.refuse(entry, what, f"remove it, or write policy: {STATIC}", entry.key)
@@ -118,7 +119,7 @@ def _options(reader: Reader, value: Value) -> StaticOptions:
     names = StaticOptions.names()
     table = reader.table(value, names)
     chosen = {}
-    for name, entry in table.entries.items() if table else ():
+    for name, entry in entries(table):
         text = reader.text(entry) if name in names else None
         if text is None:
             continue

@@ -11,7 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from cpupool.config.document import Value
     from cpupool.core.errors import Location
@@ -98,3 +98,8 @@ def hint(word: str, known: Collection[str]) -> str:
     if close := difflib.get_close_matches(word.lower(), by_lower_case, n=1):
         return f"did you mean {by_lower_case[close[0]]}?"
     return f"use {' or '.join(known)}"
+
+
+def entries(table: Table | None) -> Iterable[tuple[str, Value]]:
+    """Return key and value of each entry; nothing for no map."""
+    return table.entries.items() if table else ()

@@ -250,6 +250,47 @@ def test_a_policy_that_is_not_built_in_decides_itself_about_reserved_cpus() -> N
     assert read.pools.cpu_manager == CPUManager("toy", on_misfit=Misfit.SHARE)
 
 
+@pytest.mark.parametrize(
+    "written", ["", "cpuManager:\n", "cpuManager: {}\n", "cpuManager: {policy: none}\n"]
+)
+def test_no_cpu_manager_policy_gives_out_the_default_pool_where_none_is_named(written: str) -> None:
+    assert parse(f"pools: {{default: {{cpus: 1}}}}\n{written}").pools.cpu_manager == CPUManager()
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (
+            "cpuManager: static",
+            "a.yaml:2:13: cpuManager: this must be a map; write key: value on lines of their own",
+        ),
+        (
+            "cpuManager: {policy: nine}",
+            "a.yaml:2:22: cpuManager.policy: unknown value 'nine'; did you mean none?",
+        ),
+        (
+            "cpuManager: {policy: [none]}",
+            "a.yaml:2:22: cpuManager.policy: this must be text; write a single value",
+        ),
+        (
+            "cpuManager: {polici: none}",
+            "a.yaml:2:14: cpuManager.polici: unknown key; did you mean policy?",
+        ),
+    ],
+)
+def test_a_wrong_cpu_manager_is_refused(written: str, problem: str) -> None:
+    assert refused(f"pools: {{default: {{cpus: 1}}}}\n{written}\n") == [problem]
+
+
+def test_a_policy_that_the_agent_knows_besides_can_be_named() -> None:
+    text = "pools: {default: {cpus: 1}}\ncpuManager: {policy: toy}\n"
+    assert refused(text) == [
+        "a.yaml:2:22: cpuManager.policy: unknown value 'toy'; use none or static"
+    ]
+    read = poolconfig.parse("a.yaml", text, Names(), cpu_managers=("none", "toy"))
+    assert read.pools.cpu_manager == CPUManager("toy")
+
+
 def reserving(reserved: CPUSet | int, **cpus: str) -> NodePools:
     pools = (Pool.named(name, listed) for name, listed in cpus.items())
     return NodePools.of(*pools, cpu_manager=CPUManager("static", reserved))

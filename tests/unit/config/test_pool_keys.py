@@ -2,56 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.config import poolconfig
-from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
-from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.unit.config.poolconfig.files import parse, refused
-
-
-@pytest.mark.parametrize(
-    "written", ["", "cpuManager:\n", "cpuManager: {}\n", "cpuManager: {policy: none}\n"]
-)
-def test_no_cpu_manager_policy_gives_out_the_default_pool_where_none_is_named(written: str) -> None:
-    assert parse(f"pools: {{default: {{cpus: 1}}}}\n{written}").pools.cpu_manager == CPUManager()
-
-
-@pytest.mark.parametrize(
-    ("written", "problem"),
-    [
-        (
-            "cpuManager: static",
-            "a.yaml:2:13: cpuManager: this must be a map; write key: value on lines of their own",
-        ),
-        (
-            "cpuManager: {policy: nine}",
-            "a.yaml:2:22: cpuManager.policy: unknown value 'nine'; did you mean none?",
-        ),
-        (
-            "cpuManager: {policy: [none]}",
-            "a.yaml:2:22: cpuManager.policy: this must be text; write a single value",
-        ),
-        (
-            "cpuManager: {polici: none}",
-            "a.yaml:2:14: cpuManager.polici: unknown key; did you mean policy?",
-        ),
-    ],
-)
-def test_a_wrong_cpu_manager_is_refused(written: str, problem: str) -> None:
-    assert refused(f"pools: {{default: {{cpus: 1}}}}\n{written}\n") == [problem]
-
-
-def test_a_policy_that_the_agent_knows_besides_can_be_named() -> None:
-    text = "pools: {default: {cpus: 1}}\ncpuManager: {policy: toy}\n"
-    assert refused(text) == [
-        "a.yaml:2:22: cpuManager.policy: unknown value 'toy'; use none or static"
-    ]
-    read = poolconfig.parse("a.yaml", text, Names(), cpu_managers=("none", "toy"))
-    assert read.pools.cpu_manager == CPUManager("toy")
-
 
 MIXED = "pools: {shared: {cpus: 1}, exclusive: {cpus: 2}}\nmixedCPUs:"
 
