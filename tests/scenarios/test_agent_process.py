@@ -230,6 +230,9 @@ class World:
 @contextmanager
 def living(folder: Path, machine: WrittenMachine, labels: Mapping[str, str]) -> Iterator[World]:
     """Make a node with these labels, without a pool file."""
+    boot_id = folder / "proc/sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text("this boot\n")
     with (
         FakeAPIServer(NODE, labels) as api,
         EmulatedCgroups(folder, machine.topology().online, "a test") as place,

@@ -58,6 +58,7 @@ def test_containers_get_and_keep_cpus_of_their_own(world: World, runtime: FakeRu
         answer = nri.create(first, "0-15", {}).adjust
         assert answer.linux.resources.cpu.cpus == "1-2"
         assert {one.key: one.value for one in answer.env} == {"EXCLUSIVE_CPUS": "1-2"}
+        assert answer.annotations == {"nokia.k8s.io/cpus-chosen": "1-2"}
 
     nri.lose()
     world.disturb("plain", "0-15")

@@ -1,0 +1,64 @@
+"""An agent that is killed at one step of a choice: `python -m tests.dying agent`.
+
+It knows the policy of `tests.round_robin`.
+
+The variable DIES says at which step: `chosen`, before the file is written; `recorded`, before the
+container runtime has its answer; `answered`, after it. VICTIM is the pod's UID.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from cpupool.host import files
+from cpupool.runtime.nri import NRIRuntime
+from tests import round_robin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from cpupool.runtime.nri_messages import Adjustment, CreateContainer, Update
+
+DIES, VICTIM = "DIES", "VICTIM"
+STEPS = ("chosen", "recorded", "answered")
+
+_write, _answer = files.write_atomically, NRIRuntime.answer_create
+
+
+def _reach(step: str) -> None:
+    if os.environ[DIES] == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file, and die before or after that if it has the choice."""
+    chosen = os.environ[VICTIM].encode() in data
+    if chosen:
+        _reach("chosen")
+    _write(path, data, durable=durable)
+    if chosen:
+        _reach("recorded")
+
+
+def answer(
+    self: NRIRuntime,
+    message: CreateContainer,
+    adjustment: Adjustment | None,
+    updates: Iterable[Update] = (),
+) -> None:
+    """Answer, and die as soon as the runtime has the answer about the victim."""
+    _answer(self, message, adjustment, updates)
+    known = message.container.known
+    if known and known.pod == os.environ[VICTIM]:
+        self.flush()
+        _reach("answered")
+
+
+if __name__ == "__main__":
+    files.write_atomically = write  # type: ignore[assignment]
+    NRIRuntime.answer_create = answer  # type: ignore[method-assign]
+    sys.exit(round_robin.main())

@@ -1,0 +1,193 @@
+"""The CPUs that a CPU manager policy chose, over the deaths of agents."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
+from cpupool.kube import views
+from cpupool.local.pods import HostedPod
+from cpupool.wire import cpu_manager_state
+from tests import dying
+from tests.cri_server import FakeCRI
+from tests.machines import MACHINES
+from tests.nri_pods import Container
+from tests.nri_pods import Pod as NRIPod
+from tests.nri_runtime import FakeRuntime, Plugin
+from tests.scenarios.test_agent_process import living
+from tests.scenarios.test_mixed_cpus import guaranteed
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cpupool.core.workloads import Pod
+    from tests.scenarios.test_agent_process import World
+
+POOLS = """
+pools:
+  default: {cpus: "0-5"}
+nodeSelector: {role: worker}
+cpuManager: {policy: round-robin}
+"""
+NONE = POOLS.replace("policy: round-robin", "policy: none")
+PROGRAM = "tests.round_robin"
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    with living(folder, MACHINES["arm_no_smt"].write(folder), {"role": "worker"}) as world:
+        world.mount.show(worker=POOLS)
+        yield world
+
+
+@pytest.fixture
+def runtime(world: World) -> Iterator[FakeRuntime]:
+    world.node.root.nri_socket.parent.mkdir(parents=True)
+    with FakeRuntime(world.node.root.nri_socket) as runtime:
+        yield runtime
+
+
+@dataclass
+class Bound:
+    """A pod that the scheduler has bound to the node, and whose container does not exist yet."""
+
+    body: Any
+    name: str
+    attempts: int = 0
+
+    @classmethod
+    def named(cls, name: str) -> Bound:
+        limits = {"cpu": "1", "memory": "1Gi"}
+        manifest = {
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
+        }
+        created = views.created(manifest, str(uuid.uuid4()))
+        return cls(HostedPod(created, Names()).body, name)
+
+    @property
+    def uid(self) -> str:
+        return str(self.body["metadata"]["uid"])
+
+    def created_by(self, plugin: Plugin) -> str:
+        """Let the runtime create the container, as the kubelet tries it again and again."""
+        self.attempts += 1
+        container = Container(NRIPod(self.uid, self.name), f"{self.name}-{self.attempts}")
+        adjust = plugin.create(container).adjust
+        cpus = adjust.linux.resources.cpu.cpus
+        assert adjust.annotations == {"nokia.k8s.io/cpus-chosen": cpus}
+        return cpus
+
+
+def recorded(world: World) -> dict[str, dict[str, str]]:
+    """Give the file's content: the id in a pod's cgroup → container → CPUs."""
+    file = world.folder / "var/lib/cpupool/cpu_manager_state"
+    if not file.exists():
+        return {}
+    entries = cpu_manager_state.parse(file.read_bytes()).entries
+    return {
+        pod: {name: str(cpus) for name, cpus in containers.items()}
+        for pod, containers in entries.items()
+    }
+
+
+@pytest.mark.parametrize("step", dying.STEPS)
+def test_an_agent_that_is_killed_while_it_answers_gives_what_the_runtime_knows(
+    world: World, runtime: FakeRuntime, step: str
+) -> None:
+    world.run("plain")
+    first, web = Bound.named("first"), Bound.named("web")
+    world.api.set_pods([*world.node.bodies()["items"], first.body, web.body])
+    env = ("env", f"{dying.DIES}={step}", f"{dying.VICTIM}={web.uid}")
+    answered = ""
+    with world.agent(before=env, program="tests.dying", end=signal.SIGKILL) as agent:
+        plugin = runtime.welcome()
+        # The agent has looked at everything once.
+        world.await_containers({"plain/": "0-5", "plain/main": "0-5"})
+        assert first.created_by(plugin) == "1"
+        with suppress(ConnectionError):
+            answered = web.created_by(plugin)
+        eventually(lambda: agent.process.poll() is not None, "the agent has died")
+    assert bool(answered) == (step == "answered")
+    known = {} if step == "chosen" else {web.uid: {"main": "2"}}
+    assert recorded(world) == {first.uid: {"main": "1"}, **known}
+
+    # Without its record an agent would give the CPU that has become free.
+    world.api.set_pods([*world.node.bodies()["items"], web.body])
+    world.disturb("plain", "0-15")
+    with world.agent(program=PROGRAM):
+        plugin = runtime.welcome()
+        rest = "0-5" if step == "chosen" else "0-1,3-5"
+        world.await_containers({"plain/": rest, "plain/main": rest})
+        again = web.created_by(plugin)
+        assert again == ("1" if step == "chosen" else "2")
+        eventually(lambda: recorded(world) == {web.uid: {"main": again}}, "the record is right")
+
+
+def two_pods(world: World) -> tuple[Pod, Pod]:
+    """Start two pods; the second has CPUs that a new choice would not give it alone."""
+    first, web = guaranteed(world, "first", 1), guaranteed(world, "web", 2)
+    rest = {"first/": "0,4-5", "web/": "0,4-5"}
+    world.await_containers({**rest, "first/main": "1", "web/main": "2-3"})
+    return first, web
+
+
+def test_a_container_keeps_its_cpus_although_all_else_is_lost(world: World) -> None:
+    with world.agent(program=PROGRAM, end=signal.SIGKILL):
+        first, _ = two_pods(world)
+    world.node.delete_pod(first.uid)
+    world.disturb("web", "0-15")
+    world.machine.switch_off(CPUSet.of(3))
+    with world.agent(program=PROGRAM, end=signal.SIGKILL):
+        world.await_containers({"web/": "0-1,4-5", "web/main": "2"})
+        world.machine.switch_on(CPUSet.of(3))
+        world.await_containers({"web/": "0-1,4-5", "web/main": "2-3"})
+
+    # The policy is another, and the pod has what it had.
+    world.mount.show(worker=NONE)
+    world.disturb("web", "0-15")
+    with world.agent(program=PROGRAM):
+        world.await_containers({"web/": "0-1,4-5", "web/main": "2-3"})
+
+
+def test_a_record_of_another_boot_is_not_believed(world: World) -> None:
+    with world.agent(program=PROGRAM, end=signal.SIGKILL):
+        first, web = two_pods(world)
+    world.node.delete_pod(first.uid)
+    world.disturb("web", "0-15")
+    (world.folder / "proc/sys/kernel/random/boot_id").write_text("another\n")
+    with world.agent(program=PROGRAM) as agent:
+        assert "of another boot" in agent.await_line("recorded CPUs are ignored")
+        world.await_containers({"web/": "0,3-5", "web/main": "1-2"})
+        eventually(lambda: recorded(world) == {web.uid: {"main": "1-2"}}, "the record is new")
+
+
+def test_without_a_file_a_living_container_says_what_was_chosen(world: World) -> None:
+    state = world.folder / "var/lib/cpupool"
+    (state / "cpu_manager_state").mkdir(parents=True)
+    with world.agent(program=PROGRAM, end=signal.SIGKILL) as agent:
+        first, web = two_pods(world)
+        agent.await_line("chosen CPUs cannot be recorded")
+        assert "not recorded" in world.await_event("CPUChoiceNotRecorded")
+    world.node.delete_pod(first.uid)
+    world.disturb("web", "0-15")
+    (process,) = (one for one in world.node.processes() if one.container)
+    with FakeCRI(world.node.root.cri_sockets[0]) as cri:
+        cri.add_sandbox("sandbox", "web")
+        chosen = {Names().chosen: "2-3"}
+        made = cri.add(process.instance.id, "web", nri_cpus="2-3", nri_annotations=chosen)
+        for known in (made, cri.sandboxes["sandbox"]):
+            known.labels["io.kubernetes.pod.uid"] = web.uid
+        cri.obey = lambda _id, cpus: world.disturb("web", cpus)
+        with world.agent(program=PROGRAM):
+            world.await_containers({"web/": "0-1,4-5", "web/main": "2-3"})
