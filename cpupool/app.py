@@ -38,6 +38,7 @@ from cpupool.roles import (
     machine_watcher,
     mount_keeper,
     nri_plugin,
+    pod_failer,
     reporter,
 )
 from cpupool.roles.configurator import Configurator
@@ -47,6 +48,7 @@ from cpupool.roles.machine_watcher import MachineWatcher
 from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.roles.nri_answers import MissingFacts
 from cpupool.roles.nri_plugin import NRIPlugin
+from cpupool.roles.pod_failer import PodFailer
 from cpupool.roles.reporter import Reporter
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri import NRIRuntime
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
-    from cpupool.manager.ports import ConfigMapSource, EventSink, TopologySource
+    from cpupool.manager.ports import ConfigMapSource, EventSink, PodStatusSink, TopologySource
     from cpupool.policies.base import CPUManagerPolicies
     from cpupool.runtime.nri_connection import Launch
     from cpupool.supervisor import Loop
@@ -91,6 +93,7 @@ class Setup:
         cri_socket: the container runtime's; None to try the usual ones.
         launch: how the container runtime has started this process as its NRI plugin, if it has.
         cpu_managers: as for `Manager`.
+        fail_misfit_after_s: as for `PodFailer`.
     """
 
     config: Path
@@ -105,6 +108,7 @@ class Setup:
     cri_socket: Path | None = None
     launch: Launch | None = None
     cpu_managers: CPUManagerPolicies = field(default_factory=lambda: BUILT_IN)
+    fail_misfit_after_s: float = 0.0
 
 
 class Cluster(PodSource, NodeLabels, Protocol):
@@ -118,6 +122,11 @@ class Cluster(PodSource, NodeLabels, Protocol):
     @property
     def config_map(self) -> ConfigMapSource | None:
         """The ConfigMap with the pool files; None where the folder of the settings counts."""
+        ...
+
+    @property
+    def pod_status(self) -> PodStatusSink | None:
+        """Writes that a pod has failed; None where no API server keeps the pods."""
         ...
 
     def loops(self, beat: Callable[[str], None]) -> Mapping[str, Loop]:
@@ -289,6 +298,10 @@ class Agent:
             metrics=self._metrics,
             health=self.health,
         )
+        status = self._cluster.pod_status
+        self._pod_failer = status and PodFailer(
+            self.manager, status, after_s=settings.fail_misfit_after_s, health=self.health
+        )
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
         )
@@ -322,6 +335,8 @@ class Agent:
         }
         if self._plugged:
             work[nri_plugin.NAME] = self._nri.run
+        if self._pod_failer:
+            work[pod_failer.NAME] = self._pod_failer.run
         loops: dict[str, Loop] = {
             name: partial(self._once_alone, name, work[name]) for name in work
         }
@@ -410,6 +425,9 @@ class Agent:
             self._reporter.wake,
             self._cluster.wake,
         )
+        if self._pod_failer:
+            signals.swept.wakes(self._pod_failer.look)
+            signals.stop.wakes(self._pod_failer.wake)
         if self.server:
             signals.stop.wakes(self.server.wake)
 

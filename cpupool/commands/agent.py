@@ -116,6 +116,7 @@ def run(
         cri_socket=Path(given.cri_socket) if given.cri_socket else None,
         launch=launch,
         cpu_managers=cpu_managers,
+        fail_misfit_after_s=given.fail_misfit_after_s,
     )
     followed = config_map(given.configmap)
     root = HostRoot.under(Path(given.host_root))

@@ -25,6 +25,7 @@ _SUBDOMAIN: Final = re.compile(
 _CONFIG_MAP: Final = re.compile(rf"({DNS_LABEL.pattern}/)?[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?")
 """As Kubernetes has them (k8s.io/apimachinery/pkg/util/validation)."""
 _OPTION: Final = "option"
+_DAY_S: Final = 86_400
 _T = TypeVar("_T")
 
 
@@ -55,6 +56,21 @@ def seconds(text: str) -> float:
     if 0.1 <= given <= 60:
         return given
     raise SettingRefused(f"{text!r} is not between 0.1 and 60 seconds")
+
+
+def delay(text: str) -> float:
+    """Read a delay in seconds; 0 stands for none.
+
+    Raises:
+        SettingRefused: it is no number of seconds up to a day.
+    """
+    try:
+        given = float(text)
+    except ValueError:
+        given = -1.0
+    if 0 <= given <= _DAY_S:
+        return given
+    raise SettingRefused(f"{text!r} is not between 0 and {_DAY_S} seconds")
 
 
 def port(text: str) -> int:
@@ -253,6 +269,14 @@ class AgentSettings:
         " its CPUs: hold, so that the kubelet tries again; or release it into the default pool"
         " until it can have its CPUs (default: {default})",
         choices=("hold", "release"),
+    )
+    fail_misfit_after_s: float = _option(
+        "fail-misfit-after",
+        0.0,
+        "with `onMisfit: fail` in the pool file: how long the agent holds a pod that cannot have"
+        " CPUs of its own, before it sets the pod's phase to Failed (default: {default}, at once)",
+        metavar="SECONDS",
+        parse=delay,
     )
     cri_socket: str = _option(
         "cri-socket",

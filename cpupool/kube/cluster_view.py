@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cpupool.kube import views
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.events import EventRecorder
+from cpupool.kube.pod_status import PodStatus
 from cpupool.kube.reflector import Reflector
 from cpupool.kube.resources import NODES, PODS
 from cpupool.telemetry import log as logs
@@ -39,6 +40,7 @@ class ClusterView:
     Attributes:
         events: where to tell users of a pod or of the node.
         config_map: that ConfigMap; None without a name.
+        pod_status: where to write that a pod of the node has failed.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ClusterView:
         config_map: ConfigMapName | None = None,
     ) -> None:
         self.events = EventRecorder(server, node, metrics)
+        self.pod_status = PodStatus(server)
         self.config_map = (
             ConfigMapWatch(server, config_map, changed=changed, restarted=metrics.watch_restarted)
             if config_map

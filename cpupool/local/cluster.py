@@ -38,12 +38,14 @@ class EmbeddedCluster:
         node_labels: the node's labels.
         events: receives the Events.
         config_map: None: the folder of pool files counts.
+        pod_status: None: the status of a pod is the kubelet's alone.
     """
 
     source: PodSource
     node_labels: Mapping[str, str]
     events: EventSink = field(default_factory=EventLog)
     config_map: None = None
+    pod_status: None = None
 
     def pods(self) -> tuple[Pod, ...] | None:
         """Return the source's pods.

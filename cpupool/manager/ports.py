@@ -99,6 +99,27 @@ class EventSink(Protocol):
         ...
 
 
+class PodStatusSink(Protocol):
+    """The status of pods, where the agent writes that a pod has failed."""
+
+    def fail(self, pod: Pod, reason: str, message: str) -> None:
+        """Set the phase of a pending pod to Failed; never that of a successor with its name.
+
+        Args:
+            pod: the pod.
+            reason: one word in CamelCase, for programs.
+            message: the fact.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End the request that is going on, and every later one."""
+        ...
+
+
 class DeviceSource(Protocol):
     """The kubelet's podresources: which devices it gave to which container."""
 
