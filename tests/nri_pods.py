@@ -18,12 +18,14 @@ class Pod:
 
     Attributes:
         annotations: what the pod's author wrote. Its containers have a copy, as CRI-O makes it.
+        cgroup_parent: the pod's cgroup.
     """
 
     uid: str = "11111111-2222-3333-4444-555555555555"
     name: str = "pod"
     namespace: str = "default"
     labelled: bool = True
+    cgroup_parent: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -44,7 +46,11 @@ class Pod:
 
     def message(self) -> nri_pb2.PodSandbox:
         """Write it as the runtime does."""
-        return nri_pb2.PodSandbox(id=self.sandbox, labels=self.labels, annotations=self.annotations)
+        message = nri_pb2.PodSandbox(
+            id=self.sandbox, labels=self.labels, annotations=self.annotations
+        )
+        message.linux.cgroup_parent = self.cgroup_parent
+        return message
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Container:
         devices: pool → description of the device ids, as Allocate writes it.
         own_labels: whether it carries its pod's labels, too.
         chosen: the CPUs in the annotation that an earlier agent wrote; empty for no annotation.
+        shares: its cpu shares, 1024 for each CPU that it requests.
+        oom_score_adj: the kubelet's score for it.
     """
 
     pod: Pod
@@ -67,6 +75,8 @@ class Container:
     own_labels: bool = True
     quota_us: int | None = None
     chosen: str = ""
+    shares: int = 0
+    oom_score_adj: int = 0
 
     def message(self) -> nri_pb2.Container:
         """Write it as the runtime does."""
@@ -83,6 +93,8 @@ class Container:
             env=[f"{name}={value}" for name, value in self.environment.items()],
         )
         set_cpu(message.linux.resources.cpu, self.cpus, self.quota_us)
+        message.linux.resources.cpu.shares.value = self.shares
+        message.linux.oom_score_adj.value = self.oom_score_adj
         return message
 
 

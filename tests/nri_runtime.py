@@ -229,6 +229,10 @@ class Plugin:
         """Tell that a pod's sandbox is gone."""
         self._tell("RemovePodSandbox", nri_pb2.REMOVE_POD_SANDBOX, pod)
 
+    def starting(self, container: Container) -> Future[nri_pb2.Empty]:
+        """Ask before a container runs its first instruction, without waiting for the answer."""
+        return self._telling("StartContainer", nri_pb2.START_CONTAINER, container.pod, container)
+
     def start(self, container: Container) -> None:
         """Tell that a container's process has started."""
         self._tell("PostStartContainer", nri_pb2.POST_START_CONTAINER, container.pod, container)
@@ -295,18 +299,21 @@ class Plugin:
     # How it says that.
 
     def _tell(self, method: str, event: int, pod: Pod, container: Container | None = None) -> None:
+        self._telling(method, event, pod, container).result(DEADLINE_S)
+
+    def _telling(
+        self, method: str, event: int, pod: Pod, container: Container | None
+    ) -> Future[nri_pb2.Empty]:
         told = container.message() if container else None
         if self._runtime.dedicated:
             request = nri_pb2.LifecycleEvent(pod=pod.message(), container=told)
-            future = self.ask(method, request, nri_pb2.Empty)
-        else:
-            change = nri_pb2.StateChangeEvent(
-                event=event,  # type: ignore[arg-type]  # an int is what it is
-                pod=pod.message(),
-                container=told,
-            )
-            future = self.ask("StateChange", change, nri_pb2.Empty)
-        future.result(DEADLINE_S)
+            return self.ask(method, request, nri_pb2.Empty)
+        change = nri_pb2.StateChangeEvent(
+            event=event,  # type: ignore[arg-type]  # an int is what it is
+            pod=pod.message(),
+            container=told,
+        )
+        return self.ask("StateChange", change, nri_pb2.Empty)
 
     def _call(
         self,

@@ -38,7 +38,10 @@ ELSEWHERE = {
         "policies/pools",
     },
     "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
-    "tests/unit/roles/nri_plugin": {"runtime/nri"},
+    "tests/unit/roles/nri_plugin": {
+        *("enforce/intruders", "roles/nri_answers", "roles/nri_obstacles"),
+        *("runtime/nri", "runtime/nri_containers"),
+    },
     "tests/unit/test_app.py": {"roles/reporter"},
     "tests/scenarios/device_manager": {"roles/device_manager", "roles/mount_keeper"},
     "tests/unit/runtime/nri_session": {"runtime/nri_messages"},

@@ -6,7 +6,14 @@ import pytest
 
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.workloads import ContainerID
-from cpupool.runtime.nri_messages import Ended, SandboxRemoved, SandboxStarted, Shutdown, Started
+from cpupool.runtime.nri_messages import (
+    Ended,
+    SandboxRemoved,
+    SandboxStarted,
+    Shutdown,
+    StartContainer,
+    Started,
+)
 from tests.nri_pods import Pod
 from tests.unit.runtime.nri_session.conversation import CONTAINER, POD, SANDBOX, SEEN, request, said
 
@@ -38,7 +45,7 @@ class TestEvents:
         assert said(session) == {1: ttrpc_pb2.Response(), 3: ttrpc_pb2.Response()}
 
     def test_an_event_that_changes_nothing_is_only_answered(self, session: Session) -> None:
-        other = nri_pb2.StateChangeEvent(event=nri_pb2.START_CONTAINER, pod=POD.message())
+        other = nri_pb2.StateChangeEvent(event=nri_pb2.POST_CREATE_CONTAINER, pod=POD.message())
         foreign = nri_pb2.StateChangeEvent(
             event=nri_pb2.RUN_POD_SANDBOX, pod=Pod(labelled=False).message()
         )
@@ -46,6 +53,29 @@ class TestEvents:
         assert session.receive(request("StateChange", other)) == []
         assert session.receive(request("StateChange", foreign, call=3)) == []
         assert set(said(session)) == {1, 3}
+
+    @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+    def test_a_start_waits_for_its_answer(self, session: Session, old: bool) -> None:
+        parts = {"pod": POD.message(), "container": CONTAINER.message()}
+        event = nri_pb2.StateChangeEvent(event=nri_pb2.START_CONTAINER, **parts)
+        asked = event if old else nri_pb2.LifecycleEvent(**parts)
+        method = "StateChange" if old else "StartContainer"
+
+        said_ns = 2_000_000_000
+        messages = [
+            *session.receive(request(method, asked, timeout_ns=said_ns)),
+            *session.receive(request(method, asked, call=3)),
+        ]
+        assert messages == [StartContainer(1, SEEN, 2.0), StartContainer(3, SEEN, None)]
+        assert said(session) == {}
+        assert session.owes
+
+        session.answer_start(1)
+        session.refuse(3, "its CPUs are occupied")
+        answers = said(session)
+        assert answers[1] == ttrpc_pb2.Response()
+        assert answers[3].status.message == "cpupool: its CPUs are occupied"
+        assert not session.owes
 
     def test_a_creation_that_is_taken_back_ends_with_nothing_but_the_id(
         self, session: Session

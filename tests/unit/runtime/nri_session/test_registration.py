@@ -82,6 +82,7 @@ class TestRegistration:
             nri_pb2.RUN_POD_SANDBOX,
             nri_pb2.REMOVE_POD_SANDBOX,
             nri_pb2.CREATE_CONTAINER,
+            nri_pb2.START_CONTAINER,
             nri_pb2.POST_START_CONTAINER,
             nri_pb2.UPDATE_CONTAINER,
             nri_pb2.STOP_CONTAINER,
