@@ -56,9 +56,12 @@ class TestEvents:
 
     @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
     def test_a_start_waits_for_its_answer(self, session: Session, old: bool) -> None:
-        parts = {"pod": POD.message(), "container": CONTAINER.message()}
-        event = nri_pb2.StateChangeEvent(event=nri_pb2.START_CONTAINER, **parts)
-        asked = event if old else nri_pb2.LifecycleEvent(**parts)
+        pod, container = POD.message(), CONTAINER.message()
+        asked = (
+            nri_pb2.StateChangeEvent(event=nri_pb2.START_CONTAINER, pod=pod, container=container)
+            if old
+            else nri_pb2.LifecycleEvent(pod=pod, container=container)
+        )
         method = "StateChange" if old else "StartContainer"
 
         said_ns = 2_000_000_000
