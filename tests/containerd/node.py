@@ -173,7 +173,7 @@ class Node:
         logs = self.host.folder / "logs" / one.pod.uid
         logs.mkdir(parents=True)
         one.sandbox = self.cri.run_sandbox(one.sandbox_config(self.host.cgroup_root, logs))
-        self._start(one)
+        self.start(one)
 
     def run(self, kind: Kind, look_us: int = LOOK_US) -> Hosted:
         """Admit and start a pod."""
@@ -191,7 +191,7 @@ class Node:
         one.hosted.ended(CONTAINER, 0)
         self._publish()
         one.attempt += 1
-        self._start(one)
+        self.start(one)
 
     def remove(self, one: Hosted) -> None:
         """Delete a pod."""
@@ -227,10 +227,10 @@ class Node:
 
     def expected(self, one: Hosted) -> CPUSet:
         """Give the CPUs on which a container belongs; of an exclusive one, those it was told."""
-        if one.kind is not Kind.EXCLUSIVE:
+        if one.kind in {Kind.SHARED, Kind.DEFAULT}:
             return self.layout.shared if one.kind is Kind.SHARED else self.layout.default
         told = CPUSet.parse(self.record(one).environment[EXCLUSIVE_CPUS])
-        assert told <= self.layout.exclusive
+        assert told <= (self.layout.default if self.layout.cpu_manager else self.layout.exclusive)
         return told
 
     def astray(self, pods: Iterable[Hosted]) -> list[str]:
@@ -261,7 +261,8 @@ class Node:
     def _wrong(self, one: Hosted) -> str:
         return "\n".join([*self.astray([one]), self.log()])
 
-    def _start(self, one: Hosted) -> None:
+    def start(self, one: Hosted) -> None:
+        """Create and start a pod's container; a start that is refused raises `grpc.RpcError`."""
         options = self.kubelet.run_options(ContainerRef(one.pod.uid, CONTAINER))
         logs = self.host.folder / "logs" / one.pod.uid
         within = one.sandbox_config(self.host.cgroup_root, logs)

@@ -42,6 +42,8 @@ class Kind(Enum):
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
     DEFAULT = "default"
+    STATIC = "static"
+    """A whole CPU of its own, from the node's CPU manager policy."""
 
     @property
     def limits(self) -> dict[str, str]:
@@ -50,6 +52,7 @@ class Kind(Enum):
             Kind.EXCLUSIVE: {_EXCLUSIVE: "1", "cpu": "1000m", "memory": "64Mi"},
             Kind.SHARED: {_SHARED: "100", "cpu": "500m"},
             Kind.DEFAULT: {},
+            Kind.STATIC: {"cpu": "1000m", "memory": "64Mi"},
         }[self]
 
     def manifest(self, name: str) -> dict[str, Any]:
@@ -70,11 +73,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The CPUs of three pools; none for a kind that a machine has no core left for."""
+    """The CPUs of three pools; none for a kind that a machine has no core left for.
+
+    Attributes:
+        cpu_manager: the pool file's line for the CPU manager policy; empty for none.
+    """
 
     default: CPUSet
     shared: CPUSet
     exclusive: CPUSet
+    cpu_manager: str = ""
 
     @classmethod
     def of(cls, topology: CPUTopology) -> tuple[Layout, ...]:
@@ -86,6 +94,15 @@ class Layout:
             return (cls(first, second, CPUSet(core.first for core in others)),)
         return cls(first, first, CPUSet.of(second.first)), cls(first, second, CPUSet())
 
+    @classmethod
+    def governed(cls, topology: CPUTopology) -> Layout:
+        """Give one pool of all CPUs, whose CPU manager policy keeps the first for everybody."""
+        if len(topology.online) < 2:
+            pytest.skip("two CPUs are needed: on one, every CPU is right")
+        reserved = CPUSet.of(topology.online.first)
+        manager = f'cpuManager: {{policy: static, reserved: "{reserved}"}}'
+        return cls(topology.online, CPUSet(), CPUSet(), manager)
+
     @property
     def pools(self) -> str:
         """The text of the pool file."""
@@ -95,12 +112,13 @@ class Layout:
             "exclusive_test": self.exclusive,
         }
         lines = [f'  {name}: {{cpus: "{cpus}"}}' for name, cpus in pools.items() if cpus]
-        return "\n".join(["pools:", *lines, ""])
+        return "\n".join(["pools:", *lines, self.cpu_manager, ""])
 
     @property
     def resources(self) -> tuple[str, ...]:
         """The resources that a node with these pools offers."""
-        return (_SHARED, _EXCLUSIVE) if self.exclusive else (_SHARED,)
+        offered = {_SHARED: self.shared, _EXCLUSIVE: self.exclusive}
+        return tuple(resource for resource, cpus in offered.items() if cpus)
 
     def mixed(self, count: int) -> list[Kind]:
         """Give so many kinds: at most half are exclusive, one for each CPU, and both others."""
