@@ -108,7 +108,12 @@ class Answers:
             },
             self._annotations(wanted),
         )
-        updates = list(self.corrections(now, near=wanted.exclusive)) if wanted.exclusive else []
+        updates: list[Update] = []
+        if wanted.exclusive:
+            pod = now.resolution.pods.get(container.key[0]) if container.key else None
+            # CRI-O does not create the container if it cannot move another; containerd logs that.
+            strict = self._missing_facts is MissingFacts.HOLD and not (pod and pod.essential)
+            updates += self.corrections(now, wanted.exclusive, ignore_failure=not strict)
         self._runtime.answer_create(message, adjustment, updates)
         if wanted.exclusive:
             # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
@@ -169,12 +174,15 @@ class Answers:
         """Take the runtime's word that a container has ended."""
         self._refused_starts.pop(container, None)
 
-    def corrections(self, now: Snapshot, near: CPUSet | None = None) -> Iterator[Update]:
+    def corrections(
+        self, now: Snapshot, near: CPUSet | None = None, *, ignore_failure: bool = True
+    ) -> Iterator[Update]:
         """Move the containers that the runtime has on other CPUs than they belong on.
 
         Args:
             now: where they belong.
             near: only those that are on one of these CPUs; None for all.
+            ignore_failure: as for `Update`.
         """
         for identifier, container in self._runtime.containers.items():
             # The cpusetter has the containers that run and for which the runtime has no CPUs.
@@ -186,7 +194,7 @@ class Answers:
             if near is None or not near.isdisjoint(container.cpus):
                 container.cpus = wanted.cpus
                 container.moved |= not container.started
-                yield Update(identifier, wanted.cpus)
+                yield Update(identifier, wanted.cpus, ignore_failure=ignore_failure)
 
     def _holds(self, obstacle: Obstacle) -> bool:
         # What the node may need to work is never held.

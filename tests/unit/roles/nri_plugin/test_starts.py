@@ -43,7 +43,9 @@ def run(agent: Agent, plugin: Plugin, owner: Pod = OWNER) -> None:
     container = replace(container, pod=replace(container.pod, uid=owner.cgroup_uid))
     answer = plugin.create(container)
     assert cpu_of(answer).cpus == "2-3"
-    assert [one.container_id for one in answer.update] == ["other"]
+    assert [(one.container_id, one.ignore_failure) for one in answer.update] == [
+        ("other", owner.essential or agent.missing_facts is MissingFacts.RELEASE)
+    ]
 
 
 def waits(agent: Agent, plugin: Plugin) -> Future[nri_pb2.Empty]:
