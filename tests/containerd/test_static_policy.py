@@ -15,6 +15,7 @@ from cpupool.host.sysfs import Sysfs
 from tests.containerd.node import at_once
 from tests.containerd.pods import Kind, Layout
 from tests.vm.machine import TIMEOUT_S
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +78,9 @@ def test_a_neighbour_that_nobody_can_move_keeps_the_owner_from_starting(governed
     assert "NRI update of" in node.host.log, "the runtime has failed, and gone on"
 
     unnest(nested)
+    # The kubelet tries again after ten seconds.
+    path = node.path(neighbours[0])
+    eventually(lambda: node.tree.effective(path) != node.layout.default, node.log)
     with watched(node, neighbours) as seen:
         owner.attempt += 1
         node.start(owner)
