@@ -52,7 +52,7 @@ from cpupool.host.processes import daemons
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.podresources import PodResources
 from cpupool.runtime.cri import CRI
-from cpupool.wire import kubelet_checkpoint
+from cpupool.wire import cpu_manager_state, kubelet_checkpoint
 
 if TYPE_CHECKING:
     import argparse
@@ -288,10 +288,10 @@ def _kubelet(known: _Known) -> Iterable[Row]:
 
 def _cpu_manager(known: _Known) -> Iterable[Row]:
     policy: str | None = None
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, CPUPoolError):
         # In a container it is out of sight; then the kubelet's answer has to do.
         state = known.node.root.cpu_manager_state.read_bytes()
-        policy = json.loads(state).get("policyName")
+        policy = cpu_manager_state.parse(state).policy
     configured: str | None = None
     # Another check reports what is wrong with the configuration.
     with suppress(CPUPoolError):

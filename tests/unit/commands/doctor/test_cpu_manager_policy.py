@@ -96,7 +96,10 @@ def test_a_static_kubelet_beside_the_policy_is_told(
     examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
 ) -> None:
     kubelet.static_cpus = CPUSet.parse("2-31")
-    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    node.put(
+        "var/lib/kubelet/cpu_manager_state",
+        '{"policyName":"static","defaultCpuSet":"0-7","checksum":0}',
+    )
 
     stale, both = examine()[1]["CPU manager"]
 
@@ -155,7 +158,10 @@ def test_a_bundle_has_what_is_compared(
     node: WrittenNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reserve(node, "28")
-    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    node.put(
+        "var/lib/kubelet/cpu_manager_state",
+        '{"policyName":"static","defaultCpuSet":"0-7","checksum":0}',
+    )
     bundle = tmp_path / "bundle.tar.gz"
     named = ["--host-root", str(node.folder), "--config", str(node.pool_files), "--agent", NOBODY]
     assert cli.main(["support-bundle", "--output", str(bundle), *named]) == 0

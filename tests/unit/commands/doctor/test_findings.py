@@ -46,7 +46,10 @@ def test_it_is_drawn_with_the_remedy_below_the_fact(
     [
         pytest.param(
             *("CPU manager", "problem", "state is of 'static': the next start of the kubelet"),
-            *("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}'),
+            *(
+                "var/lib/kubelet/cpu_manager_state",
+                '{"policyName":"static","defaultCpuSet":"0-7","checksum":0}',
+            ),
             id="the state of a static CPU manager before the policy none",
         ),
         pytest.param(

@@ -85,7 +85,10 @@ def test_a_kubelet_that_places_containers_itself_is_told(
 def test_a_static_cpu_manager_that_cpupool_only_adds_to_is_welcome(
     examine: Any, node: WrittenNode
 ) -> None:
-    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    node.put(
+        "var/lib/kubelet/cpu_manager_state",
+        '{"policyName":"static","defaultCpuSet":"0-7","checksum":0}',
+    )
     node.put("var/lib/kubelet/config.yaml", KUBELET.replace("none", "static"))
     pools = NodePools.of(Pool.named("shared_x", "2-3,18-19"), mixed=MixedCPUs("shared_x"))
     node.status(pools=pools)
@@ -102,7 +105,10 @@ def test_a_static_cpu_manager_that_cpupool_only_adds_to_is_welcome(
 def test_shared_cpus_that_a_static_kubelet_gives_out_too_are_told(
     examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
 ) -> None:
-    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"static"}')
+    node.put(
+        "var/lib/kubelet/cpu_manager_state",
+        '{"policyName":"static","defaultCpuSet":"0-7","checksum":0}',
+    )
     node.put("var/lib/kubelet/config.yaml", KUBELET.replace("none", "static"))
     node.status(pools=NodePools.of(Pool.named("shared_x", "2-3"), mixed=MixedCPUs("shared_x")))
     kubelet.static_cpus = CPUSet.parse("3-31")
