@@ -70,7 +70,10 @@ class WrittenNode:
         self.put("proc/version", "Linux version 6.18.44\n")
         self.put("proc/cmdline", "root=/dev/vda isolcpus=4-7 token=swordfish nohz_full=4-7\n")
         self.put("var/lib/kubelet/config.yaml", KUBELET)
-        self.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"none","checksum":1}')
+        self.put(
+            "var/lib/kubelet/cpu_manager_state",
+            '{"policyName":"none","defaultCpuSet":"","checksum":0}',
+        )
         self.put("etc/cpu-pooler/poolconfig-a.yaml", POOL_FILE)
         self.starter = self.put("var/lib/cpupool/starter/1/process-starter", "")
         self.starter.chmod(0o755)

@@ -13,7 +13,6 @@ import json
 import os
 import tarfile
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,8 @@ from cpupool.host import cgroup_names, interrupts, processes
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.version import VERSION
-from cpupool.wire import kubelet_checkpoint
+from cpupool.wire import cpu_manager_state, kubelet_checkpoint
+from cpupool.wire.cpu_manager_state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,12 +261,8 @@ def _checkpoint(content: bytes, names: Names) -> bytes:
 
 
 def _cpu_manager_state(content: bytes) -> bytes:
-    state: object = None
-    with suppress(ValueError):
-        state = json.loads(content)
-    found = state if isinstance(state, dict) else {}
-    kept = {key: found[key] for key in ("policyName", "defaultCpuSet") if key in found}
-    return json.dumps(kept).encode()
+    found = cpu_manager_state.parse(content)
+    return cpu_manager_state.encode(State(found.policy, found.default_cpus))
 
 
 def _kubelet_config(content: bytes) -> bytes:
