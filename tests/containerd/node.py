@@ -99,7 +99,11 @@ class Node:
 
     @contextmanager
     def agent(
-        self, way: str, *options: str, environment: Mapping[str, str] | None = None
+        self,
+        way: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        program: str = "cpupool",
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run an agent until the block ends; it is ready when that begins.
 
@@ -107,11 +111,12 @@ class Node:
             way: as for its `--enforcement`.
             options: others of its own.
             environment: variables of its own.
+            program: the module that is run.
         """
         command = [
             # It ends with this process, too.
             *("setpriv", "--pdeathsig", "KILL"),
-            *(sys.executable, "-m", "cpupool", "agent", "--node-name", NAME, "--enforcement", way),
+            *(sys.executable, "-m", program, "agent", "--node-name", NAME, "--enforcement", way),
             *("--host-root", str(self.host.folder), "--cgroup-root", self.host.cgroup_root),
             *("--config", str(self._config.folder), "--api-server", self.api.url),
             *("--metrics-port", "0", *options),

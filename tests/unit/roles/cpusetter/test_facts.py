@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
 from cpupool.core.names import Names
-from cpupool.core.pools import NodePools
+from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.enforce.sweep import SweepReport
 from cpupool.host.cgroupfs import CgroupVersion
@@ -17,6 +18,7 @@ from cpupool.manager import offers
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.cgroups import KernelModel
+from tests.runtimes import ModelRuntime, told
 from tests.setters import EVERYTHING, MACHINE, Node, Source, ids, owner_on_2
 
 if TYPE_CHECKING:
@@ -287,3 +289,31 @@ def test_devices_of_pods_that_are_not_listed_are_kept_for_a_minute() -> None:
     node.now_s += 59
     node.setter.sweep()
     assert offers.held_ids(node.manager.snapshot().facts) == {}
+
+
+def test_the_runtime_is_asked_once_what_was_chosen_for_containers_that_want_own_cpus() -> None:
+    static = CPUManager("static", reserved=CPUSet.of(0))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=static)
+    node = Node(pools=pools, cri=ModelRuntime(here=True))
+    node.run("own", builders.container(cpu=1000))
+    known = told("own-uid")
+    node.cri.containers = (replace(known, chosen=CPUSet.of(5)), told("plain-uid", "plain"))
+    node.setter.sweep()
+    assert node.cpus("own") == "5"
+
+    # From here on this agent decides.
+    node.cri.containers = (replace(known, chosen=CPUSet.of(6)),)
+    node.setter.sweep()
+    assert node.cpus("own") == "5"
+
+
+def test_a_runtime_that_does_not_say_what_was_chosen_holds_up_no_sweep(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    static = CPUManager("static", reserved=CPUSet.of(0))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=static)
+    node = Node(pools=pools, cri=ModelRuntime(here=True, silent=True))
+    node.run("own", builders.container(cpu=1000))
+    node.setter.sweep()
+    assert "the container runtime does not answer" in caplog.text
+    assert builders.owned(node.manager)["own-uid"]

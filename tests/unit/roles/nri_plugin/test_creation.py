@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
@@ -137,3 +138,23 @@ def test_many_at_once_are_decided_together(
     answers = plugin.create_many(of(pod, f"c{number}") for number, pod in enumerate(pods))
     assert {cpu_of(answer.result(DEADLINE_S)).cpus for answer in answers} == {"0"}
     assert observe_containers.call_count < 50
+
+
+def test_a_container_with_cpus_of_the_policy_says_so(agent: Agent, plugin: Plugin) -> None:
+    static = CPUManager("static", reserved=CPUSet.of(0))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=static)
+    own = builders.pod("own", builders.container(running=False, cpu=2000))
+    agent.manager.reconfigure(pools, MACHINE.topology())
+    agent.manager.observe(pods=[own, PLAIN])
+    agent.manager.adopt(())
+
+    answer = plugin.create(of(own, "c1"))
+    assert answer.adjust.annotations == {"nokia.k8s.io/cpus-chosen": cpu_of(answer).cpus}
+    assert not plugin.create(of(PLAIN, "c2")).adjust.annotations
+
+    # The annotation is for the container's whole life, offline CPUs included.
+    whole = CPUSet.parse(cpu_of(answer).cpus)
+    agent.manager.update_topology(MACHINE.without(str(whole.first)).topology())
+    again = plugin.create(of(own, "c3"))
+    assert cpu_of(again).cpus == str(whole - CPUSet.of(whole.first))
+    assert again.adjust.annotations == {"nokia.k8s.io/cpus-chosen": str(whole)}

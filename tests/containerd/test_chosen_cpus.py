@@ -1,0 +1,124 @@
+"""A container says which CPUs a CPU manager policy chose; a pod's author cannot say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import EXCLUSIVE_CPUS, Names
+from cpupool.core.workloads import ContainerID
+from cpupool.host.sysfs import Sysfs
+from cpupool.runtime.cri import CRI
+from cpupool.wire import cpu_manager_state
+from tests.containerd.conftest import containerd
+from tests.containerd.pods import CONTAINER, Kind, Layout
+from tests.vm.machine import TIMEOUT_S
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.containerd.node import Node
+    from tests.containerd.pods import Hosted
+    from tests.containerd.runtime import ContainerdHost
+
+# The first may have to get containerd from a slow mirror.
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+PROGRAM = "tests.round_robin"
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyDefault(Layout):
+    """A pool file with nothing but the default pool, and a CPU manager policy for it."""
+
+    policy: str = "none"
+
+    @property
+    def pools(self) -> str:
+        pool = f'pools:\n  default: {{cpus: "{self.default}"}}\n'
+        return f"{pool}cpuManager: {{policy: {self.policy}}}\n"
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ContainerdHost]:
+    with containerd(passing=True) as host:
+        yield host
+
+
+@pytest.fixture
+def machine(host: ContainerdHost) -> CPUSet:
+    cpus = Sysfs.at(host.root.sysfs).topology().online
+    if len(cpus) < 2:
+        pytest.skip("two CPUs are needed: on one, every choice is the same")
+    return cpus
+
+
+def layout(cpus: CPUSet, policy: str) -> OnlyDefault:
+    return OnlyDefault(cpus, CPUSet(), CPUSet(), policy)
+
+
+def chosen(node: Node, *pods: Hosted) -> list[str]:
+    """Return what the containers say of a policy's choice, as an agent reads it."""
+    cri = CRI([node.host.socket], Names(), timeout_s=DEADLINE_S)
+    found = {one.id: str(one.chosen) for one in cri.chosen([pod.container for pod in pods])}
+    return [found.get(ContainerID(pod.container), "") for pod in pods]
+
+
+def await_record(node: Node, pod: Hosted, cpus: CPUSet) -> None:
+    """Wait until the agent has recorded these CPUs for the pod, and for no other."""
+
+    def recorded() -> object:
+        file = node.host.root.choices
+        return file.exists() and cpu_manager_state.parse(file.read_bytes()).entries
+
+    expected = {pod.pod.uid: {CONTAINER: cpus}}
+    eventually(lambda: recorded() == expected, lambda: f"{expected}: {recorded()}\n{node.log()}")
+
+
+def started(node: Node) -> None:
+    """Wait until the agent has placed a container."""
+    plain = node.run(Kind.DEFAULT)
+    path, default = node.path(plain), node.layout.default
+    eventually(lambda: node.tree.effective(path) == default, node.log)
+
+
+def test_a_choice_is_on_the_container_and_comes_back_from_there(
+    node: Node, machine: CPUSet
+) -> None:
+    node.configure(layout(machine, "round-robin"))
+    own = CPUSet(sorted(machine)[1:2])
+    with node.agent("nri", program=PROGRAM) as agent:
+        started(node)
+        pod = node.run(Kind.STATIC)
+        assert node.record(pod).environment[EXCLUSIVE_CPUS] == str(own)
+        assert chosen(node, pod) == [str(own)]
+        await_record(node, pod, own)
+        agent.kill()
+    node.host.root.choices.unlink()
+    with node.agent("nri", program=PROGRAM):
+        await_record(node, pod, own)
+
+
+def test_a_choice_that_a_pods_author_annotates_is_not_believed(node: Node, machine: CPUSet) -> None:
+    """The runtime's list agrees with it: the pod runs on the CPU that all containers share."""
+    first = CPUSet.of(machine.first)
+    node.configure(layout(first, "none"))
+    with node.agent("nri", program=PROGRAM):
+        started(node)
+        forger = node.admit(Kind.STATIC, annotations={Names().chosen: str(first)})
+        node.launch(forger)
+        listed = CRI([node.host.socket], Names()).cpu_list(ContainerID(forger.container))
+        assert listed == str(first)
+        assert chosen(node, forger) == [""]
+
+    # The policy never gives the first CPU.
+    node.configure(layout(machine, "round-robin"))
+    with node.agent("nri", program=PROGRAM):
+        await_record(node, forger, CPUSet(sorted(machine)[1:2]))
