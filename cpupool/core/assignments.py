@@ -113,6 +113,12 @@ class CPUAssignment:
         isolated = any(resource.kind is ResourceKind.BESIDE for resource in self.resources)
         return environment(self.exclusive, self.shared, self.resources, isolated=isolated)
 
+    def annotations(self, names: Names) -> Mapping[str, str]:
+        """Return the annotation by which the next agent recognises a choice of the policy."""
+        if self.placement is not Placement.POLICY:
+            return {}
+        return {names.chosen: str(self.exclusive | self.offline)}
+
 
 def environment(
     exclusive: CPUSet,

@@ -148,7 +148,6 @@ class RuntimeContainer:
         devices: Mapping[Resource, frozenset[str]] | None = None,
         *,
         name: str | None = None,
-        chosen: CPUSet | None = None,
     ) -> RuntimeContainer | None:
         """Read the kubelet's labels; return None where another program made the container.
 
@@ -159,7 +158,6 @@ class RuntimeContainer:
             labels: the labels of the container, or of its pod.
             devices: resource → ids.
             name: the container's name; None to read it from the labels.
-            chosen: the CPUs that the CPU manager policy chose.
         """
         try:
             return cls(
@@ -169,7 +167,6 @@ class RuntimeContainer:
                 labels["io.kubernetes.pod.name"],
                 labels.get(_NAME_LABEL, "") if name is None else name,
                 devices or {},
-                chosen or CPUSet(),
             )
         except KeyError:
             return None

@@ -137,8 +137,7 @@ class Mover:
         beat: called before each container that is moved.
         refused: called when a container does not get its CPUs; one of them may be offline.
         now_s: a monotonic clock.
-        decided: returns the manager's decisions, once its choices are recorded; None where no
-            record is kept.
+        decided: returns the decisions, once their choices are recorded; None for no record.
 
     Attributes:
         due_s: when to look again without an event; infinite for never.

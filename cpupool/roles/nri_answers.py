@@ -106,7 +106,7 @@ class Answers:
                 for name, value in wanted.environment.items()
                 if container.environment.get(name) != value
             },
-            self._annotations(wanted),
+            wanted.annotations(self._names),
         )
         updates: list[Update] = []
         if wanted.exclusive:
@@ -119,12 +119,6 @@ class Answers:
             # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
             self._look()
         return wanted.placement.value
-
-    def _annotations(self, wanted: CPUAssignment) -> dict[str, str]:
-        """Return the annotation by which the next agent recognises a choice of the policy."""
-        if wanted.placement is not Placement.POLICY:
-            return {}
-        return {self._names.chosen: str(wanted.exclusive | wanted.offline)}
 
     def start(self, message: StartContainer, obstacle: Obstacle | None) -> str:
         """Answer a start, and return the outcome as a word."""

@@ -101,8 +101,7 @@ class NRIPlugin:
         events: where pods' owners learn that a container is held, or released.
         metrics: where requests are counted.
         health: hears that the loop turns.
-        decided: returns the manager's decisions, once its choices are recorded; None where no
-            record is kept.
+        decided: returns the decisions, once their choices are recorded; None for no record.
         now_s: a monotonic clock.
     """
 

@@ -9,6 +9,7 @@ messages. Source: github.com/containerd/nri, pkg/api/api.proto, pkg/adaptation, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -416,17 +417,14 @@ def _known(
     # Of a pod that the runtime has not named it is not known what its author wrote.
     annotations = container.annotations if pod.id else {}
     devices = allocated(annotations, pod.annotations, names)
-    listed = container.linux.resources.cpu.cpus
-    chosen = chosen_before(annotations, pod.annotations, listed, names)
-    own = dict(container.labels)
-    known = RuntimeContainer.labelled(container.id, own, devices, chosen=chosen)
+    known = RuntimeContainer.labelled(container.id, dict(container.labels), devices)
     if known is None or not known.name:
         # A container's own labels may lack its pod's.
         labels = {**pod.labels, **container.labels}
-        known = RuntimeContainer.labelled(
-            container.id, labels, devices, name=container.name, chosen=chosen
-        )
-    return known if known and known.name else None
+        known = RuntimeContainer.labelled(container.id, labels, devices, name=container.name)
+    listed = container.linux.resources.cpu.cpus
+    chosen = chosen_before(annotations, pod.annotations, listed, names)
+    return replace(known, chosen=chosen) if known and known.name else None
 
 
 def _whole_cpus(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> int:

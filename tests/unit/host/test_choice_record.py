@@ -77,7 +77,6 @@ class Node:
         found: dict[str, Any] = json.loads(self.file.read_bytes())
         return found
 
-    @property
     def failing(self) -> bool:
         return "cpupool_cpu_manager_choices_unrecorded 1.0" in self.metrics.render()[1].decode()
 
@@ -177,7 +176,7 @@ def test_without_a_boot_id_nothing_is_recorded_or_believed(
     node.start()
     node.run("second")
     assert node.file.read_bytes() == before
-    assert node.failing
+    assert node.failing()
     assert "mount the machine's /proc" in caplog.text
 
 
@@ -190,7 +189,7 @@ def test_a_disk_that_cannot_be_written_stops_nobody_and_is_reported_once(
         node.now_s += 60
         node.run(name)
     assert node.owned == {"first-uid": "1", "second-uid": "2"}
-    assert node.failing
+    assert node.failing()
     assert caplog.text.count("chosen CPUs cannot be recorded") == 1
     ((reason, message),) = node.events.nodes
     assert reason == "CPUChoiceNotRecorded"
@@ -204,7 +203,7 @@ def test_a_disk_that_cannot_be_written_stops_nobody_and_is_reported_once(
     node.record.decided()
     assert node.content["entries"].keys() == {"first-uid", "second-uid"}
     assert "chosen CPUs are recorded again" in caplog.text
-    assert not node.failing
+    assert not node.failing()
 
 
 def test_a_full_disk_leaves_the_last_file_and_no_other(
