@@ -2,21 +2,32 @@
 
 Admission adds to a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with the
 request `0m`, the process starter before the command and `CONTAINER_NAME` with it, and CRI-O's
-annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay.
+annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay. If the
+rules say so, an annotation lets the container runtime create no container without the agent.
 Admission never changes a body in place: unchanged parts are the same objects before and after.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.admission import checks, mixed_cpus
 from cpupool.admission.pod_requests import REQUESTING, PodRequests, mapping
-from cpupool.core.errors import Problem, errors_in
-from cpupool.core.names import CONTAINER_NAME, CPU_POOLS, STARTER
+from cpupool.admission.rules import RequiredAgent
+from cpupool.core.errors import Problem, QuantityError, errors_in
+from cpupool.core.names import (
+    CONTAINER_NAME,
+    CPU_POOLS,
+    NRI_PLUGIN,
+    REQUIRED_PLUGINS,
+    STARTER,
+    STATIC_POD_MIRROR,
+)
 from cpupool.core.requests import ResourceKind
-from cpupool.core.resources import CPU
+from cpupool.core.resources import CPU, qos_class
+from cpupool.core.workloads import QoSClass
 from cpupool.wire import starter_argv
 
 if TYPE_CHECKING:
@@ -89,7 +100,7 @@ def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | 
     if refused := errors_in(problems):
         return Denied(tuple(refused))
     warnings = tuple(_cut(problem) for problem in problems[:_SHOWN_WARNINGS])
-    return Admitted(_completed(pod, rules) if pod.asks else pod.body, warnings)
+    return Admitted(_completed(pod, rules), warnings)
 
 
 def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denied:
@@ -127,6 +138,9 @@ def _cut(warning: Problem) -> str:
 
 
 def _completed(pod: PodRequests, rules: Rules) -> Body:
+    metadata = _metadata(pod, rules)
+    if not pod.asks:
+        return {**pod.body, **metadata} if metadata else pod.body
     done = iter(
         [
             _complete(container, pod.entries.get(container.name), rules)
@@ -137,16 +151,42 @@ def _completed(pod: PodRequests, rules: Rules) -> Body:
     for part in REQUESTING:
         if spec.get(part):
             spec[part] = [next(done) for _ in spec[part]]
-    return {**pod.body, **_metadata(pod), "spec": spec}
+    return {**pod.body, **metadata, "spec": spec}
 
 
-def _metadata(pod: PodRequests) -> Body:
-    added = mixed_cpus.marks(pod)
+def _metadata(pod: PodRequests, rules: Rules) -> Body:
+    added = {**mixed_cpus.marks(pod), **_required_agent(pod, rules)}
     if added.items() <= pod.annotations.items():
         return {}
     metadata = mapping(pod.body.get("metadata"), "metadata")
     annotations = {**mapping(metadata.get("annotations"), "metadata.annotations"), **added}
     return {"metadata": {**metadata, "annotations": annotations}}
+
+
+def _required_agent(pod: PodRequests, rules: Rules) -> dict[str, str]:
+    """Return the annotation that lets the container runtime create no container without the agent.
+
+    A pod whose author names required plugins keeps the author's list.
+    """
+    named = any(key.partition("/")[0] == REQUIRED_PLUGINS for key in pod.annotations)
+    if rules.required_agent is RequiredAgent.NONE or named or STATIC_POD_MIRROR in pod.annotations:
+        return {}
+    exclusive = any(container.of_kind(ResourceKind.EXCLUSIVE) for container in pod.containers)
+    guaranteed = rules.required_agent is RequiredAgent.GUARANTEED and _owns_whole_cpus(pod)
+    return {REQUIRED_PLUGINS: json.dumps([NRI_PLUGIN])} if exclusive or guaranteed else {}
+
+
+def _owns_whole_cpus(pod: PodRequests) -> bool:
+    """Return whether a CPU manager policy may give the pod CPUs of its own."""
+    if pod.written.requests or pod.written.limits:
+        return False
+    containers = [container.written for container in pod.containers]
+    try:
+        whole = any(written.whole_cpus for written in containers)
+        return whole and qos_class(pod.written, containers) is QoSClass.GUARANTEED
+    except QuantityError:
+        # The API server refuses the pod.
+        return False
 
 
 def _complete(container: ContainerRequests, entry: ContainerProcesses | None, rules: Rules) -> Body:

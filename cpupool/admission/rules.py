@@ -31,6 +31,16 @@ class CFSQuotas(Enum):
     SHARED = "shared"
 
 
+class RequiredAgent(Enum):
+    """Which pods the container runtime must not start without the agent."""
+
+    NONE = "none"
+    EXCLUSIVE = "exclusive"
+    """Pods that request exclusive CPUs of a pool."""
+    GUARANTEED = "guaranteed"
+    """These, and Guaranteed pods with a container that requests whole CPUs."""
+
+
 @dataclass(frozen=True, slots=True)
 class LargestPool:
     """The largest pool with a name on any node.
@@ -55,6 +65,8 @@ class Rules:
         cfs_quotas: whether a container with exclusive CPUs gets a cpu limit, too.
         mixed: each shared pool behind OpenShift's resource → the most CPUs that a pool file gives
             it; empty where no pool file has the resource switched on.
+        required_agent: which pods get the annotation that the runtime must not start them without
+            the agent.
         namespaces: returns a namespace's annotations, for pods that request this resource.
     """
 
@@ -62,6 +74,7 @@ class Rules:
     pools: Mapping[str, LargestPool] | None = None
     cfs_quotas: CFSQuotas = CFSQuotas.ALL
     mixed: Mapping[str, int] = field(default_factory=dict)
+    required_agent: RequiredAgent = RequiredAgent.NONE
     namespaces: Namespaces = mixed_cpus.no_api_server
 
     def knowing(self, files: Sequence[NodePools]) -> Rules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpupool.admission.rules import CFSQuotas, Rules
+from cpupool.admission.rules import CFSQuotas, RequiredAgent, Rules
 from cpupool.commands import add_resource_domain
 from cpupool.core.names import Names
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
-    """Add `--cfs-quotas` and `--resource-domain`, for `rules`."""
+    """Add `--cfs-quotas`, `--require-agent` and `--resource-domain`, for `rules`."""
     parser.add_argument(
         "--cfs-quotas",
         choices=[choice.value for choice in CFSQuotas],
@@ -21,9 +21,21 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         help="which containers get a cpu limit: all that request a pool, or only those with shared"
         " CPUs and no exclusive ones (default: %(default)s)",
     )
+    parser.add_argument(
+        "--require-agent",
+        choices=[choice.value for choice in RequiredAgent],
+        default=RequiredAgent.NONE.value,
+        help="which pods the container runtime must not start while the agent is away: those with"
+        " exclusive CPUs of a pool, or also Guaranteed pods with whole CPUs; the runtime's default"
+        " validator for NRI must be on (default: %(default)s)",
+    )
     add_resource_domain(parser)
 
 
 def rules(arguments: argparse.Namespace) -> Rules:
     """Return the rules of the command line; the pool files and namespaces are not known."""
-    return Rules(Names(arguments.resource_domain), cfs_quotas=CFSQuotas(arguments.cfs_quotas))
+    return Rules(
+        Names(arguments.resource_domain),
+        cfs_quotas=CFSQuotas(arguments.cfs_quotas),
+        required_agent=RequiredAgent(arguments.require_agent),
+    )

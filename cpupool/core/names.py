@@ -49,6 +49,12 @@ POLICY_CPUS: Final = Resource("policy/cpu", ResourceKind.POLICY)
 STARTER: Final = "/opt/cpupool/process-starter"
 """The process starter's path in a container."""
 
+NRI_PLUGIN: Final = "cpupool"
+"""The agent's name among the plugins of the container runtime."""
+REQUIRED_PLUGINS: Final = "required-plugins.noderesource.dev"
+"""Annotation of a pod: a list of NRI plugins without which the runtime creates no container of it.
+The suffixes `/pod` and `/container.<name>` restrict it (containerd/nri: pkg/plugin)."""
+
 POOL_FILE_PREFIX: Final = "poolconfig-"
 """Keys of the ConfigMap with this prefix are pool files, as for CPU-Pooler."""
 POOL_FILE_SUFFIX: Final = ".yaml"

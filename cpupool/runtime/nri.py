@@ -20,6 +20,7 @@ from cpupool.core.errors import (
     RuntimeRefused,
     RuntimeSilent,
 )
+from cpupool.core.names import NRI_PLUGIN
 from cpupool.runtime.nri_connection import Connection
 from cpupool.runtime.nri_containers import Containers, KnownContainer
 from cpupool.runtime.nri_messages import (
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         UpdateContainer,
     )
 
-_PLUGIN: Final = "cpupool"
 _INDEX: Final = "50"
 """Its place among the runtime's plugins. Any will do: no two of them may set a container's CPUs."""
 _REACHED_S: Final = 2.0
@@ -128,7 +128,7 @@ class NRIRuntime:
             RemoteProtocolError: it cannot be reached, or ends the conversation.
         """
         launch = self._launch
-        name, index = (launch.name, launch.index) if launch else (_PLUGIN, _INDEX)
+        name, index = (launch.name, launch.index) if launch else (NRI_PLUGIN, _INDEX)
         session = Session(name, index, self._names)
         with closing(
             Connection.inherited(launch.fd) if launch else Connection.to(self._socket, _REACHED_S)

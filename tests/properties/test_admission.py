@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cpupool.admission.decision import Admitted, Denied, admit
 from cpupool.admission.review import answer, patch
-from cpupool.admission.rules import CFSQuotas, LargestPool, Rules
+from cpupool.admission.rules import CFSQuotas, LargestPool, RequiredAgent, Rules
 from cpupool.core.errors import ManifestError, RemoteProtocolError
 from cpupool.core.names import STARTER
 from tests.pods import container, expanded, pod, process, review, stored
@@ -26,6 +26,7 @@ RULES = st.builds(
     Rules,
     pools=st.sampled_from([POOLS, None]),
     cfs_quotas=st.sampled_from(list(CFSQuotas)),
+    required_agent=st.sampled_from(list(RequiredAgent)),
     mixed=st.sampled_from([{}, {"shared-a": 8}, {"shared-a": 8, "shared-b": 9}]),
     namespaces=st.sampled_from([lambda _: ALLOWED, lambda _: ALLOWED, lambda _: {}]),
 )

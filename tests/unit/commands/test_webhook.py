@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
-from cpupool.admission.rules import CFSQuotas
+from cpupool.admission.rules import CFSQuotas, RequiredAgent
 from cpupool.commands import BAD_INPUT
 from cpupool.commands import webhook as command
 from cpupool.https.server import HTTPSServer
@@ -56,6 +56,7 @@ def test_every_option_reaches_its_place(ended: dict[str, Any], tmp_path: Path) -
     arguments = [
         *("--port", "0", "--metrics-port", "0", "--config", str(tmp_path)),
         *("--tls-cert-file", "a.crt", "--tls-private-key-file", "a.key"),
+        *("--require-agent", "guaranteed"),
         *("--cfs-quotas", "shared", "--resource-domain", "example.com", "--log-format", "json"),
         *("--api-server", "http://127.0.0.1:8001"),
     ]
@@ -65,6 +66,7 @@ def test_every_option_reaches_its_place(ended: dict[str, Any], tmp_path: Path) -
     assert (str(settings.certificate), str(settings.key)) == ("a.crt", "a.key")
     assert settings.rules.names.domain == "example.com"
     assert settings.rules.cfs_quotas is CFSQuotas.SHARED
+    assert settings.rules.required_agent is RequiredAgent.GUARANTEED
     assert str(settings.api_server) == "http://127.0.0.1:8001"
     assert ended["telemetry"] is None
 
@@ -106,6 +108,7 @@ def test_the_defaults_are_those_of_the_manifests(
     assert str(settings.certificate) == "/etc/cpupool/tls/tls.crt"
     assert str(settings.key) == "/etc/cpupool/tls/tls.key"
     assert settings.rules.cfs_quotas is CFSQuotas.ALL
+    assert settings.rules.required_agent is RequiredAgent.NONE
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "x"])

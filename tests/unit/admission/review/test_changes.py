@@ -7,8 +7,8 @@ import pytest
 
 from cpupool.admission.decision import Admitted, admit
 from cpupool.admission.review import patch
-from cpupool.admission.rules import LargestPool, Rules, largest_pools
-from cpupool.core.names import Names
+from cpupool.admission.rules import LargestPool, RequiredAgent, Rules, largest_pools
+from cpupool.core.names import STATIC_POD_MIRROR, Names
 from cpupool.core.pools import NodePools, Pool
 from tests.pods import container, pod, process
 from tests.unit.admission.review.asked import (
@@ -346,3 +346,62 @@ def test_a_pool_counts_with_the_file_that_gives_it_most() -> None:
         "exclusive-a": LargestPool(6, multi_threaded=True),
         "exclusive-b": LargestPool(1),
     }
+
+
+# The runtime creates nothing without the agent.
+
+REQUIRED = "required-plugins.noderesource.dev"
+WHOLE = {"cpu": "2", "memory": "1Gi"}
+
+
+def owning(amounts: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+    """Make a pod of one container with these native limits and requests."""
+    resources = {"limits": amounts or WHOLE, "requests": amounts or WHOLE}
+    return pod(container(resources=resources), **fields)
+
+
+def required(body: dict[str, Any], which: RequiredAgent) -> str | None:
+    rules = Rules(pools=POOLS, required_agent=which)
+    once = admitted(body, rules)
+    assert admitted(once, rules) == once
+    annotations = once.get("metadata", {}).get("annotations") or {}
+    return annotations.get(REQUIRED)
+
+
+@pytest.mark.parametrize(
+    ("body", "exclusive", "guaranteed"),
+    [
+        pytest.param(pod(asking()), True, True, id="an exclusive pool"),
+        pytest.param(pod(container(pools={"shared-a": "5"})), False, False, id="a shared pool"),
+        pytest.param(owning(), False, True, id="whole CPUs"),
+        pytest.param(owning({**WHOLE, "cpu": "1500m"}), False, False, id="parts of CPUs"),
+        pytest.param(owning({"cpu": "2"}), False, False, id="not Guaranteed"),
+        pytest.param(pod(container()), False, False, id="nothing"),
+    ],
+)
+def test_pods_with_cpus_of_their_own_require_the_agent(
+    body: dict[str, Any], *, exclusive: bool, guaranteed: bool
+) -> None:
+    assert required(body, RequiredAgent.NONE) is None
+    assert required(body, RequiredAgent.EXCLUSIVE) == ('["cpupool"]' if exclusive else None)
+    assert required(body, RequiredAgent.GUARANTEED) == ('["cpupool"]' if guaranteed else None)
+
+
+@pytest.mark.parametrize("key", [REQUIRED, f"{REQUIRED}/pod", f"{REQUIRED}/container.main"])
+def test_an_authors_own_list_stays(key: str) -> None:
+    body = pod(asking())
+    body["metadata"] = {"annotations": {key: "[other]"}}
+    made = admitted(body, Rules(pools=POOLS, required_agent=RequiredAgent.EXCLUSIVE))
+    assert made["metadata"] == body["metadata"]
+
+
+def test_a_mirror_of_a_static_pod_and_a_pod_with_resources_of_its_own_require_nothing() -> None:
+    mirror, pod_level = owning(), owning()
+    mirror["metadata"] = {"annotations": {STATIC_POD_MIRROR: "hash"}}
+    pod_level["spec"]["resources"] = {"limits": {"cpu": "4"}}
+    assert required(mirror, RequiredAgent.GUARANTEED) is None
+    assert required(pod_level, RequiredAgent.GUARANTEED) is None
+
+
+def test_an_amount_that_cannot_be_read_is_left_to_the_api_server() -> None:
+    assert required(owning({"cpu": "two", "memory": "1Gi"}), RequiredAgent.GUARANTEED) is None
