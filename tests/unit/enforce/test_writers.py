@@ -306,3 +306,14 @@ class TestLimit:
         with pytest.raises(CgroupNotFound) as raised:
             Writers(None, nri, NOT_THERE).limit(self.kernel(), PATH, ONE, Bandwidth())
         assert raised.value.path == PATH
+
+
+def test_while_a_start_waits_cpupool_writes_everything() -> None:
+    nri = runtime("0-3")
+    writers = Writers(None, nri, runtime("0-3"))
+    assert writers.of(ONE, None, new=True) is Writer.NRI
+    nri.delays = True
+    assert writers.unasked(ONE, Writer.NRI, new=True) is Writer.CGROUP
+    assert writers.of(ONE, Writer.CRI, new=False) is Writer.CGROUP
+    nri.delays = False
+    assert writers.of(ONE, Writer.CGROUP, new=True) is Writer.NRI

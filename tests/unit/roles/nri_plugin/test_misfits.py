@@ -122,6 +122,21 @@ def test_so_does_every_pod_where_the_pool_file_says_so(agent: Agent, plugin: Plu
     assert "request another number of CPUs" in notice.remedy
 
 
+def test_a_pod_that_the_runtime_does_not_hold_has_the_notice_after_a_moment(
+    agent: Agent, plugin: Plugin
+) -> None:
+    run(agent, plugin)
+    # As through CRI or cgroups: nobody asks before the container starts.
+    instance = replace(NEXT.containers[0], id=ContainerID("next"))
+    agent.manager.observe(pods=[LARGE, replace(NEXT, containers=(instance,))])
+    ((_, notice),) = notices.about_placement(agent.manager.snapshot().resolution)
+    assert (notice.event, notice.phrase) == (
+        "UnexpectedAdmissionError",
+        "container confined to the default pool",
+    )
+    assert notice.lasts_s > 0
+
+
 def test_a_pod_of_which_a_container_runs_is_not_held(agent: Agent, plugin: Plugin) -> None:
     run(agent, plugin)
     both = replace(NEXT, containers=(*NEXT.containers, builders.container("log", running=False)))
