@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,26 @@ def test_a_neighbour_that_nobody_can_move_keeps_the_owner_from_starting(governed
         own = node.expected(owner)
         assert node.astray([owner]) == []
     assert_alone(node, owner, own, seen)
+
+
+def test_a_pod_without_free_cpus_is_held_until_the_other_has_left(governed: Node) -> None:
+    node = governed
+    first, neighbours = admitted(node)
+    node.launch(first)
+    # All CPUs but the one for everybody are taken, on a machine with two.
+    taken = [first, *(node.run(Kind.STATIC) for _ in range(len(node.layout.default) - 2))]
+    later = node.admit(Kind.STATIC)
+    with ThreadPoolExecutor(1) as pool:
+        launched = pool.submit(node.launch, later)
+        eventually(lambda: later.refused, node.log)
+        assert "is held: Allocate failed due to not enough cpus available" in later.refused[0]
+        left = node.expected(taken[0])
+        node.remove(taken[0])
+        launched.result()
+    assert node.expected(later) == left
+    assert node.astray([later]) == []
+    node.await_right([later])
+    assert all(node.tree.effective(node.path(one)).isdisjoint(left) for one in neighbours)
 
 
 def admitted(node: Node) -> tuple[Hosted, list[Hosted]]:
