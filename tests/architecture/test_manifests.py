@@ -40,6 +40,8 @@ CERT_MANAGER = "cert-manager.io/v1"
 WORKLOADS = ("DaemonSet", "Deployment")
 OLDEST, NEWEST = "1.28", "1.37"
 """The versions of Kubernetes between which cpupool runs."""
+SINCE = {"ValidatingAdmissionPolicy": "1.30"}
+"""What an overlay needs that not every version has."""
 
 PROFILES = [
     ("cpu-pooler-configmap", "telco", MACHINES["telco_2s_2n_16c32t"]),
@@ -86,6 +88,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_manifest_is_what_the_api_takes(path: Path, version: str) -> None:
     found = documents(path.read_text())
+    version = max(version, *(SINCE.get(one["kind"], OLDEST) for one in found))
 
     # Where it lacks a version it takes an older one, and says so.
     versions = {kubernetes_validate.validate(one, version, strict=True) for one in found}
@@ -133,7 +136,7 @@ def test_kustomize_builds_what_the_api_takes(path: Path) -> None:
             kubernetes_validate.validate(document, NEWEST, strict=True)
     # What is applied again with each upgrade replaces no pools, and is for the documented domain.
     assert not [one for one in found if one["kind"] == "ConfigMap"]
-    assert resource_domains(found) == {Names().domain}
+    assert resource_domains(found) <= {Names().domain}
 
 
 def test_the_documented_overlay_changes_the_resource_domain_everywhere(tmp_path: Path) -> None:

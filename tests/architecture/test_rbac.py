@@ -15,6 +15,7 @@ from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.kube.config_map import ConfigMapName
+from cpupool.kube.pod_status import PodStatus
 from cpupool.roles.certificates import CertificateKeeper, Installed
 from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
@@ -110,6 +111,25 @@ def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
     assert groups("agent") == {"pods": "", "nodes": "", "events": "", "configmaps": ""}
     (role,) = documents("agent")["Role"]["rules"]
     assert role["resources"] == ["configmaps"]
+
+
+def test_who_fails_pods_is_granted_the_patch_of_their_status_alone() -> None:
+    upf = builders.pod("upf")
+    body = {"metadata": {"name": "upf", "uid": upf.uid}, "status": {"phase": "Pending"}}
+    with FakeAPIServer(NODE) as server:
+        server.set_pods([body])
+        PodStatus(APIServer.at(server.url)).fail(upf, "SMTAlignmentError", "no")
+        asked = server.verbs()
+
+    assert granted("fail-misfits") == sorted(asked) == [("patch", "pods/status")]
+    assert groups("fail-misfits") == {"pods/status": ""}
+    found, account = documents("fail-misfits"), documents("agent")["ServiceAccount"]["metadata"]
+    assert_bound({**found, "ServiceAccount": {"metadata": account}})
+    policy = found["ValidatingAdmissionPolicy"]
+    assert (
+        found["ValidatingAdmissionPolicyBinding"]["spec"]["policyName"]
+        == (policy["metadata"]["name"])
+    )
 
 
 def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
