@@ -71,6 +71,7 @@ def begin(world: World, runtime: FakeRuntime, agent: Agent) -> None:
     plugin: Plugin = runtime.accept()
     plugin.configure()
     plugin.synchronize([])
+    world.await_event("CPUPoolConfigApplied")
     # A pod that starts before the agent has looked at every cgroup is not held.
     eventually(lambda: agent.health.ready().ok, lambda: str(agent.health.ready().lines))
     pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=FAIL)

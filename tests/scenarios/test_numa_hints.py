@@ -12,7 +12,7 @@ from cpupool.core.pools import NodePools, Pool
 from tests.machines import MACHINES
 from tests.plugins import AnyPlugin
 from tests.scenarios.test_agent_process import living
-from tests.waiting import DEADLINE_S, eventually
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def guaranteed(world: World, name: str, **others: str) -> Pod:
 @pytest.mark.usefixtures("plugin")
 def test_cpus_lie_on_the_node_of_a_device(world: World) -> None:
     with world.agent_here() as agent:
-        eventually(lambda: agent.manager.pools().pools, "the pool file")
+        world.await_event("CPUPoolConfigApplied")
         pools = NodePools.of(Pool.named("default", "0-15"), cpu_manager=STATIC)
         agent.manager.reconfigure(pools, MACHINE.topology())
         agent.wake()
