@@ -67,16 +67,18 @@ def status(world: World, name: str) -> dict[str, Any]:
 
 
 def begin(world: World, runtime: FakeRuntime, agent: Agent) -> None:
-    """Bind two pods, and let the runtime start their sandboxes."""
+    """Bind two pods, and let the runtime start their sandboxes; another pod runs."""
     plugin: Plugin = runtime.accept()
     plugin.configure()
     plugin.synchronize([])
     world.await_event("CPUPoolConfigApplied")
-    # A pod that starts before the agent has looked at every cgroup is not held.
-    eventually(lambda: agent.health.ready().ok, lambda: str(agent.health.ready().lines))
+    # The agent holds no pod that started before it first moves a container.
+    world.run("plain")
+    world.await_cpus(plain="0-7")
     pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=FAIL)
     agent.manager.reconfigure(pools, MACHINE.topology())
-    world.api.set_pods([pending("large", 9), pending("small", 2)])
+    plain = world.node.bodies()["items"]
+    world.api.set_pods([*plain, pending("large", 9), pending("small", 2)])
     for name in ("large", "small"):
         plugin.run_sandbox(Sandbox(uid=f"uid-of-{name}", name=name))
 
