@@ -103,16 +103,22 @@ def admit(
         facts: the node's facts; a pod starts when the container runtime reports it.
         pods: all pods of the node.
         before: who owns which CPUs, and the earlier refusals.
-        all_run: whether the known containers run already, so that none of them can be held.
+        all_run: whether the known containers run already, so that none of them can be held; a pod
+            with a sandbox alone can.
     """
     grants = before.grants
-    starting = {container.pod for container in facts.sighted.values()}
+    sighted = facts.sighted.values()
+    starting = {container.pod for container in sighted}
+    with_containers = {container.pod for container in sighted if container.name}
     refused: dict[str, Refusal] = {}
     awaited: list[Pod] = []
     for pod in _oldest_first(pods):
         uid, wants = pod.cgroup_uid, _wants(facts, pod)
-        runs = uid in starting or any(container.id for container in pod.containers)
-        if not runs or wants.keys() <= grants.parts(uid, POLICY_CPUS).keys():
+        reported = any(container.id for container in pod.containers)
+        if (
+            not (uid in starting or reported)
+            or wants.keys() <= grants.parts(uid, POLICY_CPUS).keys()
+        ):
             continue
         try:
             if _located(facts) and uid not in facts.device_nodes:
@@ -122,7 +128,8 @@ def admit(
                 if not _fits(facts, pods, _without_ending(pods, made), older):
                     raise CPUsAwaited(older)
         except PlacementError as error:
-            shares = all_run or pod.essential or facts.pools.cpu_manager.on_misfit is Misfit.SHARE
+            runs = all_run and (uid in with_containers or reported)
+            shares = runs or pod.essential or facts.pools.cpu_manager.on_misfit is Misfit.SHARE
             shared = uid in before.refused and not before.refused[uid].holds
             reachable = _fits(facts, pods, _without_ending(pods, grants), pod)
             refused[uid] = Refusal(error, not (shares or shared), reachable)

@@ -62,6 +62,7 @@ class NodeFacts:
         static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
             policy none.
         policy: the configured policy for the default pool's CPUs.
+        recovered: whether the choices of an earlier agent are known, so that the policy may choose.
         idle: pods without a container's cgroup, where two pods claim a CPU or a pod has ended: such
             a pod owns nothing more.
     """
@@ -79,4 +80,5 @@ class NodeFacts:
     blocked: CPUSet = field(default_factory=CPUSet)
     static_cpus: CPUSet = field(default_factory=CPUSet)
     policy: CPUManagerPolicy = field(default_factory=NonePolicy)
+    recovered: bool = False
     idle: frozenset[str] = frozenset()

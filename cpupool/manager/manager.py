@@ -83,7 +83,6 @@ class Manager:
         self._changed = threading.Condition()
         self._decided = NodeFacts()
         self._followed = resolve.resolve(self._decided, (), Admission())
-        self._recovered = False
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
         self._held: Mapping[Resource, frozenset[str]] = {}
@@ -279,8 +278,7 @@ class Manager:
         """
         with self._changed:
             found = tuple(found)
-            facts, grants = self._facts, self._resolution.grants
-            self._recovered = True
+            facts, grants = replace(self._facts, recovered=True), self._resolution.grants
             pods = self._resolution.view.pods
             grants = choosing.recover(facts, pods, grants, found, recorded)
             if not self._moves_pinned:
@@ -462,7 +460,7 @@ class Manager:
         if grants is None:
             grants = self._resolution.grants
         admission = Admission(ownership.settle(facts, pods, grants), self._resolution.view.refused)
-        if self._recovered:
+        if facts.recovered:
             admission = choosing.admit(facts, pods, admission, all_run=all_run)
         resolution = resolve.resolve(facts, pods, admission)
         stale = pinned.still_stale(facts, resolution)

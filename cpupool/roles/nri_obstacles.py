@@ -105,9 +105,8 @@ class Obstacles:
             return Obstacle(pod, "this node's pools are not known yet", "look at the agent's log")
         if refused := self._refused(pod, now):
             return refused
-        if _lacks_its_spec(container, pod, now):
-            why = "the API server has not listed its pod yet, which may ask for CPUs of its own"
-            return Obstacle(pod, why, "look at the agent's log for the API server")
+        if unknown := _unknown(container, pod, now):
+            return Obstacle(pod, unknown, "look at the agent's log for what it waits for")
         assignment = now.assignment(key)
         if assignment.cause is None or not assignment.cause.may_pass:
             return None
@@ -152,15 +151,23 @@ class Obstacles:
             or self._runtime.containers.runs(pod.cgroup_uid)
         ):
             return None
-        error = refusal.error
-        return Obstacle(pod, error.as_kubelet, notices.remedy(Cause.MISFIT), error.reason)
+        error, remedy = refusal.error, notices.remedy(Cause.MISFIT)
+        return Obstacle(pod, error.as_kubelet, remedy, "" if error.passes else error.reason)
 
 
-def _lacks_its_spec(container: NRIContainer, pod: Pod | None, now: Snapshot) -> bool:
-    """Return whether only the missing spec can tell if a container asks for CPUs of its own."""
-    if not container.whole_cpus or (container.known and container.known.devices):
-        return False
-    return now.facts.pools.cpu_manager.chooses and (pod is None or pod.qos is None)
+def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
+    """Return what is not known yet about a container that may ask for CPUs of its own, or nothing.
+
+    Such a container has whole CPUs by the kubelet's numbers; only the pod's spec is certain.
+    """
+    if not container.whole_cpus or not now.facts.pools.cpu_manager.chooses:
+        return ""
+    if not now.facts.recovered:
+        return "the agent has just started, and does not know yet which CPUs have an owner"
+    pooled = container.known is not None and container.known.devices
+    if (pod is None or pod.qos is None) and not pooled:
+        return "the API server has not listed its pod yet, which may ask for CPUs of its own"
+    return ""
 
 
 def _named(intruder: Intruder, resolution: Resolution) -> str:

@@ -45,6 +45,7 @@ class Choosing(RuleBasedStateMachine):
         self.pools = FILES[0]
         self.offline = ""
         self.pods: dict[str, Pod] = {}
+        self.ended: set[str] = set()
         self.had: dict[str, CPUSet] = {}
         self.numbers = iter(range(10_000))
         self.start(())
@@ -57,6 +58,7 @@ class Choosing(RuleBasedStateMachine):
         self.manager = Manager()
         self.manager.reconfigure(self.pools, MACHINE.without(self.offline).topology())
         self.manager.observe(pods=self.pods.values())
+        self.ended.clear()
         self.manager.adopt(found, recorded or {})
 
     @rule(
@@ -71,16 +73,22 @@ class Choosing(RuleBasedStateMachine):
             )
             for number, (kind, cpus) in enumerate(asked)
         )
-        self.pods[name] = builders.pod(name, *made)
+        self.pods[name] = replace(builders.pod(name, *made), created=f"{len(name)} {name}")
         self.manager.observe(pods=self.pods.values())
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data())
     def a_pod_ends(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.pods)))
-        uid = self.pods.pop(name).cgroup_uid
-        self.had.pop(uid, None)
-        self.manager.observe(pods=self.pods.values(), idle=frozenset({uid}))
+        self.ended.add(self.pods.pop(name).cgroup_uid)
+        self.manager.observe(pods=self.pods.values())
+
+    @precondition(lambda self: self.ended)
+    @rule()
+    def the_cgroups_of_ended_pods_go(self) -> None:
+        self.had = {uid: cpus for uid, cpus in self.had.items() if uid not in self.ended}
+        self.manager.observe(idle=frozenset(self.ended))
+        self.ended.clear()
 
     @rule(pools=st.sampled_from(FILES))
     def the_pool_file_is_edited(self, pools: NodePools) -> None:
@@ -123,7 +131,8 @@ class Choosing(RuleBasedStateMachine):
     def the_agent_restarts_with_its_record(self) -> None:
         """Whatever was edited or went offline: who has recorded CPUs has them again."""
         chosen = self.manager.snapshot().resolution.view.chosen
-        before = self.owned()
+        before = {uid: cpus for uid, cpus in self.owned().items() if uid not in self.ended}
+        self.had = before
         self.start((), {uid: grant.parts for uid, grant in chosen.items()})
         for uid, cpus in before.items():
             assert self.owned()[uid] >= cpus
@@ -144,6 +153,29 @@ class Choosing(RuleBasedStateMachine):
             for uid, has in builders.owned(self.manager).items()
             if POLICY_CPUS in has
         }
+
+    @invariant()
+    def another_look_changes_nothing(self) -> None:
+        before = self.manager.snapshot().resolution
+        self.manager.update_topology(MACHINE.without(self.offline).topology())
+        after = self.manager.snapshot().resolution
+        assert after.grants == before.grants
+        assert after.view.refused.keys() == before.view.refused.keys()
+        assert {key: one.assignment.cpus for key, one in after.containers.items()} == {
+            key: one.assignment.cpus for key, one in before.containers.items()
+        }
+
+    @invariant()
+    def a_pod_has_its_cpus_or_the_reason_why_not(self) -> None:
+        resolution = self.manager.snapshot().resolution
+        for pod in self.pods.values() if self.pools.cpu_manager == STATIC else ():
+            lacking = [
+                one.name
+                for one in pod.containers
+                if one.whole_cpus and one.kind is not ContainerKind.INIT
+                if not resolution.grants.part(pod.cgroup_uid, POLICY_CPUS, one.name)
+            ]
+            assert not lacking or pod.cgroup_uid in resolution.view.refused
 
     @invariant()
     def who_has_cpus_keeps_them_until_its_pod_ends(self) -> None:
