@@ -97,7 +97,7 @@ def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]
     """Yield a notice for each container that does not have what it asked for."""
     for key, placed in resolution.containers.items():
         refusal = resolution.view.refused.get(placed.pod.cgroup_uid)
-        for notice in _of(placed, refusal):
+        for notice in (*_of(placed, refusal), *_about_pools_alone(resolution, placed)):
             yield (key, notice.event), notice
 
 
@@ -202,6 +202,22 @@ def _of(placed: PlacedContainer, refusal: Refusal | None) -> Iterator[Notice]:
             "restart it to take the pools' present CPUs",
         )
     yield from _about_limit(placed)
+
+
+def _about_pools_alone(resolution: Resolution, placed: PlacedContainer) -> Iterator[Notice]:
+    """Yield that a container with pools gets no CPUs for its whole cpu request."""
+    manager, container = resolution.view.pools.cpu_manager, placed.container
+    pools = [pool for pool in container.requests if pool.kind is not ResourceKind.BESIDE]
+    if manager.chooses and container.whole_cpus and pools:
+        yield Notice(
+            "CPURequestOfPoolsOnly",
+            "container gets CPUs of its pools only",
+            placed.pod,
+            container.name,
+            f"it requests {' and '.join(pools)}, so that the CPU manager policy {manager.policy}"
+            f" gives it none for its cpu request of {container.whole_cpus}",
+            "request either pools or whole CPUs in a container",
+        )
 
 
 def _about_limit(placed: PlacedContainer) -> Iterator[Notice]:

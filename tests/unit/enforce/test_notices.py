@@ -5,10 +5,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.notices import Notice, Notices
+from cpupool.enforce.notices import Notice, Notices, about_placement
+from cpupool.manager.manager import Manager
 from tests import builders
 from tests.events import Heard
+from tests.machines import MACHINES
 
 if TYPE_CHECKING:
     import pytest
@@ -53,3 +57,22 @@ def test_a_notice_that_does_not_last_is_no_event() -> None:
     notices.publish({KEY: slow}, 104.0)
     assert len(heard.pods) == 1
     assert notices.due_s == math.inf
+
+
+def test_a_container_with_pools_and_whole_cpus_has_its_pools_alone() -> None:
+    pod = builders.pod("web", builders.container(exclusive_a=1, cpu=2000))
+    node = Manager()
+    pools = NodePools.of(
+        Pool.named("exclusive_a", "8-9"),
+        Pool.named("default", "0-7"),
+        cpu_manager=CPUManager("static", reserved=1),
+    )
+    node.reconfigure(pools, MACHINES["arm_no_smt"].topology())
+    node.observe(pods=[pod])
+    node.accept(builders.given(pod, exclusive_a="8"))
+    ((_, event),) = about_placement(node.snapshot().resolution)
+    assert event.event == "CPURequestOfPoolsOnly"
+    assert event.why == (
+        "it requests exclusive_a, so that the CPU manager policy static gives it none for its cpu"
+        " request of 2"
+    )

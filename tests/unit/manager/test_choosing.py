@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.assignments import Placement
+from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem
@@ -175,6 +175,39 @@ def test_a_pod_with_devices_of_a_pool_is_not_the_policys() -> None:
     node.accept(builders.given(pod, exclusive_a="8"))
     assert cpus_of(node, pod, "main") == "8"
     assert owned(node) == {}
+
+
+def test_shared_cpus_by_openshifts_resource_come_beside_own_cpus() -> None:
+    mixed = NodePools.of(
+        *_LINES, Pool.named("shared_a", "10-11"), mixed=MixedCPUs("shared_a"), cpu_manager=STATIC
+    )
+    pod = builders.pod("web", builders.container(cpu=2000, shared_cpus=True))
+    node = manager(pod, pools=mixed)
+
+    assigned = node.snapshot().assignment((pod.cgroup_uid, ContainerID("main-id")))
+    assert str(assigned.exclusive) == "1-2"
+    assert assigned.environment == {
+        "EXCLUSIVE_CPUS": "1-2",
+        "OPENSHIFT_ISOLATED_CPUS": "1-2",
+        "OPENSHIFT_SHARED_CPUS": "10-11",
+        "SHARED_CPUS": "10-11",
+    }
+    # It keeps what it has when another policy comes into force.
+    node.reconfigure(replace(mixed, cpu_manager=CPUManager()), MACHINE.topology())
+    assert cpus_of(node, pod, "main") == "1-2,10-11"
+    # Without the feature it has its own CPUs alone.
+    node.reconfigure(replace(mixed, mixed=None), MACHINE.topology())
+    assert cpus_of(node, pod, "main") == "1-2"
+
+
+def test_a_refused_pod_with_shared_cpus_is_refused_for_its_own() -> None:
+    mixed = NodePools.of(
+        *_LINES, Pool.named("shared_a", "10-11"), mixed=MixedCPUs("shared_a"), cpu_manager=STATIC
+    )
+    pod = builders.pod("web", builders.container(cpu=9000, shared_cpus=True))
+    node = manager(pod, pools=mixed)
+    assigned = node.snapshot().assignment((pod.cgroup_uid, ContainerID("main-id")))
+    assert (assigned.cause, str(assigned.cpus)) == (Cause.MISFIT, "0-7")
 
 
 def test_an_agent_that_starts_gives_nothing_before_it_has_seen_what_runs() -> None:
