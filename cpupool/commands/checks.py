@@ -49,13 +49,6 @@ _RESTART: Final = (
 _RESTARTED: Final = _RESTART.replace("delete", "{}, delete")
 _NO_STATIC: Final = _RESTARTED.format("set cpuManagerPolicy: none")
 
-_NRI_SWITCHES: Final = {
-    "containerd": "set disable = false and disable_connections = false under"
-    " [plugins.'io.containerd.nri.v1.nri'] in its config.toml (before 1.7 there is no such NRI)",
-    "cri-o": "set enable_nri = true under [crio.nri] in its crio.conf",
-}
-_OTHER_NRI_SWITCH: Final = "switch NRI on in the runtime's configuration"
-
 
 class Verdict(Enum):
     """What a check comes to."""
@@ -442,25 +435,6 @@ def device_plugins(*, listening: bool, serving: int, expected: int) -> Row:
         remedy = "look at the agent's log: it offers nothing before it is ready"
         return Row("device plugins", Verdict.PROBLEM, fact, remedy)
     return Row("device plugins", Verdict.OK, fact)
-
-
-def nri(runtime: str, *, offered: bool) -> Row:
-    """Check that containers can have their CPUs before their first instruction.
-
-    Args:
-        runtime: what the container runtime calls itself; empty where it does not answer.
-        offered: whether it has a socket for NRI plugins.
-    """
-    if offered:
-        fact = "the runtime takes NRI plugins: containers start on their CPUs (enforcement nri)"
-        return Row("container runtime", Verdict.OK, fact)
-    return Row(
-        "container runtime",
-        Verdict.WARNING,
-        "the runtime has no socket for NRI plugins: containers get their CPUs a moment after their"
-        " start (enforcement cgroup)",
-        f"{_NRI_SWITCHES.get(runtime, _OTHER_NRI_SWITCH)}, and mount /run/nri into the agent's pod",
-    )
 
 
 def starter(*, can_run: bool) -> Row:

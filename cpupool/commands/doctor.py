@@ -10,11 +10,12 @@ import os
 import socket
 import tempfile
 import textwrap
+import tomllib
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.commands import (
     NODE_NAME,
@@ -26,6 +27,7 @@ from cpupool.commands import (
     cpu_manager,
     input_file,
     node,
+    runtime_checks,
 )
 from cpupool.commands.checks import Row, Verdict
 from cpupool.config import kubelet_config, poolconfig
@@ -305,6 +307,22 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
     yield from checks.cpu_manager(policy, configured, allocatable, known.pools)
 
 
+def _agent_away(known: _Known) -> Iterable[Row]:
+    if known.pools is None or not known.pools.cpu_manager.chooses:
+        return ()
+    folder = known.node.root.base / "etc"
+    files = (
+        folder / "containerd/config.toml",
+        folder / "crio/crio.conf",
+        *sorted((folder / "crio/crio.conf.d").glob("*.conf")),
+    )
+    found: list[dict[str, Any]] = []
+    for file in files:
+        with suppress(OSError, ValueError):
+            found.append(tomllib.loads(file.read_text("utf-8")))
+    return (runtime_checks.agent_away(found),)
+
+
 def _device_plugins(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
         yield Row("device plugins", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
@@ -344,7 +362,7 @@ def _container_runtime(known: _Known) -> Iterable[Row]:
     except ProtocolError as error:
         # The agent does without it; it then waits for the API server to tell of a container.
         yield from _failed("container runtime", error, Verdict.WARNING)
-    yield checks.nri(name, offered=_is_socket(root.nri_socket))
+    yield runtime_checks.nri(name, offered=_is_socket(root.nri_socket))
 
 
 def _checkpoint(known: _Known) -> Iterable[Row]:
@@ -390,6 +408,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "cgroups": _cgroups,
     "kubelet": _kubelet,
     "CPU manager": _cpu_manager,
+    "agent away": _agent_away,
     "device plugins": _device_plugins,
     "starter": _starter,
     "podresources": _podresources,

@@ -14,7 +14,7 @@ ELSEWHERE = {
         *("admission/checks", "admission/decision", "admission/pod_requests", "admission/rules"),
     },
     "tests/unit/commands/doctor": {
-        *("commands/checks", "commands/node", "commands/pool_files"),
+        *("commands/checks", "commands/node", "commands/pool_files", "commands/runtime_checks"),
     },
     "tests/unit/commands/test_admit.py": {"commands/rules"},
     "tests/unit/commands/explain": {"commands/reasons"},

@@ -171,3 +171,32 @@ def test_a_bundle_has_what_is_compared(
     told = capsys.readouterr().out
     assert "the scheduler gives 1 cpu away that the CPU manager cannot give" in told
     assert "is of 'static': the next start of the kubelet fails" in told
+
+
+CONTAINERD = '[plugins."io.containerd.nri.v1.nri".default_validator]\nenable = {}\n'
+CRIO = "[crio.nri.default_validator]\nnri_enable_default_validator = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "verdict"),
+    [
+        pytest.param({}, "unseen", id="no configuration"),
+        pytest.param({"containerd/config.toml": CONTAINERD.format("true")}, "ok", id="containerd"),
+        pytest.param({"containerd/config.toml": CONTAINERD.format("false")}, "warning", id="off"),
+        pytest.param({"containerd/config.toml": "plugins = 3\n"}, "warning", id="no table"),
+        pytest.param({"containerd/config.toml": "= broken"}, "unseen", id="no TOML"),
+        pytest.param(
+            {"crio/crio.conf": "", "crio/crio.conf.d/10-nri.conf": CRIO.format("true")},
+            "ok",
+            id="CRI-O",
+        ),
+    ],
+)
+def test_a_runtime_that_does_not_wait_for_the_agent_is_a_warning(
+    node: WrittenNode, examine: Any, files: dict[str, str], verdict: str
+) -> None:
+    for name, content in files.items():
+        node.put(f"etc/{name}", content)
+    (row,) = examine()[1]["agent away"]
+    assert row["verdict"] == verdict
+    assert ("--require-agent guaranteed" in row["remedy"]) == (verdict == "warning")

@@ -1,0 +1,71 @@
+"""What `cpupool doctor` says about the container runtime: pure judgements of facts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.commands.checks import Row, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_NRI_SWITCHES: Final = {
+    "containerd": "set disable = false and disable_connections = false under"
+    " [plugins.'io.containerd.nri.v1.nri'] in its config.toml (before 1.7 there is no such NRI)",
+    "cri-o": "set enable_nri = true under [crio.nri] in its crio.conf",
+}
+_OTHER_NRI_SWITCH: Final = "switch NRI on in the runtime's configuration"
+_VALIDATORS: Final = (
+    ("plugins", "io.containerd.nri.v1.nri", "default_validator", "enable"),
+    ("crio", "nri", "default_validator", "nri_enable_default_validator"),
+)
+"""The settings of containerd and of CRI-O that switch the validator of NRI plugins on."""
+
+
+def nri(runtime: str, *, offered: bool) -> Row:
+    """Check that containers can have their CPUs before their first instruction.
+
+    Args:
+        runtime: what the container runtime calls itself; empty where it does not answer.
+        offered: whether it has a socket for NRI plugins.
+    """
+    if offered:
+        fact = "the runtime takes NRI plugins: containers start on their CPUs (enforcement nri)"
+        return Row("container runtime", Verdict.OK, fact)
+    return Row(
+        "container runtime",
+        Verdict.WARNING,
+        "the runtime has no socket for NRI plugins: containers get their CPUs a moment after their"
+        " start (enforcement cgroup)",
+        f"{_NRI_SWITCHES.get(runtime, _OTHER_NRI_SWITCH)}, and mount /run/nri into the agent's pod",
+    )
+
+
+def agent_away(configurations: Sequence[Mapping[str, Any]]) -> Row:
+    """Check whether the container runtime can wait for the agent.
+
+    While the agent is away, a runtime without a validator of NRI plugins creates containers that
+    ask for CPUs of their own on the CPUs of all others.
+
+    Args:
+        configurations: the runtime's configuration files; none where they cannot be seen.
+    """
+    if not configurations:
+        fact = "the container runtime's configuration cannot be seen from here"
+        return Row("agent away", Verdict.UNSEEN, fact, "run this on the node, as root")
+    if any(_value(found, path) is True for found in configurations for path in _VALIDATORS):
+        fact = "the container runtime creates no container of a pod that requires cpupool"
+        return Row("agent away", Verdict.OK, fact)
+    return Row(
+        "agent away",
+        Verdict.WARNING,
+        "while the agent is away, a pod that asks for CPUs of its own starts beside all others",
+        "switch on the runtime's default validator for NRI plugins, and `cpupool webhook"
+        " --require-agent guaranteed`",
+    )
+
+
+def _value(found: object, path: Iterable[str]) -> object:
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
