@@ -118,8 +118,8 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
     owners = [found for found in status.containers if found.placement is Placement.POLICY]
     own = CPUSet.union(owner.exclusive for owner in owners)
     yield Text(
-        f"CPU manager: {manager.policy}, CPUs {status.reserved or 'none'} reserved;"
-        f" {len(owners)} containers own CPUs {own or 'none'}.",
+        f"CPU manager: {manager.policy}; reserved CPUs: {status.reserved or 'none'};"
+        f" CPUs with an owner: {own or 'none'}.",
         "bold",
     )
     if status.refused:

@@ -16,7 +16,7 @@ from cpupool.commands import (
     read_file,
 )
 from cpupool.config import performance_profile
-from cpupool.config.kubelet_config import NONE
+from cpupool.core.cpu_manager import NONE
 from cpupool.core.errors import ConfigError, HostFileError, Problem, Severity, refuse_errors
 from cpupool.core.names import POOL_FILE_PREFIX, POOL_FILE_SUFFIX
 

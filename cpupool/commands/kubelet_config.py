@@ -19,8 +19,8 @@ from cpupool.commands import (
     read_file,
 )
 from cpupool.config import kubelet_config
-from cpupool.config.kubelet_config import NONE, STATIC, KubeletNeeds, as_quantity
-from cpupool.core.cpu_manager import CPU_MANAGER, RESERVED
+from cpupool.config.kubelet_config import KubeletNeeds, as_quantity
+from cpupool.core.cpu_manager import CPU_MANAGER, NONE, RESERVED, STATIC
 from cpupool.core.cpuset import format_ids
 from cpupool.core.errors import ConfigError, QuantityError, errors_in
 from cpupool.core.names import Names
@@ -156,6 +156,7 @@ kind: KubeletConfiguration
 
 # cpupool writes every container's cpuset, and a static CPU manager would write the same ones. On a
 # node that had one: drain it, stop the kubelet, delete cpu_manager_state in its folder, start it.
+# With none the kubelet does not start if cpuManagerPolicyOptions has options: remove them.
 cpuManagerPolicy: {NONE}
 
 # The CPUs outside the default pool{usual}: the scheduler's

@@ -7,11 +7,10 @@ policy `none` takes no options, and the policy `static` needs reserved CPUs (pol
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config.document import Table, Text
-from cpupool.config.reader import entries
+from cpupool.config.reader import WHOLE_NUMBER, entries
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     CPU_MANAGER_POLICIES,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 _KEYS: Final = (POLICY, RESERVED, OPTIONS, TOPOLOGY_POLICY, ON_MISFIT)
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
-_COUNT: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _RESERVED_FORM: Final = "write how many CPUs, as 2, or a CPU list, as 0-1,32-33; 2-2 is CPU 2 alone"
 
 
@@ -102,7 +100,7 @@ def _reserved(reader: Reader, value: Value) -> CPUSet | int | None:
     if text is None or not text.text:
         return None
     written = text.text.strip()
-    if _COUNT.fullmatch(written):
+    if WHOLE_NUMBER.fullmatch(written):
         return int(written)
     if not written or written.isdecimal():
         what = f"{written[:63]!r} is not a number of CPUs from 1 to 999999999"

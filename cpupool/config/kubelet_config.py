@@ -18,6 +18,7 @@ from cpupool.config.document import Origin, Table
 from cpupool.config.pool_rules import suits_static_kubelet
 from cpupool.config.reader import Reader
 from cpupool.core import quantity
+from cpupool.core.cpu_manager import NONE, STATIC, TopologyPolicy
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import (
     Location,
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from cpupool.config.document import Value
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
-
-NONE: Final = "none"
-STATIC: Final = "static"
-BEST_EFFORT: Final = "best-effort"
 
 _KIND: Final = "KubeletConfiguration"
 _CONFIGZ: Final = "kubeletconfig"
@@ -180,7 +177,7 @@ class KubeletNeeds:
     def topology_manager_policy(self) -> str:
         """The policy that helps and refuses no pod."""
         helps = self.spanning and self.node_count <= _MOST_NUMA_NODES
-        return BEST_EFFORT if helps else NONE
+        return (TopologyPolicy.BEST_EFFORT if helps else TopologyPolicy.NONE).value
 
 
 def parse(name: str, text: str | bytes) -> KubeletConfig:
@@ -359,7 +356,7 @@ def _problem(
 
 def _spelled(needs: KubeletNeeds) -> str:
     outside = len(needs.online - needs.default)
-    kept = f", of which the CPU manager reserves {needs.default - needs.given}"
+    kept = f"; the CPU manager reserves {needs.default - needs.given}"
     usual = f", and {as_quantity(needs.usual_milli)} is for daemons" if needs.usual_milli else ""
     return (
         f"{outside} of {len(needs.online)} CPUs are outside the default pool"

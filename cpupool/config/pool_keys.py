@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.config.document import Text
 from cpupool.config.pool_rules import CONTAINERS_LIMIT, MIXED_POOL
-from cpupool.config.reader import Reader, entries
+from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
 from cpupool.core import pools
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem, Severity
@@ -48,7 +47,6 @@ _CPU_BIND_VALUES: Final = {policy.value: policy for policy in CPUBindPolicy}
 _NUMA_VALUES: Final = {policy.value: policy for policy in NUMAPolicy}
 _EXCLUSIVE_VALUES: Final = {policy.value: policy for policy in ExclusivePolicy}
 _TRUTH_VALUES: Final = {"true": True, "false": False}
-_WHOLE_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _Meaning = TypeVar("_Meaning")
 
 
@@ -113,7 +111,7 @@ class PoolReader(Reader):
         text = self.text(value)
         if text is None or not text.text:
             return None
-        if not _WHOLE_NUMBER.fullmatch(text.text):
+        if not WHOLE_NUMBER.fullmatch(text.text):
             what = f"{text.text[:63]!r} is no whole number from 1 to 999999999"
             self.refuse(value, what, "write one, as 256, or remove the line")
             return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.config.document import Table, Text
 from cpupool.core.cpuset import CPUSet
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from cpupool.core.errors import Location
 
 _Meaning = TypeVar("_Meaning")
+
+WHOLE_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+"""A count from 1 to 999999999."""
 
 
 @dataclass(frozen=True, slots=True)

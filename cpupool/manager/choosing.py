@@ -227,7 +227,7 @@ def _substitute(bare: NodeView) -> CPUSet:
 
 
 def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
-    """Return the pods of whose containers some request CPUs of their own, the oldest first."""
+    """Return the pods with a container that requests CPUs of its own, the oldest first."""
     asking = (pod for pod in pods if any(map(requested.native, pod.containers)))
     return sorted(asking, key=lambda pod: (pod.created, pod.namespace, pod.name))
 

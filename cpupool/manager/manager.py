@@ -160,7 +160,7 @@ class Manager:
             pods: the complete list of this node's pods.
             static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
                 policy none.
-            idle: the pods without a container's cgroup, where two pods claim a CPU.
+            idle: as for `NodeFacts`.
             device_nodes: the NUMA nodes of pods that have started; others keep theirs.
         """
         with self._changed:

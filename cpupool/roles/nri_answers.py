@@ -140,7 +140,7 @@ class Answers:
     def update(self, message: UpdateContainer, now: Snapshot) -> str:
         """Keep a container on its CPUs, whatever an update by another program sets.
 
-        cpupool's own call passes as it is: where the container belongs may not be free yet.
+        cpupool's own call passes unchanged: the container's CPUs may not be free yet.
 
         Returns:
             The outcome as a word.
@@ -160,7 +160,7 @@ class Answers:
 
     def started(self, container: NRIContainer) -> None:
         """Take the runtime's word that a container has started."""
-        # CRI-O heeds no refusal of a start.
+        # CRI-O starts a container although a plugin refuses.
         if obstacle := self._refused_starts.pop(container.id, None):
             self._breach(container, obstacle)
 
@@ -196,7 +196,7 @@ class Answers:
         return held and not obstacle.essential
 
     def _breach(self, container: NRIContainer, obstacle: Obstacle) -> None:
-        """Tell of a container that starts although it is not alone on its CPUs."""
+        """Report a container that starts although it is not alone on its CPUs."""
         self._metrics.start_breached()
         log.warning("container starts on occupied CPUs", reason=(why := obstacle.allows(container)))
         if obstacle.pod:

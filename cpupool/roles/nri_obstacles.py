@@ -142,7 +142,7 @@ class Obstacles:
         return Obstacle(pod, why, notices.OCCUPIED_REMEDY)
 
     def _refused(self, pod: Pod | None, now: Snapshot) -> Obstacle | None:
-        """Return why the CPU manager policy refuses a pod of which no container runs yet."""
+        """Return why the CPU manager policy refuses a pod without a running container."""
         refusal = pod and now.resolution.view.refused.get(pod.cgroup_uid)
         if (
             not pod

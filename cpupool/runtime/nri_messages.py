@@ -140,7 +140,7 @@ class CreateContainer:
         call: for `Session.answer_create`.
         sandbox: its pod's; None where the kubelet has not labelled it.
         container: as the runtime would create it.
-        deadline_s: how long the runtime waits; None where it does not tell.
+        deadline_s: how long the runtime waits; None where that is not known.
     """
 
     call: int
@@ -159,7 +159,7 @@ class StartContainer:
     Attributes:
         call: for `Session.answer_start`.
         container: as the runtime has it.
-        deadline_s: how long the runtime waits; None where it does not tell.
+        deadline_s: how long the runtime waits; None where that is not known.
     """
 
     call: int

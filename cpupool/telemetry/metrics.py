@@ -206,7 +206,7 @@ class Metrics(ProcessMetrics):
             "cpupool_nri_answer_duration_seconds",
             "From a runtime's request to its answer, by request and outcome: pools, default,"
             " policy (CPUs of the CPU manager policy), confined, held (refused), unchanged (not the"
-            " kubelet's, or nothing is known, or a start that nothing stands in the way of),"
+            " kubelet's, or nothing is known, or a start without an obstacle),"
             " shared (a start on CPUs that others have not left)",
             ("request", "outcome"),
             buckets=_ANSWERED_S,

@@ -128,8 +128,8 @@ def test_the_scheduler_gets_the_cpus_that_the_cpu_manager_policy_can_give() -> N
 
 
 SPELLED = (
-    "CPUs are reserved, and 16 of 32 CPUs are outside the default pool (0-7,16-23, of which the CPU"
-    " manager reserves 0,16)"
+    "CPUs are reserved, and 16 of 32 CPUs are outside the default pool (0-7,16-23; the CPU manager"
+    " reserves 0,16)"
 )
 
 
