@@ -177,7 +177,7 @@ class KubeletNeeds:
     def topology_manager_policy(self) -> str:
         """The policy that helps and refuses no pod."""
         helps = self.spanning and self.node_count <= _MOST_NUMA_NODES
-        return (TopologyPolicy.BEST_EFFORT if helps else TopologyPolicy.NONE).value
+        return TopologyPolicy.BEST_EFFORT.value if helps else NONE
 
 
 def parse(name: str, text: str | bytes) -> KubeletConfig:
