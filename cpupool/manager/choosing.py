@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
@@ -111,7 +111,9 @@ def admit(
     starting = {container.pod for container in sighted}
     with_containers = {container.pod for container in sighted if container.name}
     refused: dict[str, Refusal] = {}
-    awaited: list[Pod] = []
+    awaited: dict[_Need, Pod] = {}
+    # Many held pods are replicas: while the grants stay, an equal need fails for the same reason.
+    failed: dict[_Need, tuple[PlacementError, bool]] = {}
     for pod in _oldest_first(pods):
         uid, wants = pod.cgroup_uid, _wants(facts, pod)
         reported = any(container.id for container in pod.containers)
@@ -120,23 +122,21 @@ def admit(
             or wants.keys() <= grants.parts(uid, POLICY_CPUS).keys()
         ):
             continue
-        try:
-            if _located(facts) and uid not in facts.device_nodes:
-                raise DevicesUnnamed
-            made = _chosen(facts, pods, grants, pod)
-            for older in awaited:
-                if not _fits(facts, pods, _without_ending(pods, made), older):
-                    raise CPUsAwaited(older)
-        except PlacementError as error:
-            runs = all_run and (uid in with_containers or reported)
-            shares = runs or pod.essential or facts.pools.cpu_manager.on_misfit is Misfit.SHARE
-            shared = uid in before.refused and not before.refused[uid].holds
-            reachable = _fits(facts, pods, _without_ending(pods, grants), pod)
-            refused[uid] = Refusal(error, not (shares or shared), reachable)
-            if reachable:
-                awaited.append(pod)
-        else:
-            grants = made
+        need = _Need.of(facts, grants, pod, wants)
+        if need not in failed:
+            made = _attempted(facts, pods, grants, pod, awaited.values())
+            if isinstance(made, Grants):
+                grants = made
+                failed.clear()
+                continue
+            failed[need] = made, _fits(facts, pods, _without_ending(pods, grants), pod)
+        error, reachable = failed[need]
+        runs = all_run and (uid in with_containers or reported)
+        shares = runs or pod.essential or facts.pools.cpu_manager.on_misfit is Misfit.SHARE
+        shared = uid in before.refused and not before.refused[uid].holds
+        refused[uid] = Refusal(error, not (shares or shared), reachable)
+        if reachable:
+            awaited.setdefault(need, pod)
     return Admission(grants, refused)
 
 
@@ -244,6 +244,54 @@ def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
 def _available(facts: NodeFacts, seen: NodeView) -> CPUSet:
     """Return the CPUs that the policy can give: free CPUs of the default pool."""
     return facts.policy.available(seen) & seen.free
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What a choice for a pod depends on, apart from the node: equal needs fail equally.
+
+    Attributes:
+        containers: kind and number of CPUs of each container, in the order of choosing.
+        near: the NUMA nodes of each container's devices; None before the kubelet has named them.
+        owner: the pod, if it has CPUs already; otherwise empty.
+    """
+
+    containers: tuple[tuple[ContainerKind, int], ...]
+    near: tuple[frozenset[DeviceNodes], ...] | None
+    owner: str
+
+    @classmethod
+    def of(cls, facts: NodeFacts, grants: Grants, pod: Pod, wants: Mapping[str, int]) -> Self:
+        """Return the need of a pod."""
+        uid = pod.cgroup_uid
+        kinds = {container.name: container.kind for container in pod.containers}
+        named = facts.device_nodes.get(uid)
+        return cls(
+            tuple((kinds[name], count) for name, count in wants.items()),
+            None if named is None else tuple(named.get(name, frozenset()) for name in wants),
+            uid if grants.parts(uid, POLICY_CPUS) else "",
+        )
+
+
+def _attempted(
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, awaited: Iterable[Pod]
+) -> Grants | PlacementError:
+    """Return the grants with those of one pod, or why it does not get CPUs of its own.
+
+    The error has no traceback: the state keeps the error, and the frames of a traceback would keep
+    every earlier state.
+    """
+    try:
+        if _located(facts) and pod.cgroup_uid not in facts.device_nodes:
+            raise DevicesUnnamed
+        made = _chosen(facts, pods, grants, pod)
+        stay = _without_ending(pods, made)
+        for older in awaited:
+            if not _fits(facts, pods, stay, older):
+                raise CPUsAwaited(older)
+    except PlacementError as error:
+        return error.with_traceback(None)
+    return made
 
 
 def _fits(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> bool:

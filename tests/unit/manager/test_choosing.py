@@ -490,3 +490,34 @@ def test_nothing_is_recovered_where_the_kubelet_gives_out_cpus() -> None:
     node.reconfigure(shared, MACHINE.topology())
     node.adopt((), {"web-uid": {"web-main": CPUSet.of(3)}})
     assert owned(node) == {}
+
+
+def test_held_replicas_cost_one_choice_and_no_memory_of_earlier_states() -> None:
+    asked: list[int] = []
+
+    class Counting(StaticPolicy):
+        def choose(self, view: NodeView, ask: Ask) -> Choice:
+            asked.append(ask.count)
+            return super().choose(view, ask)
+
+    node = Manager(cpu_managers={"static": Counting.of_pools})
+    node.reconfigure(POOLS, MACHINE.topology())
+    node.adopt(())
+    replicas = [web(f"replica-{number}", 9000) for number in range(30)]
+    node.observe(pods=[*replicas, web("served")])
+    # One choice finds whether a replica fits now; another, whether it fits once others have ended.
+    assert asked.count(9) == 2
+    resolution = node.snapshot().resolution
+    assert owned(node) == {"served-uid": "1"}
+    assert set(resolution.view.refused) == {pod.cgroup_uid for pod in replicas}
+    # A traceback has the frames that made the error, with the whole state before.
+    assert all(refusal.error.__traceback__ is None for refusal in resolution.view.refused.values())
+
+
+def test_replicas_that_fit_after_another_pod_has_ended_get_cpus_one_after_the_other() -> None:
+    big, replicas = web("big", 7000), [web(f"replica-{number}", 3000) for number in range(3)]
+    node = manager(big, *replicas)
+    node.observe(pods=replicas, idle=frozenset({"big-uid"}))
+    assert owned(node) == {"replica-0-uid": "1-3", "replica-1-uid": "4-6"}
+    refusal = node.snapshot().resolution.view.refused["replica-2-uid"]
+    assert not refusal.reachable
