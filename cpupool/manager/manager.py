@@ -427,7 +427,7 @@ class Manager:
             known = ", ".join(self.cpu_managers)
             what = f"there is no CPU manager policy {name!r}"
             raise ConfigError([Problem(what, f"use {known}", path="cpuManager.policy")])
-        return factory(pools, topology)
+        return factory(pools, topology).remembering(self._facts.policy)
 
     def _as_announced(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
         # podresources does not have the CPUs that Allocate announced.

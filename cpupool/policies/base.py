@@ -213,6 +213,10 @@ class CPUManagerPolicy(Policy, Protocol):
         """Return the CPUs that a container can get as its own."""
         ...
 
+    def remembering(self, before: CPUManagerPolicy) -> CPUManagerPolicy:
+        """Return this policy with what an earlier one has settled for the same configuration."""
+        ...
+
 
 CPUManagerPolicies: TypeAlias = "Mapping[str, Callable[[NodePools, CPUTopology], CPUManagerPolicy]]"
 """The policies that a pool file can choose: name → factory for the pools of a machine.

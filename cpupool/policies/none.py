@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
-    from cpupool.policies.base import Ask, Choice, Demand, NodeView
+    from cpupool.policies.base import Ask, Choice, CPUManagerPolicy, Demand, NodeView
     from cpupool.policies.hints import ResourceHints
 
 
@@ -36,6 +36,10 @@ class NonePolicy:
     def available(self, _view: NodeView) -> CPUSet:
         """Return no CPUs."""
         return CPUSet()
+
+    def remembering(self, _before: CPUManagerPolicy) -> CPUManagerPolicy:
+        """Return this policy: it settles nothing."""
+        return self
 
     def choose(self, _view: NodeView, ask: Ask) -> Choice:
         """Refuse every request.

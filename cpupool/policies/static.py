@@ -7,7 +7,7 @@ this policy never gives out a CPU that is not free.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from cpupool.core.cpu_manager import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask, NodeView
+    from cpupool.policies.base import Ask, CPUManagerPolicy, NodeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,13 @@ class StaticPolicy(NonePolicy):
         layout: the machine.
         options: the admin's options.
         reserved: CPUs that no container owns.
+        counted: whether the configuration says only how many CPUs are reserved.
     """
 
     layout: Layout
     options: StaticOptions
     reserved: CPUSet
+    counted: bool = False
 
     @classmethod
     def of_pools(cls, pools: NodePools, topology: CPUTopology) -> Self:
@@ -93,7 +95,8 @@ class StaticPolicy(NonePolicy):
             if reserved > len(layout.cpus):
                 what = f"{reserved} CPUs are more than the {len(layout.cpus)} CPUs of the policy"
                 raise ConfigError([Problem(what, "reserve fewer", path=path)])
-            return cls(layout, options, _take(layout, options, layout.cpus, reserved).cpus)
+            first = _take(layout, options, layout.cpus, reserved).cpus
+            return cls(layout, options, first, counted=True)
         if missing := reserved - layout.cpus:
             what = f"CPUs {missing} are not among {layout.cpus}, the CPUs of the policy"
             raise ConfigError([Problem(what, "reserve others", path=path, cpus=missing)])
@@ -110,6 +113,20 @@ class StaticPolicy(NonePolicy):
     def available(self, view: NodeView) -> CPUSet:
         """Return the CPUs that have no owner and are not reserved."""
         return view.free - self.reserved
+
+    def remembering(self, before: CPUManagerPolicy) -> CPUManagerPolicy:
+        """Return this policy with the CPUs that an earlier one reserved for the same number.
+
+        The place of a core that is offline is not known, and another place is another choice.
+        """
+        if (
+            isinstance(before, StaticPolicy)
+            and (self.counted and before.counted)
+            and (self.options, self.layout.cpus) == (before.options, before.layout.cpus)
+            and len(self.reserved) == len(before.reserved)
+        ):
+            return replace(self, reserved=before.reserved)
+        return self
 
     def hints(self, ask: Ask) -> ResourceHints:
         """Return the NUMA nodes on which a container's CPUs could lie.

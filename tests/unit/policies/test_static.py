@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from cpupool.core.cpu_manager import StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import STATIC, CPUManager, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
+from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerKind
+from cpupool.manager.manager import Manager
 from cpupool.policies.base import DEFAULT, Ask, NodeView
 from cpupool.policies.hints import TopologyHint
 from cpupool.policies.layout import Layout, Place
@@ -225,3 +227,30 @@ def test_reserved_cpus_are_on_the_machine() -> None:
         StaticPolicy.of(TELCO, StaticOptions(), CPUSet.parse("0,40-41"))
     with pytest.raises(ConfigError, match="33 CPUs are more than the 32 CPUs"):
         StaticPolicy.of(TELCO, StaticOptions(), 33)
+
+
+@pytest.mark.parametrize("offline", ["0-1", "2-3", "4-7"])
+def test_a_number_reserves_the_same_cpus_while_cores_go_offline_and_return(offline: str) -> None:
+    machine = MACHINES["laptop_4c8t"]
+    pools = NodePools.of(cpu_manager=CPUManager(STATIC, reserved=3))
+    node = Manager()
+    node.reconfigure(pools, machine.topology())
+    node.adopt(())
+    node.observe(pods=[builders.pod("web", builders.container("main", cpu=8000))])
+
+    def kept() -> CPUSet:
+        _, resolution = node.snapshot()
+        view = resolution.view
+        return view.free - node.snapshot().facts.policy.available(view)
+
+    assert kept() == CPUSet.parse("0-2")
+    node.update_topology(machine.without(offline).topology())
+    assert kept() == CPUSet.parse("0-2") - CPUSet.parse(offline)
+    node.reconfigure(pools, machine.without(offline).topology())
+    assert kept() == CPUSet.parse("0-2") - CPUSet.parse(offline)
+    node.update_topology(machine.topology())
+    assert kept() == CPUSet.parse("0-2")
+    # An edit of the number counts.
+    edited = replace(pools, cpu_manager=CPUManager(STATIC, reserved=2))
+    node.reconfigure(edited, machine.topology())
+    assert kept() == CPUSet.parse("0-1")
