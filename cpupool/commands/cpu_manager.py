@@ -50,4 +50,8 @@ def assignable(pools: NodePools, machine: CPUTopology) -> CPUSet | None:
     if factory is None or not pools.cpu_manager.chooses:
         return None
     empty = NodeView(machine, pools, pools.default_cpus(machine))
-    return factory(pools, machine).available(empty)
+    given = factory(pools, machine).available(empty)
+    if pools.cpu_manager.options.full_pcpus_only:
+        # A core with a reserved CPU is never given as a whole.
+        given -= machine.with_siblings(empty.free - given)
+    return given

@@ -248,9 +248,9 @@ class LiveNode:
         )
         environment = process.instance.environment
         told = (environment.get(pool_variable(pool), "") for pool in requests)
-        facts, _ = self.agent.manager.snapshot()
-        default = facts.pools.default_cpus(facts.topology)
-        belongs = CPUSet.union(map(CPUSet.parse, told)) if requests else default
+        now = self.agent.manager.snapshot()
+        decided = now.assignment((process.pod.cgroup_uid, process.instance.id))
+        belongs = CPUSet.union(map(CPUSet.parse, told)) if requests else decided.cpus
         try:
             runs = str(process.cpus_allowed())
         except FileNotFoundError:
@@ -264,7 +264,7 @@ class LiveNode:
                 for name, value in sorted(environment.items())
                 if name in (EXCLUSIVE_CPUS, SHARED_CPUS)
             ),
-            belongs=str(belongs & facts.topology.online),
+            belongs=str(belongs & now.facts.topology.online),
             runs=runs,
         )
 

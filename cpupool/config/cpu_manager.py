@@ -69,7 +69,7 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
     )
     if not manager.chooses:
         _refuse_settings_of_none(reader, table)
-        return CPUManager()
+        return CPUManager(declared=not _is_empty(named))
     if policy in CPU_MANAGER_POLICIES and _is_empty(table.get(RESERVED)):
         reader.refuse(
             table.get(RESERVED),

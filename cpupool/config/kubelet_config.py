@@ -40,6 +40,7 @@ _KIND: Final = "KubeletConfiguration"
 _CONFIGZ: Final = "kubeletconfig"
 """The key under which /configz holds the configuration, without a kind of its own."""
 _CPU_MANAGER: Final = "cpuManagerPolicy"
+_CPU_MANAGER_OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_MANAGER: Final = "topologyManagerPolicy"
 _SYSTEM: Final = "systemReserved"
 _KUBE: Final = "kubeReserved"
@@ -54,6 +55,7 @@ class KubeletConfig:
 
     Attributes:
         cpu_manager_policy: `none`, or `static`, which places containers itself.
+        cpu_manager_options: the options of that policy: name → value.
         topology_manager_policy: how the devices of a pod are brought together on NUMA nodes.
         system_reserved_milli: the cpu kept from pods for the system.
         kube_reserved_milli: the cpu kept from pods for Kubernetes.
@@ -62,6 +64,7 @@ class KubeletConfig:
     """
 
     cpu_manager_policy: str = NONE
+    cpu_manager_options: Mapping[str, str] = field(default_factory=dict)
     topology_manager_policy: str = NONE
     system_reserved_milli: int = 0
     kube_reserved_milli: int = 0
@@ -92,6 +95,7 @@ class KubeletConfig:
         return {
             "kind": _KIND,
             _CPU_MANAGER: self.cpu_manager_policy,
+            _CPU_MANAGER_OPTIONS: dict(self.cpu_manager_options),
             _TOPOLOGY_MANAGER: self.topology_manager_policy,
             _SYSTEM: {"cpu": as_quantity(self.system_reserved_milli)},
             _KUBE: {"cpu": as_quantity(self.kube_reserved_milli)},
@@ -196,6 +200,10 @@ def parse(name: str, text: str | bytes) -> KubeletConfig:
         reader.refuse(root, what, "give one of the two")
     config = KubeletConfig(
         cpu_manager_policy=reader.word(found.get(_CPU_MANAGER)) or NONE,
+        cpu_manager_options={
+            name: reader.word(value)
+            for name, value in reader.part(found.get(_CPU_MANAGER_OPTIONS)).entries.items()
+        },
         topology_manager_policy=reader.word(found.get(_TOPOLOGY_MANAGER)) or NONE,
         system_reserved_milli=_milli(reader, reader.part(found.get(_SYSTEM)).get("cpu")),
         kube_reserved_milli=_milli(reader, reader.part(found.get(_KUBE)).get("cpu")),
@@ -251,6 +259,13 @@ def _cpu_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
             f" {'gives out the same CPUs' if needs.chooses else 'writes the same cpusets'}"
             " as cpupool",
             "drain the node, stop the kubelet, set none, delete its cpu_manager_state, start it",
+        )
+    elif options := " and ".join(config.cpu_manager_options):
+        yield _problem(
+            config,
+            _CPU_MANAGER_OPTIONS,
+            f"with {_CPU_MANAGER}: {NONE} the kubelet does not start, as {options} is set",
+            f"remove {_CPU_MANAGER_OPTIONS}; the pool file has these options in cpuManager",
         )
 
 

@@ -169,7 +169,7 @@ def _read(source: Source, resource_names: Names, cpu_managers: Collection[str]) 
         raise ConfigError(decoder.problems)
     decoder.check_domain(top.get(_RESOURCE_BASE_NAME), resource_names.domain)
     manager = cpu_manager.read(decoder, top.get(CPU_MANAGER), cpu_managers)
-    listed = decoder.read_pools(top.get(_POOLS), required=not manager.chooses)
+    listed = decoder.read_pools(top.get(_POOLS), required=not (manager.chooses or manager.declared))
     return PoolFile(
         name=source.name,
         pools=NodePools.of(

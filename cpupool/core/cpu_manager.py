@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from cpupool.core.errors import Problem, refuse_errors
+from cpupool.core.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,24 +78,6 @@ class StaticOptions:
         """Return the kubelet's name of each option → the attribute."""
         return {option_name(field.name): field.name for field in fields(cls)}
 
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> Self:
-        """Read the kubelet's option map.
-
-        Raises:
-            ConfigError: with every option that is unknown or neither true nor false.
-        """
-        known = cls.names()
-        problems = [
-            Problem("the static policy has no such option", f"use {', '.join(known)}", path=name)
-            if name not in known
-            else Problem(f"{value!r} is not a truth value", "write true or false", path=name)
-            for name, value in options.items()
-            if name not in known or value not in TRUTH_VALUES
-        ]
-        refuse_errors(problems)
-        return cls(**{known[name]: TRUTH_VALUES[value] for name, value in options.items()})
-
     def written(self) -> dict[str, str]:
         """Return the options that are on, as the kubelet's option map."""
         return {name: "true" for name, field in self.names().items() if getattr(self, field)}
@@ -137,6 +119,8 @@ class CPUManager:
         options: the policy's options.
         topology_policy: how strictly a container's CPUs lie on the NUMA nodes of its devices.
         on_misfit: how to treat a pod that cannot have CPUs of its own.
+        declared: whether the pool file names the policy `none`: then containers get the default
+            pool's CPUs also without any pool, as under the other policies.
     """
 
     policy: str = NONE
@@ -144,6 +128,7 @@ class CPUManager:
     options: StaticOptions = field(default_factory=StaticOptions)
     topology_policy: TopologyPolicy = TopologyPolicy.NONE
     on_misfit: Misfit = Misfit.HOLD
+    declared: bool = False
 
     @property
     def chooses(self) -> bool:

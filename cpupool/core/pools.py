@@ -156,7 +156,7 @@ class NodePools:
     @property
     def places(self) -> bool:
         """Whether containers get their CPUs from pools or from the CPU manager policy."""
-        return bool(self.pools) or self.cpu_manager.chooses
+        return bool(self.pools) or self.cpu_manager.chooses or self.cpu_manager.declared
 
     @property
     def shared_alone(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.config.pool_rules import validate
 from cpupool.core import devices
+from cpupool.core.cpu_manager import CPU_MANAGER, POLICY
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     AllocationError,
@@ -426,7 +427,7 @@ class Manager:
         if factory is None:
             known = ", ".join(self.cpu_managers)
             what = f"there is no CPU manager policy {name!r}"
-            raise ConfigError([Problem(what, f"use {known}", path="cpuManager.policy")])
+            raise ConfigError([Problem(what, f"use {known}", path=f"{CPU_MANAGER}.{POLICY}")])
         return factory(pools, topology).remembering(self._facts.policy)
 
     def _as_announced(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:

@@ -345,6 +345,7 @@ def _cpu_manager_to_json(manager: CPUManager) -> dict[str, Any]:
         OPTIONS: list(manager.options.written()),
         TOPOLOGY_POLICY: manager.topology_policy.value,
         ON_MISFIT: manager.on_misfit.value,
+        "declared": manager.declared,
     }
 
 
@@ -359,6 +360,7 @@ def _cpu_manager_from_json(manager: Mapping[str, Any] | None) -> CPUManager:
         StaticOptions(**{names[option]: True for option in manager[OPTIONS]}),
         TopologyPolicy(manager[TOPOLOGY_POLICY]),
         Misfit(manager[ON_MISFIT]),
+        declared=manager["declared"],
     )
 
 

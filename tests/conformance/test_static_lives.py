@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from cpupool.core import quantity
-from cpupool.core.cpu_manager import CPUManager, StaticOptions
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Grants, PodOwner
 from cpupool.core.names import POLICY_CPUS
@@ -25,6 +25,7 @@ from cpupool.manager.choosing import Admission
 from cpupool.manager.facts import NodeFacts
 from cpupool.policies.static import StaticPolicy
 from tests import builders
+from tests.conformance.oracle.static_policy import options
 from tests.conformance.oracle.verdicts import read_cases, read_machines
 from tests.conformance.test_oracle import DATA
 
@@ -62,7 +63,7 @@ def steps() -> list[Compared]:
         if "new_error" not in case:
             policy = StaticPolicy.of(
                 machines[case["topo"]],
-                StaticOptions.parse(case["options"]),
+                options(case["options"]),
                 CPUSet.parse(case["reserved_arg"]) or case["num_reserved"],
             )
             found += lived(case, policy)

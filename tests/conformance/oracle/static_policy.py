@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from cpupool.core import quantity
-from cpupool.core.cpu_manager import StaticOptions
+from cpupool.core.cpu_manager import TRUTH_VALUES, StaticOptions
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
@@ -105,6 +105,12 @@ def _owner(step: Case) -> Owner:
     return Owner(step["pod"], step["container"])
 
 
+def options(written: Mapping[str, str]) -> StaticOptions:
+    """Read the kubelet's option map of a recording."""
+    names = StaticOptions.names()
+    return StaticOptions(**{names[name]: TRUTH_VALUES[text] for name, text in written.items()})
+
+
 def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     """Live a node's life step by step.
 
@@ -116,7 +122,7 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     try:
         policy = StaticPolicy.of(
             machines[case["topo"]],
-            StaticOptions.parse(case["options"]),
+            options(case["options"]),
             CPUSet.parse(case["reserved_arg"]) or case["num_reserved"],
         )
     except (ConfigError, NotEnoughCPUs) as error:

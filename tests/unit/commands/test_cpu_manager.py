@@ -36,6 +36,12 @@ def test_a_policy_can_give_the_default_pool_without_its_reserved_cpus(
     assert cpu_manager.refusal(pools, TELCO) == ()
 
 
+def test_a_core_with_a_reserved_cpu_is_never_given_as_a_whole() -> None:
+    whole = StaticOptions(full_pcpus_only=True)
+    pools = NodePools.of(DEFAULT, cpu_manager=CPUManager("static", CPUSet.of(0), whole))
+    assert cpu_manager.assignable(pools, TELCO) == CPUSet.parse("1-3,17-19")
+
+
 def test_offline_cpus_cannot_be_given() -> None:
     pools = NodePools.of(DEFAULT, cpu_manager=CPUManager("static", CPUSet.of(0)))
     topology = MACHINE.having_lost(CPUSet.of(0, 2))

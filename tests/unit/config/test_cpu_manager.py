@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cpupool.config import cpu_manager, poolconfig
@@ -78,7 +80,14 @@ def test_a_file_with_a_policy_needs_no_pools(pools: str) -> None:
     assert file.problems(TELCO) == ()
 
 
-@pytest.mark.parametrize("written", ["cpuManager:", "cpuManager: {policy: none}"])
+def test_a_file_that_names_the_policy_none_needs_no_pools_either() -> None:
+    file = parse("cpuManager: {policy: none}\n")
+    assert file.pools.places
+    assert file.pools.default_cpus(TELCO) == TELCO.online
+    assert file.problems(TELCO) == ()
+
+
+@pytest.mark.parametrize("written", ["cpuManager:", "cpuManager: {}"])
 def test_a_file_without_a_policy_and_without_pools_is_refused(written: str) -> None:
     (problem,) = refused(f"{written}\n")
     assert problem == "a.yaml:1:1: pools: there is no pool; give each pool a name and its cpus"
@@ -231,7 +240,8 @@ def test_the_policy_none_has_no_settings(policy: str, setting: str) -> None:
             " write policy: static"
         )
     ]
-    assert parse(f"{pools}\ncpuManager: {{{policy}, {key}: }}").pools.cpu_manager == CPUManager()
+    empty = parse(f"{pools}\ncpuManager: {{{policy}, {key}: }}").pools.cpu_manager
+    assert replace(empty, declared=False) == CPUManager()
 
 
 def test_an_unknown_policy_hides_no_other_problem() -> None:
@@ -254,7 +264,8 @@ def test_a_policy_that_is_not_built_in_decides_itself_about_reserved_cpus() -> N
     "written", ["", "cpuManager:\n", "cpuManager: {}\n", "cpuManager: {policy: none}\n"]
 )
 def test_no_cpu_manager_policy_gives_out_the_default_pool_where_none_is_named(written: str) -> None:
-    assert parse(f"pools: {{default: {{cpus: 1}}}}\n{written}").pools.cpu_manager == CPUManager()
+    read = parse(f"pools: {{default: {{cpus: 1}}}}\n{written}").pools.cpu_manager
+    assert read == CPUManager(declared="none" in written)
 
 
 @pytest.mark.parametrize(

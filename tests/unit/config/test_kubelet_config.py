@@ -228,6 +228,24 @@ def test_what_does_not_suit_the_pools_is_told(
     assert found(**settings) == problems
 
 
+def test_a_kubelet_of_the_policy_none_has_no_options() -> None:
+    text = "kind: KubeletConfiguration\ncpuManagerPolicyOptions: {full-pcpus-only: 'true'}\n"
+    config = kubelet_config.parse("kubelet.yaml", text)
+    (problem,) = (
+        found
+        for found in kubelet_config.check(config, KubeletNeeds.of(POOLS, TELCO))
+        if found.path == "cpuManagerPolicyOptions"
+    )
+    assert str(problem) == (
+        "kubelet.yaml:2:1: cpuManagerPolicyOptions: with cpuManagerPolicy: none the kubelet does"
+        " not start, as full-pcpus-only is set; remove cpuManagerPolicyOptions; the pool file has"
+        " these options in cpuManager"
+    )
+    assert kubelet_config.parse("a", json.dumps(config.excerpt())).cpu_manager_options == {
+        "full-pcpus-only": "true"
+    }
+
+
 def test_the_remedy_holds_the_amount_that_is_right() -> None:
     config = KubeletConfig(system_reserved_milli=1000, kube_reserved_milli=2000)
 

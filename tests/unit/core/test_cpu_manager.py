@@ -1,24 +1,34 @@
 from __future__ import annotations
 
-import pytest
+from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
 
-from cpupool.core.cpu_manager import StaticOptions
-from cpupool.core.errors import ConfigError
-
-
-def test_options_are_read_as_the_kubelet_reads_them() -> None:
-    read = StaticOptions.parse({"full-pcpus-only": "true", "align-by-socket": "F"})
-
-    assert read == StaticOptions(full_pcpus_only=True)
+STATIC = CPUManager("static", 2, StaticOptions(full_pcpus_only=True))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"full-cores": "true"}, "full-cores: the static policy has no such option"),
-        ({"full-pcpus-only": "yes"}, "full-pcpus-only: 'yes' is not a truth value"),
-    ],
-)
-def test_what_is_no_option_is_refused(options: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        StaticOptions.parse(options)
+def test_options_that_are_on_have_the_kubelets_names() -> None:
+    both = StaticOptions(full_pcpus_only=True, align_by_socket=True)
+    assert both.written() == {"full-pcpus-only": "true", "align-by-socket": "true"}
+    assert StaticOptions().written() == {}
+
+
+def test_options_contradict_each_other_and_the_topology_policy() -> None:
+    wrong = StaticOptions(
+        full_pcpus_only=True, distribute_cpus_across_cores=True, align_by_socket=True
+    )
+    found = [problem.path for problem in wrong.contradictions(TopologyPolicy.SINGLE_NUMA_NODE)]
+    assert found == [
+        "cpuManager.options.distribute-cpus-across-cores",
+        "cpuManager.options.align-by-socket",
+    ]
+    assert list(STATIC.options.contradictions(TopologyPolicy.SINGLE_NUMA_NODE)) == []
+
+
+def test_an_edit_is_described_by_the_settings_that_differ() -> None:
+    later = CPUManager("static", CPUSet.of(0, 1), on_misfit=Misfit.SHARE)
+    assert list(STATIC.changes(later)) == [
+        "cpuManager.reserved from 2 CPUs to CPUs 0-1",
+        "cpuManager.options from full-pcpus-only to none",
+        "cpuManager.onMisfit from hold to share",
+    ]
+    assert list(later.changes(later)) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,111 +10,29 @@ import pytest
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError, Problem
-from cpupool.core.names import POLICY_CPUS
+from cpupool.core.errors import ConfigError
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
-from cpupool.policies.base import Choice
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.policies.static import StaticPolicy
 from tests import builders
-from tests.machines import MACHINES
-from tests.runtimes import told
+from tests.unit.manager.choosing.nodes import (
+    LINES,
+    MACHINE,
+    POLICIES,
+    POOLS,
+    STATIC,
+    cpus_of,
+    manager,
+    on,
+    owned,
+    web,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Pod, RuntimeContainer
-    from cpupool.policies.base import Ask, NodeView
-
-MACHINE = MACHINES["arm_no_smt"]
-_LINES = (Pool.named("exclusive_a", "8-9"), Pool.named("default", "0-7"))
-STATIC = CPUManager("static", reserved=CPUSet.of(0))
-POOLS = NodePools.of(*_LINES, cpu_manager=STATIC)
-
-
-@dataclass(frozen=True, slots=True)
-class Grasping(StaticPolicy):
-    """Calls every CPU available."""
-
-    def available(self, view: NodeView) -> CPUSet:
-        return view.topology.present
-
-
-@dataclass(frozen=True, slots=True)
-class Greedy(StaticPolicy):
-    """Gives the same CPU to everybody."""
-
-    def choose(self, _view: NodeView, ask: Ask) -> Choice:
-        return Choice(CPUSet(range(1, 1 + ask.count)))
-
-
-def refusing(_pools: NodePools, _machine: CPUTopology) -> StaticPolicy:
-    raise ConfigError([Problem("it is red", "paint it", path="cpuManager.policy")])
-
-
-POLICIES = {
-    **BUILT_IN,
-    "greedy": Greedy.of_pools,
-    "grasping": Grasping.of_pools,
-    "refusing": refusing,
-}
-
-
-def manager(
-    *pods: Pod,
-    pools: NodePools = POOLS,
-    found: tuple[FoundContainer, ...] = (),
-    recorded: Mapping[str, Mapping[str, str]] | None = None,
-    living: tuple[RuntimeContainer, ...] = (),
-    offline: str = "",
-) -> Manager:
-    """Make a node whose agent has looked at every cgroup once.
-
-    Args:
-        pods: its pods.
-        pools: its pool file.
-        found: the containers that have a cgroup.
-        recorded: the agent's record: the id in a pod's cgroup → container → CPUs.
-        living: what the runtime tells of containers.
-        offline: CPUs that are offline.
-    """
-    node = Manager(cpu_managers=POLICIES)
-    node.reconfigure(pools, MACHINE.without(offline).topology())
-    node.observe(pods=pods)
-    node.observe_containers(living)
-    entries = {
-        uid: {name: CPUSet.parse(cpus) for name, cpus in containers.items()}
-        for uid, containers in (recorded or {}).items()
-    }
-    node.adopt(found, entries)
-    return node
-
-
-def web(name: str, cpu: int = 1000, *, running: bool = True) -> Pod:
-    return builders.pod(name, builders.container(f"{name}-main", cpu=cpu, running=running))
-
-
-def on(pod: Pod, cpus: str) -> FoundContainer:
-    (container,) = pod.containers
-    assert container.id is not None
-    return FoundContainer(pod.cgroup_uid, container.id, f"kubepods/{pod.name}/main", cpus)
-
-
-def cpus_of(node: Manager, pod: Pod, container: str) -> str:
-    placed = node.snapshot().assignment((pod.cgroup_uid, ContainerID(f"{container}-id")))
-    return str(placed.cpus)
-
-
-def owned(node: Manager) -> dict[str, str]:
-    return {
-        uid: str(has[POLICY_CPUS])
-        for uid, has in builders.owned(node).items()
-        if POLICY_CPUS in has
-    }
+    from cpupool.policies.base import Ask, Choice, NodeView
 
 
 def test_a_container_gets_cpus_of_its_own_and_all_others_leave_them() -> None:
@@ -179,7 +97,7 @@ def test_a_pod_with_devices_of_a_pool_is_not_the_policys() -> None:
 
 def test_shared_cpus_by_openshifts_resource_come_beside_own_cpus() -> None:
     mixed = NodePools.of(
-        *_LINES, Pool.named("shared_a", "10-11"), mixed=MixedCPUs("shared_a"), cpu_manager=STATIC
+        *LINES, Pool.named("shared_a", "10-11"), mixed=MixedCPUs("shared_a"), cpu_manager=STATIC
     )
     pod = builders.pod("web", builders.container(cpu=2000, shared_cpus=True))
     node = manager(pod, pools=mixed)
@@ -202,7 +120,7 @@ def test_shared_cpus_by_openshifts_resource_come_beside_own_cpus() -> None:
 
 def test_a_refused_pod_with_shared_cpus_is_refused_for_its_own() -> None:
     mixed = NodePools.of(
-        *_LINES, Pool.named("shared_a", "10-11"), mixed=MixedCPUs("shared_a"), cpu_manager=STATIC
+        *LINES, Pool.named("shared_a", "10-11"), mixed=MixedCPUs("shared_a"), cpu_manager=STATIC
     )
     pod = builders.pod("web", builders.container(cpu=9000, shared_cpus=True))
     node = manager(pod, pools=mixed)
@@ -322,7 +240,7 @@ def test_every_policy_that_a_pool_file_can_name_is_there() -> None:
 def test_another_policy_leaves_running_pods_what_they_have() -> None:
     first, second = web("first"), web("second", 2000)
     node = manager(first)
-    none = NodePools.of(*_LINES)
+    none = NodePools.of(*LINES)
     node.reconfigure(none, MACHINE.topology())
     node.observe(pods=[first, second])
     assert owned(node) == {"first-uid": "1"}
@@ -330,6 +248,16 @@ def test_another_policy_leaves_running_pods_what_they_have() -> None:
 
     node.reconfigure(POOLS, MACHINE.topology())
     assert owned(node) == {"first-uid": "1", "second-uid": "2-3"}
+
+
+def test_under_the_policy_none_without_pools_all_others_run_everywhere() -> None:
+    first, plain = web("first"), web("plain", 500)
+    node = manager(first, plain, pools=NodePools.of(cpu_manager=STATIC))
+    assert cpus_of(node, plain, "plain-main") == "0,2-15"
+    node.reconfigure(NodePools.of(cpu_manager=CPUManager(declared=True)), MACHINE.topology())
+    assert cpus_of(node, first, "first-main") == "1"
+    node.observe(pods=[plain], idle=frozenset({"first-uid"}))
+    assert cpus_of(node, plain, "plain-main") == "0-15"
 
 
 def test_a_policy_that_is_not_lawful_here_changes_nothing() -> None:
@@ -347,149 +275,6 @@ def test_a_device_of_a_pool_is_not_given_while_a_pod_has_its_cpu_by_the_policy()
     node.reconfigure(edited, MACHINE.topology())
     healthy = {device.id: device.healthy for device in node.devices("exclusive_a").offer}
     assert healthy == {"1": False, "8": True, "9": True}
-
-
-def annotated(pod: Pod, cpus: str) -> RuntimeContainer:
-    """Give what the runtime tells of a pod's only container, with an agent's annotation."""
-    (container,) = pod.containers
-    known = told(pod.cgroup_uid, container.name)
-    return replace(known, chosen=CPUSet.parse(cpus))
-
-
-def test_the_best_source_of_an_earlier_choice_counts() -> None:
-    first, second, third, fourth = map(web, ("first", "second", "third", "fourth"))
-    node = manager(
-        *(first, second, third, fourth),
-        living=(annotated(first, "7"),),
-        recorded={"first-uid": {"first-main": "6"}, "second-uid": {"second-main": "6"}},
-        found=tuple(on(pod, "5") for pod in (first, second, third)),
-    )
-    assert owned(node) == {
-        "first-uid": "7",
-        "second-uid": "6",
-        "third-uid": "5",
-        "fourth-uid": "1",
-    }
-
-
-@pytest.mark.parametrize(
-    "cpus",
-    [
-        pytest.param("3-4", id="more than it asks for"),
-        pytest.param("", id="none"),
-        pytest.param("99", id="a CPU that the machine does not have"),
-        pytest.param("8", id="a CPU of another pod's devices"),
-    ],
-)
-@pytest.mark.parametrize("source", ["annotation", "record"])
-def test_a_forged_choice_is_not_believed(source: str, cpus: str) -> None:
-    owner = builders.pod("owner", builders.container(exclusive_a=1))
-    pod = web("web")
-    node = Manager(cpu_managers=POLICIES)
-    node.reconfigure(POOLS, MACHINE.topology())
-    node.observe(pods=[owner, pod])
-    node.accept(builders.given(owner, exclusive_a="8"))
-    if source == "annotation":
-        node.observe_containers([annotated(pod, cpus)])
-        node.adopt(())
-    else:
-        node.adopt((), {"web-uid": {"web-main": CPUSet.parse(cpus)}})
-    assert owned(node) == {"web-uid": "1"}
-
-
-def test_of_two_pods_with_the_same_recorded_cpu_the_older_has_it() -> None:
-    old, new = replace(web("b"), created="2026-01-01"), replace(web("a"), created="2026-01-02")
-    same = {"a-uid": {"a-main": "5"}, "b-uid": {"b-main": "5"}}
-    assert owned(manager(new, old, recorded=same)) == {"b-uid": "5", "a-uid": "1"}
-
-
-def test_entries_of_pods_and_containers_that_are_not_there_count_for_nothing() -> None:
-    pooled = builders.pod("pooled", builders.container(exclusive_a=1, cpu=1000))
-    node = manager(
-        *(web("web"), pooled),
-        recorded={
-            "gone-uid": {"main": "1"},
-            "web-uid": {"other": "2"},
-            "pooled-uid": {"main": "3"},
-        },
-    )
-    assert owned(node) == {"web-uid": "1"}
-
-
-def test_only_an_init_container_shares_recorded_cpus_with_a_later_one() -> None:
-    pod = builders.pod(
-        "web",
-        builders.container("init", ContainerKind.INIT, cpu=2000),
-        builders.container("side", ContainerKind.SIDECAR, cpu=1000),
-        builders.container("main", cpu=1000),
-        builders.container("other", cpu=1000),
-    )
-    lawful = {"init": "4-5", "side": "4", "main": "5", "other": "6"}
-    node = manager(pod, recorded={"web-uid": lawful})
-    assert {name: cpus_of(node, pod, name) for name in lawful} == lawful
-
-    forged = {**lawful, "main": "4", "other": "5"}
-    node = manager(pod, recorded={"web-uid": forged})
-    assert {name: cpus_of(node, pod, name) for name in forged} == {**forged, "main": "1"}
-
-
-def test_a_restart_gives_an_init_container_its_recorded_cpus() -> None:
-    pod = builders.pod(
-        "web",
-        builders.container("init", ContainerKind.INIT, cpu=3000),
-        builders.container("main", running=False, cpu=2000),
-    )
-    recorded = {"web-uid": {"init": "4-6", "main": "4-5"}}
-    node = manager(pod, web("other", 2000), recorded=recorded)
-    assert cpus_of(node, pod, "init") == "4-6"
-    assert owned(node) == {"web-uid": "4-6", "other-uid": "1-2"}
-
-
-@pytest.mark.parametrize("source", ["annotation", "record"])
-def test_a_container_keeps_a_cpu_that_is_offline_at_the_restart(source: str) -> None:
-    pod, other = web("web", 2000), web("other")
-    if source == "annotation":
-        node = manager(pod, other, living=(annotated(pod, "1-2"),), offline="2")
-    else:
-        node = manager(pod, other, recorded={"web-uid": {"web-main": "1-2"}}, offline="2")
-    assert cpus_of(node, pod, "web-main") == "1"
-    node.update_topology(MACHINE.topology())
-    assert cpus_of(node, pod, "web-main") == "1-2"
-    assert owned(node) == {"web-uid": "1-2", "other-uid": "3"}
-
-
-def test_no_recorded_cpu_is_a_sibling_of_a_core_that_another_pod_has_as_a_whole() -> None:
-    machine = MACHINES["laptop_4c8t"]
-    pools = NodePools.of(
-        Pool.named("exclusive_a", "1"),
-        Pool.named("default", "4-7"),
-        cpu_manager=replace(STATIC, reserved=CPUSet.of(4)),
-    )
-    owner, pod = builders.pod("owner", builders.container(exclusive_a=1)), web("web")
-    node = Manager(cpu_managers=POLICIES)
-    node.reconfigure(pools, machine.topology())
-    node.observe(pods=[owner, pod])
-    node.accept(builders.given(owner, exclusive_a="1"))
-    (sibling,) = machine.topology().with_siblings(CPUSet.of(1)) - CPUSet.of(1)
-    node.adopt((), {"web-uid": {"web-main": CPUSet.of(sibling)}})
-    assert owned(node) == {"web-uid": "5"}
-
-
-def test_under_the_policy_none_a_pod_keeps_what_is_recorded() -> None:
-    pod = web("web")
-    node = manager(pod, pools=NodePools.of(*_LINES), recorded={"web-uid": {"web-main": "3"}})
-    assert cpus_of(node, pod, "web-main") == "3"
-    # Where it runs does not say that a policy chose this.
-    assert owned(manager(pod, pools=NodePools.of(*_LINES), found=(on(pod, "3"),))) == {}
-
-
-def test_nothing_is_recovered_where_the_kubelet_gives_out_cpus() -> None:
-    shared = NodePools.of(Pool.named("shared_a", "8-9"), mixed=MixedCPUs("shared_a"))
-    node = Manager(cpu_managers=POLICIES)
-    node.observe(static_cpus=CPUSet.parse("0-7"), pods=[web("web")])
-    node.reconfigure(shared, MACHINE.topology())
-    node.adopt((), {"web-uid": {"web-main": CPUSet.of(3)}})
-    assert owned(node) == {}
 
 
 def test_held_replicas_cost_one_choice_and_no_memory_of_earlier_states() -> None:
