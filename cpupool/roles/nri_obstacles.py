@@ -158,14 +158,18 @@ class Obstacles:
 def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
     """Return what is not known yet about a container that may ask for CPUs of its own, or nothing.
 
-    Such a container has whole CPUs by the kubelet's numbers; only the pod's spec is certain.
+    Before the API server has listed its pod, only the kubelet's numbers say what it asks for.
     """
-    if not container.whole_cpus or not now.facts.pools.cpu_manager.chooses:
+    known = container.known
+    if known is None or not now.facts.pools.cpu_manager.chooses:
+        return ""
+    listed = pod is not None and pod.qos is not None
+    spec = [found for found in pod.containers if found.name == known.name] if pod else []
+    if not (container.whole_cpus or any(found.whole_cpus for found in spec)):
         return ""
     if not now.facts.recovered:
         return "the agent has just started, and does not know yet which CPUs have an owner"
-    pooled = container.known is not None and container.known.devices
-    if (pod is None or pod.qos is None) and not pooled:
+    if not listed and not known.devices:
         return "the API server has not listed its pod yet, which may ask for CPUs of its own"
     return ""
 

@@ -61,7 +61,7 @@ def machine(host: ContainerdHost) -> CPUSet:
 
 
 def layout(cpus: CPUSet, policy: str) -> OnlyDefault:
-    return OnlyDefault(cpus, CPUSet(), CPUSet(), policy)
+    return OnlyDefault(cpus, CPUSet(), CPUSet(), policy=policy)
 
 
 def chosen(node: Node, *pods: Hosted) -> list[str]:

@@ -47,6 +47,7 @@ LOOPS = {
     "nri plugin",
     "pod watch",
     "mount keeper",
+    "pod failer",
     "reporter",
 }
 """What has a heartbeat."""

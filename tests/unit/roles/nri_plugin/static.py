@@ -18,12 +18,19 @@ if TYPE_CHECKING:
     from tests.nri_agents import Agent
 
 
-def govern(agent: Agent, on_misfit: Misfit = Misfit.HOLD) -> None:
-    """Put the policy static in force on CPUs 0 to 7, CPU 0 reserved."""
+def govern(agent: Agent, on_misfit: Misfit = Misfit.HOLD, *, adopted: bool = True) -> None:
+    """Put the policy static in force on CPUs 0 to 7, CPU 0 reserved.
+
+    Args:
+        agent: the agent.
+        on_misfit: how to treat a pod that does not fit.
+        adopted: whether the agent has seen which containers run.
+    """
     policy = CPUManager("static", reserved=CPUSet.of(0), on_misfit=on_misfit)
     pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=policy)
     agent.manager.reconfigure(pools, MACHINE.topology())
-    agent.manager.adopt(())
+    if adopted:
+        agent.manager.adopt(())
 
 
 def web(name: str, cpus: int, created: str = "") -> Pod:

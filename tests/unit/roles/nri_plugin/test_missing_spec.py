@@ -91,3 +91,16 @@ def test_a_pod_from_the_api_server_waits(agent: Agent, plugin: Plugin) -> None:
     govern(agent)
     with pytest.raises(Refused, match="is held"):
         plugin.create(_from("api"))
+
+
+def test_before_the_agent_has_seen_what_runs_nothing_is_given(agent: Agent, plugin: Plugin) -> None:
+    """The spec alone says that the container asks for CPUs of its own."""
+    agent.patient = True
+    govern(agent, adopted=False)
+    agent.manager.observe(pods=[WEB])
+    answer = plugin.creating(of(WEB, "c1"))
+    eventually(lambda: "c1" in agent.manager.snapshot().facts.sighted, "the container waits")
+    assert not answer.done()
+    agent.manager.adopt(())
+    agent.plugin.facts_changed()
+    assert cpu_of(answer.result(DEADLINE_S)).cpus == "2-3"
