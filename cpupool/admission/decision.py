@@ -2,8 +2,8 @@
 
 Admission adds to a pod: the variable `CPU_POOLS`, a cpu limit by CPU-Pooler's arithmetic with the
 request `0m`, the process starter before the command and `CONTAINER_NAME` with it, and CRI-O's
-annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay. If the
-rules say so, an annotation lets the container runtime create no container without the agent.
+annotation for a container with OpenShift's resource for shared CPUs, whose native CPUs stay. With
+an annotation, which the rules switch on, the runtime creates no container while the agent is away.
 Admission never changes a body in place: unchanged parts are the same objects before and after.
 """
 
@@ -164,7 +164,7 @@ def _metadata(pod: PodRequests, rules: Rules) -> Body:
 
 
 def _required_agent(pod: PodRequests, rules: Rules) -> dict[str, str]:
-    """Return the annotation that lets the container runtime create no container without the agent.
+    """Return the annotation with which the runtime creates no container while the agent is away.
 
     A pod whose author names required plugins keeps the author's list.
     """

@@ -73,6 +73,14 @@ class CPUSet:
         return cls._from_bits(bits)
 
     @classmethod
+    def parse_or_empty(cls, text: str) -> CPUSet:
+        """Read a CPU list that another program has written; return no CPUs if it is none."""
+        try:
+            return cls.parse(text)
+        except CPUSetParseError:
+            return cls()
+
+    @classmethod
     def parse_mask(cls, text: str) -> CPUSet:
         """Read the kernel's hexadecimal mask: words of 32 bits, highest first, between commas.
 

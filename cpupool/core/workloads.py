@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NewType
 from cpupool.core.cpuset import CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from cpupool.core.requests import Resource
 
@@ -116,6 +116,11 @@ class Pod:
     def essential(self) -> bool:
         """Whether the node may need the pod to work, so that its containers start in any case."""
         return self.node_critical or self.cgroup_uid != self.uid
+
+
+def oldest_first(pods: Iterable[Pod]) -> list[Pod]:
+    """Return pods by their age; the name decides between pods of one second."""
+    return sorted(pods, key=lambda pod: (pod.created, pod.namespace, pod.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError
 from cpupool.core.workloads import ContainerID
 
 if TYPE_CHECKING:
@@ -58,16 +56,10 @@ def intruders(
     for container in found:
         has = parsed.get(container.cpus)
         if has is None:
-            has = parsed[container.cpus] = _parsed(container.cpus)
+            has = parsed[container.cpus] = CPUSet.parse_or_empty(container.cpus)
         key = (container.pod, ContainerID(container.id))
         strange = has & (others if key == starting else own)
         if not strange or (key != starting and created(key[1])):
             continue
         if strange := strange - resolution.assignment(key).cpus:
             yield Intruder(key, container.path, strange)
-
-
-def _parsed(text: str) -> CPUSet:
-    with suppress(CPUSetParseError):
-        return CPUSet.parse(text)
-    return CPUSet()

@@ -16,7 +16,6 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CgroupNotFound,
     CPUPoolError,
-    CPUSetParseError,
     RuntimeBusy,
     RuntimeSilent,
     RuntimeUnreachable,
@@ -286,7 +285,7 @@ class Mover:
         move = Move(
             container.path,
             *key,
-            has=_parsed(container.cpus),
+            has=CPUSet.parse_or_empty(container.cpus),
             wants=assignment.cpus,
             own=assignment.exclusive,
             writer=self._unasked(seen),
@@ -426,10 +425,3 @@ class Mover:
         """Log once that a container is not where it belongs."""
         if seen.target.sticks(why):
             log.warning("container stays on wrong CPUs", cgroup=container.path, error=why)
-
-
-def _parsed(cpus: str) -> CPUSet:
-    """Return what a cgroup's text says; none where that is no list."""
-    with suppress(CPUSetParseError):
-        return CPUSet.parse(cpus)
-    return CPUSet()

@@ -23,7 +23,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.grants import Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
 from cpupool.manager import requested, sightings
 from cpupool.policies import hints
 from cpupool.policies.base import DEFAULT, Ask, NodeView, Refusal
@@ -107,6 +107,8 @@ def admit(
             with a sandbox alone can.
     """
     grants = before.grants
+    if not facts.pools.cpu_manager.chooses:
+        return Admission(grants)
     sighted = facts.sighted.values()
     starting = {container.pod for container in sighted}
     with_containers = {container.pod for container in sighted if container.name}
@@ -228,8 +230,7 @@ def _substitute(bare: NodeView) -> CPUSet:
 
 def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
     """Return the pods with a container that requests CPUs of its own, the oldest first."""
-    asking = (pod for pod in pods if any(map(requested.native, pod.containers)))
-    return sorted(asking, key=lambda pod: (pod.created, pod.namespace, pod.name))
+    return oldest_first(pod for pod in pods if any(map(requested.native, pod.containers)))
 
 
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
@@ -316,6 +317,7 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
     """
     kinds = {container.name: container.kind for container in pod.containers}
     made, left = grants, CPUSet()
+    seen = view(facts, pods, made)
     for name, count in _wants(facts, pod).items():
         parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
         ends = kinds[name] is ContainerKind.INIT
@@ -323,7 +325,6 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
             if ends and any(kinds.get(part) is ContainerKind.APP for part in parts):
                 # The init container ended before this agent started.
                 continue
-            seen = view(facts, pods, made)
             available = _available(facts, seen)
             near = facts.device_nodes.get(pod.cgroup_uid, {}).get(name, frozenset())
             ask = _aligned(facts, seen, Ask(POLICY_CPUS, count, available, left), near)
@@ -332,9 +333,10 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
                 log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
                 raise NotEnoughCPUs(count, len(available))
             made = made.adding([_grant(pod, {name: cpus})])
-            after = view(facts, pods, made)
-            if not facts.policy.extents(after)[DEFAULT]:
-                raise NotEnoughCPUs(count, len(seen.extents[DEFAULT]) - 1)
+            shared = seen.extents[DEFAULT]
+            seen = view(facts, pods, made)
+            if not facts.policy.extents(seen)[DEFAULT]:
+                raise NotEnoughCPUs(count, len(shared) - 1)
         # An init container ends before the others start, and leaves its CPUs to them.
         left = left | cpus if ends else left - cpus
     return made

@@ -158,7 +158,7 @@ class Obstacles:
 def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
     """Return what is not known yet about a container that may ask for CPUs of its own, or nothing.
 
-    Before the API server has listed its pod, only the kubelet's numbers say what it asks for.
+    The kubelet's numbers show the request of a container whose pod is not listed yet.
     """
     known = container.known
     if known is None or not now.facts.pools.cpu_manager.chooses:

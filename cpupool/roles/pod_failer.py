@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import Misfit
+from cpupool.core.workloads import oldest_first
 from cpupool.kube.client import APIError
 from cpupool.telemetry import log as logs
 
@@ -155,7 +156,7 @@ def _misfits(snapshot: Snapshot) -> Iterator[tuple[Pod, PlacementError]]:
         return
     started = {uid for uid, _ in resolution.containers}
     refused = resolution.view.refused
-    for pod in sorted(resolution.view.pods, key=lambda pod: pod.created):
+    for pod in oldest_first(resolution.view.pods):
         refusal = refused.get(pod.cgroup_uid)
         if refusal is None or not refusal.holds or refusal.reachable or refusal.error.passes:
             continue

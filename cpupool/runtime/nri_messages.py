@@ -6,13 +6,11 @@ Source: github.com/containerd/nri, pkg/api/api.proto.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,9 +44,7 @@ class CPUResources:
     @property
     def cpu_set(self) -> CPUSet:
         """The CPUs; none where the runtime has no list, or what it has is none."""
-        with suppress(CPUSetParseError):
-            return CPUSet.parse(self.cpus)
-        return CPUSet()
+        return CPUSet.parse_or_empty(self.cpus)
 
 
 @dataclass(frozen=True, slots=True)

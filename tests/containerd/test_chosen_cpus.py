@@ -1,4 +1,4 @@
-"""A container says which CPUs a CPU manager policy chose; a pod's author cannot say it."""
+"""An agent believes its own annotation on a container, and no annotation of a pod's author."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def layout(cpus: CPUSet, policy: str) -> OnlyDefault:
 
 
 def chosen(node: Node, *pods: Hosted) -> list[str]:
-    """Return what the containers say of a policy's choice, as an agent reads it."""
+    """Return the CPUs that an agent reads from the annotations of containers."""
     cri = CRI([node.host.socket], Names(), timeout_s=DEADLINE_S)
     found = {one.id: str(one.chosen) for one in cri.chosen([pod.container for pod in pods])}
     return [found.get(ContainerID(pod.container), "") for pod in pods]

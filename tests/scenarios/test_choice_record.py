@@ -20,7 +20,6 @@ from tests.cri_server import FakeCRI
 from tests.machines import MACHINES
 from tests.nri_pods import Container
 from tests.nri_pods import Pod as NRIPod
-from tests.nri_runtime import FakeRuntime, Plugin
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_mixed_cpus import guaranteed
 from tests.waiting import eventually
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
+    from tests.nri_runtime import FakeRuntime, Plugin
     from tests.scenarios.test_agent_process import World
 
 POOLS = """
@@ -47,13 +47,6 @@ def world(folder: Path) -> Iterator[World]:
     with living(folder, MACHINES["arm_no_smt"].write(folder), {"role": "worker"}) as world:
         world.mount.show(worker=POOLS)
         yield world
-
-
-@pytest.fixture
-def runtime(world: World) -> Iterator[FakeRuntime]:
-    world.node.root.nri_socket.parent.mkdir(parents=True)
-    with FakeRuntime(world.node.root.nri_socket) as runtime:
-        yield runtime
 
 
 @dataclass

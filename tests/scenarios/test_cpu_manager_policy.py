@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.machines import MACHINES
-from tests.nri_runtime import FakeRuntime
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_mixed_cpus import Runtime, guaranteed
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.nri_runtime import FakeRuntime
     from tests.scenarios.test_agent_process import World
 
 PROGRAM = "tests.round_robin"
@@ -36,13 +36,6 @@ def world(folder: Path) -> Iterator[World]:
     with living(folder, MACHINES["arm_no_smt"].write(folder), {"role": "worker"}) as world:
         world.mount.show(worker=POOLS)
         yield world
-
-
-@pytest.fixture
-def runtime(world: World) -> Iterator[FakeRuntime]:
-    world.node.root.nri_socket.parent.mkdir(parents=True)
-    with FakeRuntime(world.node.root.nri_socket) as runtime:
-        yield runtime
 
 
 def test_containers_get_and_keep_cpus_of_their_own(world: World, runtime: FakeRuntime) -> None:

@@ -11,7 +11,6 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from tests.machines import MACHINES
 from tests.nri_pods import Pod as Sandbox
-from tests.nri_runtime import FakeRuntime
 from tests.scenarios.test_agent_process import living
 from tests.waiting import eventually
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.app import Agent
-    from tests.nri_runtime import Plugin
+    from tests.nri_runtime import FakeRuntime, Plugin
     from tests.scenarios.test_agent_process import World
 
 MACHINE = MACHINES["arm_no_smt"]
@@ -43,15 +42,8 @@ def world(folder: Path) -> Iterator[World]:
         yield world
 
 
-@pytest.fixture
-def runtime(world: World) -> Iterator[FakeRuntime]:
-    world.node.root.nri_socket.parent.mkdir(parents=True)
-    with FakeRuntime(world.node.root.nri_socket) as runtime:
-        yield runtime
-
-
 def pending(name: str, cpus: int) -> dict[str, Any]:
-    """Return a pod that the kubelet has admitted, and of which no container was created."""
+    """Return a pod that the kubelet has admitted, and that has no container yet."""
     limits = {"cpu": str(cpus), "memory": "1Gi"}
     return {
         "kind": "Pod",

@@ -19,7 +19,6 @@ from cpupool.api import nri_pb2
 from tests.cri_server import FakeCRI
 from tests.nri_pods import Container
 from tests.nri_pods import Pod as NRIPod
-from tests.nri_runtime import FakeRuntime, Plugin
 from tests.scenarios import test_agent_process
 from tests.waiting import DEADLINE_S, eventually
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.local.pods import ContainerProcess
+    from tests.nri_runtime import FakeRuntime, Plugin
     from tests.scenarios.test_agent_process import World
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,6 @@ _NOBODYS: Final = "8-9"
 @pytest.fixture
 def cri(world: World) -> Iterator[FakeCRI]:
     with FakeCRI(world.node.root.cri_sockets[0]) as serving:
-        yield serving
-
-
-@pytest.fixture
-def runtime(world: World) -> Iterator[FakeRuntime]:
-    world.node.root.nri_socket.parent.mkdir(parents=True, exist_ok=True)
-    with FakeRuntime(world.node.root.nri_socket) as serving:
         yield serving
 
 

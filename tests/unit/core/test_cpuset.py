@@ -154,3 +154,8 @@ def test_ids_of_any_size_are_written_as_a_list() -> None:
     assert format_ids([]) == ""
     assert format_ids([0]) == "0"
     assert format_ids([5, 6, 8, 100_000, 100_001]) == "5-6,8,100000-100001"
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("1-3", "1-3"), ("", ""), ("3-1", ""), ("x", "")])
+def test_a_list_of_another_program_is_read_or_empty(text: str, cpus: str) -> None:
+    assert str(CPUSet.parse_or_empty(text)) == cpus

@@ -36,6 +36,13 @@ V4_DATA = (
 V4 = json.dumps({"policyName": "x", "checksum": 0, "data": V4_DATA, "dataChecksum": 2328898362})
 
 FIRST, SECOND, THIRD = CPUSet.parse("1-3"), CPUSet.parse("4-6"), CPUSet.parse("7-9")
+V3_STATE = State(
+    "static",
+    CPUSet.parse("1-2"),
+    {"pod1": {"container1": CPUSet.parse("5-6"), "container2": CPUSet.parse("3-4")}},
+    {"pod2": THIRD},
+    version=3,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,24 +72,12 @@ FIRST, SECOND, THIRD = CPUSet.parse("1-3"), CPUSet.parse("4-6"), CPUSet.parse("7
         ),
         pytest.param(
             V3.replace(b"766259872", b"2284712151"),
-            State(
-                "static",
-                CPUSet.parse("1-2"),
-                {"pod1": {"container1": CPUSet.parse("5-6"), "container2": CPUSet.parse("3-4")}},
-                {"pod2": THIRD},
-                version=3,
-            ),
+            V3_STATE,
             id="V3 with the struct's name of 1.36",
         ),
         pytest.param(
             V3,
-            State(
-                "static",
-                CPUSet.parse("1-2"),
-                {"pod1": {"container1": CPUSet.parse("5-6"), "container2": CPUSet.parse("3-4")}},
-                {"pod2": THIRD},
-                version=3,
-            ),
+            V3_STATE,
             id="V3",
         ),
         pytest.param(

@@ -161,7 +161,7 @@ def test_under_the_policy_none_a_pod_keeps_what_is_recorded() -> None:
     pod = web("web")
     node = manager(pod, pools=NodePools.of(*LINES), recorded={"web-uid": {"web-main": "3"}})
     assert cpus_of(node, pod, "web-main") == "3"
-    # Where it runs does not say that a policy chose this.
+    # The CPUs of its cgroup do not prove that a policy chose them.
     assert owned(manager(pod, pools=NodePools.of(*LINES), found=(on(pod, "3"),))) == {}
 
 

@@ -126,7 +126,7 @@ def test_a_pod_that_the_runtime_does_not_hold_has_the_notice_after_a_moment(
     agent: Agent, plugin: Plugin
 ) -> None:
     run(agent, plugin)
-    # As through CRI or cgroups: nobody asks before the container starts.
+    # As through CRI or cgroups: the runtime does not ask before the container starts.
     instance = replace(NEXT.containers[0], id=ContainerID("next"))
     agent.manager.observe(pods=[LARGE, replace(NEXT, containers=(instance,))])
     ((_, notice),) = notices.about_placement(agent.manager.snapshot().resolution)
