@@ -22,7 +22,7 @@ from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from cpupool.enforce.mover import Mover, Repair
     from cpupool.enforce.notices import Notice, NoticeKey
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cpupool.manager.ports import CgroupTree, EventSink, FoundContainer
     from cpupool.manager.resolve import Resolution
     from cpupool.telemetry.metrics import Metrics
+    from cpupool.wire.cpu_manager_state import State
 
 log = logs.get(__name__)
 
@@ -73,7 +74,7 @@ class Sweep:
         metrics: where the states of containers are counted.
         now_s: a monotonic clock.
         cpu_s: the CPU time of the sweeping thread.
-        recorded: returns the choices that an earlier agent has recorded.
+        recorded: returns what an earlier agent has recorded of its choices; None for no record.
 
     Attributes:
         due_s: when to look again without an event, by `now_s`; infinite for never.
@@ -92,7 +93,7 @@ class Sweep:
         metrics: Metrics,
         now_s: Callable[[], float],
         cpu_s: Callable[[], float],
-        recorded: Callable[[], Mapping[str, Mapping[str, CPUSet]]] = dict,
+        recorded: Callable[[], State | None] = lambda: None,
     ) -> None:
         self.due_s = math.inf
         self._recorded = recorded

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cpupool.manager.ports import EventSink
     from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.telemetry.metrics import Metrics
-    from cpupool.wire.cpu_manager_state import Assignments
 
 log = logs.get(__name__)
 
@@ -38,7 +37,7 @@ _AGAIN_S: Final = 10.0
 class ChoiceRecord:
     """Keeps the file equal to the grants of the CPU manager policy; any thread may call it.
 
-    A node whose policy has never given CPUs has no file. Without the file the agent works on: it
+    A node whose policy has never chosen CPUs has no file. Without the file the agent works on: it
     also recognises its choices in the containers.
 
     Args:
@@ -72,8 +71,8 @@ class ChoiceRecord:
         self._complaint = ""
         self._due_s = 0.0
 
-    def recorded(self) -> Assignments:
-        """Return the CPUs that an earlier agent recorded in this boot; nothing without such a file.
+    def recorded(self) -> State | None:
+        """Return what an earlier agent recorded in this boot; None without such a file.
 
         A file that cannot be used stays until the next choice replaces it.
         """
@@ -81,16 +80,16 @@ class ChoiceRecord:
             try:
                 data = _read(self._path)
                 if not data:
-                    return {}
+                    return None
                 state, here = cpu_manager_state.parse(data), self._boot()
             except (HostFileError, RemoteProtocolError) as error:
                 log.warning("recorded CPUs are ignored", file=self._path, error=error)
-                return {}
+                return None
             if state.boot_id != here:
                 log.info("recorded CPUs are ignored: they are of another boot", file=self._path)
-                return {}
+                return None
             self._written = state
-            return state.entries
+            return state
 
     def decided(self) -> Snapshot:
         """Return the manager's facts and decisions, once the choices among them are in the file."""
@@ -101,13 +100,17 @@ class ChoiceRecord:
             return now
 
     def _keep(self, now: Snapshot) -> None:
-        view = now.resolution.view
+        if not now.facts.recovered:
+            # The file has what this agent does not know yet.
+            return
+        view, settled = now.resolution.view, now.facts.policy.settled
         entries = {uid: grant.parts for uid, grant in view.chosen.items()}
         owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
         try:
-            if entries or (self._written and self._written.entries):
-                policy = view.pools.cpu_manager.policy
-                self._write(State(policy, view.cpus - owned, entries, boot_id=self._boot()))
+            if entries or settled or self._written:
+                policy, boot_id = view.pools.cpu_manager.policy, self._boot()
+                shared = view.cpus - owned
+                self._write(State(policy, shared, entries, boot_id=boot_id, settled=settled))
         except CPUPoolError as error:
             self._due_s = self._now_s() + _AGAIN_S
             self._complain(str(error))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from itertools import count
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cpupool.config.pool_rules import validate
@@ -39,6 +38,7 @@ from cpupool.manager.static_pods import Identity
 from cpupool.policies.base import Ask
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.policies.pools import PoolsPolicy
+from cpupool.wire.cpu_manager_state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -265,7 +265,7 @@ class Manager:
     def adopt(
         self,
         found: Iterable[FoundContainer],
-        recorded: Mapping[str, Mapping[str, CPUSet]] = MappingProxyType({}),
+        recorded: State | None = None,
     ) -> None:
         """Take over the decisions of an earlier agent; after this call this agent decides.
 
@@ -275,13 +275,15 @@ class Manager:
 
         Args:
             found: every container that has a cgroup.
-            recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
+            recorded: what an earlier agent recorded of its choices; None for no record.
         """
         with self._changed:
             found = tuple(found)
-            facts, grants = replace(self._facts, recovered=True), self._resolution.grants
-            pods = self._resolution.view.pods
-            grants = choosing.recover(facts, pods, grants, found, recorded)
+            recorded = recorded or State("")
+            policy = self._facts.policy.remembering(recorded.settled)
+            facts = replace(self._facts, recovered=True, policy=policy)
+            pods, grants = self._resolution.view.pods, self._resolution.grants
+            grants = choosing.recover(facts, pods, grants, found, recorded.entries)
             if not self._moves_pinned:
                 kept = pinned.found_stale(facts, self._resolution, found)
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})
@@ -428,7 +430,7 @@ class Manager:
             known = ", ".join(self.cpu_managers)
             what = f"there is no CPU manager policy {name!r}"
             raise ConfigError([Problem(what, f"use {known}", path=f"{CPU_MANAGER}.{POLICY}")])
-        return factory(pools, topology).remembering(self._facts.policy)
+        return factory(pools, topology).remembering(self._facts.policy.settled)
 
     def _as_announced(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
         # podresources does not have the CPUs that Allocate announced.

@@ -213,7 +213,12 @@ class CPUManagerPolicy(Policy, Protocol):
         """Return the CPUs that a container can get as its own."""
         ...
 
-    def remembering(self, before: CPUManagerPolicy) -> CPUManagerPolicy:
+    @property
+    def settled(self) -> Mapping[str, str]:
+        """What the policy has settled itself for its configuration; empty for nothing."""
+        ...
+
+    def remembering(self, settled: Mapping[str, str]) -> CPUManagerPolicy:
         """Return this policy with what an earlier one has settled for the same configuration."""
         ...
 

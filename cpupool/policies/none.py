@@ -37,7 +37,12 @@ class NonePolicy:
         """Return no CPUs."""
         return CPUSet()
 
-    def remembering(self, _before: CPUManagerPolicy) -> CPUManagerPolicy:
+    @property
+    def settled(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
+    def remembering(self, _settled: Mapping[str, str]) -> CPUManagerPolicy:
         """Return this policy: it settles nothing."""
         return self
 

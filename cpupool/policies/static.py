@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
+    OPTIONS,
     RESERVED,
     StaticOptions,
     TopologyPolicy,
@@ -114,18 +115,26 @@ class StaticPolicy(NonePolicy):
         """Return the CPUs that have no owner and are not reserved."""
         return view.free - self.reserved
 
-    def remembering(self, before: CPUManagerPolicy) -> CPUManagerPolicy:
+    @property
+    def settled(self) -> Mapping[str, str]:
+        """The CPUs that a number reserves, and what that depends on; empty for listed CPUs."""
+        if not self.counted:
+            return {}
+        return {
+            RESERVED: str(self.reserved),
+            OPTIONS: " ".join(self.options.written()),
+            "cpus": str(self.layout.cpus),
+        }
+
+    def remembering(self, settled: Mapping[str, str]) -> CPUManagerPolicy:
         """Return this policy with the CPUs that an earlier one reserved for the same number.
 
         The place of a core that is offline is not known, and another place is another choice.
         """
-        if (
-            isinstance(before, StaticPolicy)
-            and (self.counted and before.counted)
-            and (self.options, self.layout.cpus) == (before.options, before.layout.cpus)
-            and len(self.reserved) == len(before.reserved)
-        ):
-            return replace(self, reserved=before.reserved)
+        reserved = CPUSet.parse_or_empty(settled.get(RESERVED, ""))
+        alike = {**self.settled, RESERVED: str(reserved)} == settled
+        if alike and len(reserved) == len(self.reserved) and reserved <= self.layout.cpus:
+            return replace(self, reserved=reserved)
         return self
 
     def hints(self, ask: Ask) -> ResourceHints:

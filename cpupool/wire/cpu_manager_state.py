@@ -1,7 +1,8 @@
 """The kubelet's checkpoint `cpu_manager_state`: which container has which CPUs of its own.
 
 The agent reads the kubelet's file, and never writes it. It writes a file of its own in the shape of
-version 2, which existing tools read, with the id of the boot beside it.
+version 2, which existing tools read, with the id of the boot and what the policy has settled
+beside it.
 
 Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). The versions:
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
@@ -51,6 +52,7 @@ class State:
         by_id: container id → its own CPUs (version 1).
         version: the version of the file's shape.
         boot_id: the boot in which the agent wrote the file; empty in a file of the kubelet.
+        settled: what the policy has settled for its configuration; empty in a file of the kubelet.
     """
 
     policy: str
@@ -60,6 +62,7 @@ class State:
     by_id: Mapping[str, CPUSet] = field(default_factory=dict)
     version: int = _WRITTEN
     boot_id: str = ""
+    settled: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse(data: bytes) -> State:
@@ -69,19 +72,20 @@ def parse(data: bytes) -> State:
         RemoteProtocolError: the file is damaged, or is not such a file.
     """
     document = _lower(_READER.document(data))
-    boot_id = _READER.typed(document.get("bootid", ""), str, "bootId")
     if "data" not in document:
-        return _state(document, boot_id, _verified(document))
+        boot_id = _READER.typed(document.get("bootid", ""), str, "bootId")
+        settled = _texts(document.get("settled", {}), "settled")
+        return replace(_state(document, _verified(document)), boot_id=boot_id, settled=settled)
     text = _READER.typed(document["data"], str, "data")
     _verify(
         _READER.typed(document.get("datachecksum"), int, "dataChecksum"),
         {_READER.checksum(f"(string){text}")},
     )
-    return _state(_lower(_READER.document(text)), boot_id, version=4)
+    return _state(_lower(_READER.document(text)), version=4)
 
 
 def encode(state: State) -> bytes:
-    """Write a file of version 2, with the boot id beside the kubelet's keys."""
+    """Write a file of version 2, with keys of the agent beside the kubelet's."""
     entries = {
         pod: {name: str(cpus) for name, cpus in containers.items()}
         for pod, containers in state.entries.items()
@@ -92,7 +96,12 @@ def encode(state: State) -> bytes:
         "entries": entries,
     }
     checksum = _READER.checksum(_dump(_lower(body), _STRUCTS[0], _nested(entries)))
-    document = {**body, "checksum": checksum, "bootId": state.boot_id}
+    document = {
+        **body,
+        "checksum": checksum,
+        "bootId": state.boot_id,
+        "settled": dict(state.settled),
+    }
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -100,7 +109,7 @@ def _lower(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key.lower(): value for key, value in document.items()}
 
 
-def _state(document: Mapping[str, Any], boot_id: str, version: int) -> State:
+def _state(document: Mapping[str, Any], version: int) -> State:
     entries = _READER.optional(document.get("entries"), dict, "entries")
     flat = version == 1
     return State(
@@ -113,7 +122,6 @@ def _state(document: Mapping[str, Any], boot_id: str, version: int) -> State:
         },
         by_id=_sets(entries, "entries") if flat else {},
         version=version,
-        boot_id=boot_id,
     )
 
 

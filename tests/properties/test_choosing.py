@@ -15,6 +15,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
+from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
 from tests.searching import examples
@@ -59,7 +60,7 @@ class Choosing(RuleBasedStateMachine):
         self.manager.reconfigure(self.pools, MACHINE.without(self.offline).topology())
         self.manager.observe(pods=self.pods.values())
         self.ended.clear()
-        self.manager.adopt(found, recorded or {})
+        self.manager.adopt(found, State("static", entries=recorded or {}))
 
     @rule(
         asked=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 4)), min_size=1, max_size=3)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MACHINE = MACHINES["arm_no_smt"]
 LINES = (Pool.named("exclusive_a", "8-9"), Pool.named("default", "0-7"))
 STATIC = NodePools.of(*LINES, cpu_manager=CPUManager("static", reserved=CPUSet.of(0)))
+COUNTED = NodePools.of(*LINES, cpu_manager=CPUManager("static", reserved=3))
 NONE = NodePools.of(*LINES)
 
 
@@ -41,7 +42,7 @@ class Node:
         self.metrics = Metrics()
         self.now_s = 0.0
 
-    def start(self, pools: NodePools = STATIC) -> None:
+    def start(self, pools: NodePools = STATIC, offline: str = "") -> None:
         """Start an agent that has no other source than the record."""
         self.manager = Manager()
         self.record = ChoiceRecord(
@@ -52,7 +53,7 @@ class Node:
             metrics=self.metrics,
             now_s=lambda: self.now_s,
         )
-        self.manager.reconfigure(pools, MACHINE.topology())
+        self.manager.reconfigure(pools, MACHINE.without(offline).topology())
         self.manager.observe(pods=self.pods)
         self.manager.adopt((), self.record.recorded())
         self.record.decided()
@@ -105,9 +106,10 @@ def test_the_file_has_the_kubelets_shape(node: Node) -> None:
         "defaultCpuSet": "0,3-7",
         "entries": {"web-uid": {"web-main": "1-2"}},
         "bootId": "first",
+        "settled": {},
     }
-    # As the kubelet's tools verify it: they do not know the boot id.
-    del content["bootId"]
+    # As the kubelet's tools verify it: they do not know the agent's keys.
+    del content["bootId"], content["settled"]
     cpu_manager_state.parse(json.dumps({**content, "checksum": checksum}).encode())
 
 
@@ -117,6 +119,61 @@ def test_a_node_without_choices_has_no_file(node: Node) -> None:
     node.record.decided()
     node.start()
     assert not node.folder.exists()
+
+
+def available(node: Node) -> str:
+    now = node.manager.snapshot()
+    return str(now.facts.policy.available(now.resolution.view))
+
+
+def test_a_number_reserves_the_same_cpus_after_a_restart_while_one_is_offline(node: Node) -> None:
+    node.start(COUNTED)
+    assert available(node) == "3-7"
+    assert node.content["entries"] == {}
+    node.start(COUNTED, offline="2-3")
+    assert available(node) == "4-7"
+    node.start(COUNTED)
+    assert available(node) == "3-7"
+    # Without the record the offline CPUs are a core of their own.
+    node.boot.write_text("second\n")
+    node.start(COUNTED, offline="2-3")
+    assert available(node) == "1,4-7"
+
+
+@pytest.mark.parametrize(
+    "settled",
+    [
+        pytest.param({"reserved": "5-6"}, id="another number"),
+        pytest.param({"reserved": "7-9"}, id="CPUs of another pool"),
+        pytest.param({"reserved": "x"}, id="no CPU list"),
+        pytest.param({"options": "full-pcpus-only"}, id="other options"),
+        pytest.param({"cpus": "0-6"}, id="another default pool"),
+    ],
+)
+def test_what_was_settled_for_something_else_is_not_believed(
+    node: Node, settled: dict[str, str]
+) -> None:
+    node.start(COUNTED)
+    true = node.content["settled"]
+    lawful = {**node.content, "settled": {**true, "reserved": "5-7"}}
+    node.file.write_text(json.dumps(lawful))
+    node.start(COUNTED)
+    assert available(node) == "0-4"
+    node.file.write_text(json.dumps({**lawful, "settled": {**true, **settled}}))
+    node.start(COUNTED)
+    assert available(node) == "3-7"
+
+
+def test_an_agent_writes_no_record_before_it_has_read_the_earlier_one(node: Node) -> None:
+    node.run("web")
+    before = node.file.read_bytes()
+    node.manager = Manager()
+    node.record = ChoiceRecord(
+        node.manager, node.file, node.boot, events=node.events, metrics=node.metrics
+    )
+    node.manager.reconfigure(COUNTED, MACHINE.topology())
+    node.record.decided()
+    assert node.file.read_bytes() == before
 
 
 def test_only_another_choice_is_written(node: Node) -> None:

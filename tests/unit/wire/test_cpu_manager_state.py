@@ -99,12 +99,13 @@ def test_a_file_of_each_version_is_read_and_its_checksum_is_right(
     assert cpu_manager_state.parse(file) == state
 
 
-def test_what_the_agent_writes_is_version_2_with_its_boot() -> None:
-    written = cpu_manager_state.encode(
-        State("none", FIRST, {"pod": {"container1": SECOND, "container2": FIRST}}, boot_id="b")
-    )
-    assert json.loads(written) == {**json.loads(V2), "bootId": "b"}
-    assert cpu_manager_state.parse(written).boot_id == "b"
+def test_what_the_agent_writes_is_version_2_with_its_boot_and_what_is_settled() -> None:
+    entries = {"pod": {"container1": SECOND, "container2": FIRST}}
+    settled = {"reserved": "0-1"}
+    state = State("none", FIRST, entries, boot_id="b", settled=settled)
+    written = cpu_manager_state.encode(state)
+    assert json.loads(written) == {**json.loads(V2), "bootId": "b", "settled": settled}
+    assert cpu_manager_state.parse(written) == state
 
 
 def test_no_checksum_is_checked_where_the_kubelet_has_written_none() -> None:

@@ -16,6 +16,7 @@ from cpupool.manager.ports import FoundContainer
 from cpupool.policies.base import Choice
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.policies.static import StaticPolicy
+from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
 
@@ -86,7 +87,7 @@ def manager(
         uid: {name: CPUSet.parse(cpus) for name, cpus in containers.items()}
         for uid, containers in (recorded or {}).items()
     }
-    node.adopt(found, entries)
+    node.adopt(found, State("static", entries=entries))
     return node
 
 

@@ -11,6 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
+from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
 from tests.runtimes import told
@@ -75,7 +76,7 @@ def test_a_forged_choice_is_not_believed(source: str, cpus: str) -> None:
         node.observe_containers([annotated(pod, cpus)])
         node.adopt(())
     else:
-        node.adopt((), {"web-uid": {"web-main": CPUSet.parse(cpus)}})
+        node.adopt((), State("static", entries={"web-uid": {"web-main": CPUSet.parse(cpus)}}))
     assert owned(node) == {"web-uid": "1"}
 
 
@@ -153,7 +154,7 @@ def test_no_recorded_cpu_is_a_sibling_of_a_core_that_another_pod_has_as_a_whole(
     node.observe(pods=[owner, pod])
     node.accept(builders.given(owner, exclusive_a="1"))
     (sibling,) = machine.topology().with_siblings(CPUSet.of(1)) - CPUSet.of(1)
-    node.adopt((), {"web-uid": {"web-main": CPUSet.of(sibling)}})
+    node.adopt((), State("static", entries={"web-uid": {"web-main": CPUSet.of(sibling)}}))
     assert owned(node) == {"web-uid": "5"}
 
 
@@ -170,5 +171,5 @@ def test_nothing_is_recovered_where_the_kubelet_gives_out_cpus() -> None:
     node = Manager(cpu_managers=POLICIES)
     node.observe(static_cpus=CPUSet.parse("0-7"), pods=[web("web")])
     node.reconfigure(shared, MACHINE.topology())
-    node.adopt((), {"web-uid": {"web-main": CPUSet.of(3)}})
+    node.adopt((), State("static", entries={"web-uid": {"web-main": CPUSet.of(3)}}))
     assert owned(node) == {}
