@@ -10,6 +10,7 @@ from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.root import HostRoot
+from cpupool.manager.ports import Writer
 from cpupool.manager.report import ContainerStatus, NodeStatus, to_json
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -116,10 +117,15 @@ class WrittenNode:
         self.put("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", written)
 
     def status(
-        self, *containers: ContainerStatus, pools: NodePools = POOLS, waiting_for: str = ""
+        self,
+        *containers: ContainerStatus,
+        pools: NodePools = POOLS,
+        waiting_for: str = "",
+        enforcement: Writer = Writer.CGROUP,
     ) -> None:
         """Write what the agent says."""
-        status = NodeStatus(pools, containers or (container("ns/owner/main", "4"),), waiting_for)
+        shown = containers or (container("ns/owner/main", "4"),)
+        status = NodeStatus(pools, shown, waiting_for, enforcement=enforcement)
         self.put("run/cpupool/status.json", json.dumps(to_json(status)))
 
 

@@ -323,6 +323,12 @@ def _agent_away(known: _Known) -> Iterable[Row]:
     return (runtime_checks.agent_away(found),)
 
 
+def _misfits(known: _Known) -> Iterable[Row]:
+    if known.status and known.pools and known.pools.cpu_manager.chooses:
+        writer = known.status[0].enforcement
+        yield runtime_checks.misfits(known.pools.cpu_manager.on_misfit, writer)
+
+
 def _device_plugins(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
         yield Row("device plugins", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
@@ -409,6 +415,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "kubelet": _kubelet,
     "CPU manager": _cpu_manager,
     "agent away": _agent_away,
+    "misfits": _misfits,
     "device plugins": _device_plugins,
     "starter": _starter,
     "podresources": _podresources,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.commands.checks import Row, Verdict
+from cpupool.core.cpu_manager import Misfit
+from cpupool.manager.ports import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +64,25 @@ def agent_away(configurations: Sequence[Mapping[str, Any]]) -> Row:
         "while the agent is away, a pod that asks for CPUs of its own starts beside all others",
         "switch on the runtime's default validator for NRI plugins, and `cpupool webhook"
         " --require-agent guaranteed`",
+    )
+
+
+def misfits(misfit: Misfit, writer: Writer) -> Row:
+    """Check that a pod without its CPUs can be treated as the pool file says.
+
+    Args:
+        misfit: how to treat a pod that cannot have CPUs of its own.
+        writer: who sets the CPUs of containers that start now.
+    """
+    if misfit is Misfit.SHARE or writer is Writer.NRI:
+        fact = f"onMisfit {misfit.value} decides about a pod whose CPUs are not available"
+        return Row("misfits", Verdict.OK, fact)
+    return Row(
+        "misfits",
+        Verdict.WARNING,
+        f"onMisfit {misfit.value} needs NRI, and new containers are set by {writer.value}: a pod"
+        " whose CPUs are not available starts on the shared CPUs",
+        "connect NRI (row container runtime), or write onMisfit: share into the pool file",
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config.document import Table, Text
-from cpupool.config.reader import WHOLE_NUMBER, entries
+from cpupool.config.reader import WHOLE_NUMBER, entries, nearest
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     CPU_MANAGER_POLICIES,
@@ -70,7 +70,9 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
     if not manager.chooses:
         _refuse_settings_of_none(reader, table)
         return CPUManager(declared=not _is_empty(named))
-    if policy in CPU_MANAGER_POLICIES and _is_empty(table.get(RESERVED)):
+    unknown = table.entries.keys() - set(_KEYS)
+    misspelt = RESERVED in {nearest(key, _KEYS) for key in unknown}
+    if policy in CPU_MANAGER_POLICIES and _is_empty(table.get(RESERVED)) and not misspelt:
         reader.refuse(
             table.get(RESERVED),
             f"the policy {policy} needs a reserved CPU, so that the containers without CPUs of"

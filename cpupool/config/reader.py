@@ -96,12 +96,17 @@ class Reader:
         )
 
 
+def nearest(word: str, known: Collection[str]) -> str:
+    """Return the known word that is nearest; empty if none is near."""
+    by_lower_case = {word.lower(): word for word in known}
+    close = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
+    return by_lower_case[close[0]] if close else ""
+
+
 def hint(word: str, known: Collection[str]) -> str:
     """Suggest the known word that is nearest."""
-    by_lower_case = {word.lower(): word for word in known}
-    if close := difflib.get_close_matches(word.lower(), by_lower_case, n=1):
-        return f"did you mean {by_lower_case[close[0]]}?"
-    return f"use {' or '.join(known)}"
+    meant = nearest(word, known)
+    return f"did you mean {meant}?" if meant else f"use {' or '.join(known)}"
 
 
 def entries(table: Table | None) -> Iterable[tuple[str, Value]]:

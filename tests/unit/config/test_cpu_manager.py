@@ -123,6 +123,11 @@ def test_options_have_the_truth_values_of_the_kubelet(truth: str) -> None:
     ("settings", "problems"),
     [
         pytest.param(
+            "  reservd: 2\n",
+            ["a.yaml:3:3: cpuManager.reservd: unknown key; did you mean reserved?"],
+            id="a misspelt reservation",
+        ),
+        pytest.param(
             "",
             [
                 "a.yaml:1:1: cpuManager.reserved: the policy static needs a reserved CPU, so that"

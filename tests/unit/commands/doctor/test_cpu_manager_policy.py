@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
-from cpupool.core.cpu_manager import CPUManager, StaticOptions
+from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools
+from cpupool.manager.ports import Writer
 from tests.nodes import KUBELET, POOL_FILE, POOLS, WrittenNode
 from tests.unit.commands.doctor.rows import NOBODY, verdicts
 
@@ -200,3 +201,22 @@ def test_a_runtime_that_does_not_wait_for_the_agent_is_a_warning(
     (row,) = examine()[1]["agent away"]
     assert row["verdict"] == verdict
     assert ("--require-agent guaranteed" in row["remedy"]) == (verdict == "warning")
+
+
+@pytest.mark.parametrize(
+    ("misfit", "writer", "verdict"),
+    [
+        (Misfit.HOLD, Writer.NRI, "ok"),
+        (Misfit.HOLD, Writer.CGROUP, "warning"),
+        (Misfit.FAIL, Writer.CRI, "warning"),
+        (Misfit.SHARE, Writer.CGROUP, "ok"),
+    ],
+)
+def test_without_nri_no_pod_can_be_held(
+    node: WrittenNode, examine: Any, misfit: Misfit, writer: Writer, verdict: str
+) -> None:
+    pools = replace(POOLS, cpu_manager=replace(STATIC, on_misfit=misfit))
+    node.status(pools=pools, enforcement=writer)
+    (row,) = examine()[1]["misfits"]
+    assert row["verdict"] == verdict
+    assert ("onMisfit: share" in row["remedy"]) == (verdict == "warning")
