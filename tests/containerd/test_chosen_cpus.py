@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.host.sysfs import Sysfs
 from cpupool.runtime.cri import CRI
 from cpupool.wire import cpu_manager_state
+from tests import dying
 from tests.containerd.conftest import containerd
 from tests.containerd.pods import CONTAINER, Kind, Layout
 from tests.vm.machine import TIMEOUT_S
@@ -104,6 +106,32 @@ def test_a_choice_is_on_the_container_and_comes_back_from_there(
     node.host.root.choices.unlink()
     with node.agent("nri", program=PROGRAM):
         await_record(node, pod, own)
+
+
+@pytest.mark.parametrize("step", dying.STEPS)
+def test_an_agent_that_is_killed_while_it_answers_gives_what_the_runtime_knows(
+    node: Node, machine: CPUSet, step: str
+) -> None:
+    node.configure(layout(machine, "round-robin"))
+    pod = node.admit(Kind.STATIC)
+    killed = {dying.DIES: step, dying.VICTIM: pod.pod.uid}
+    with node.agent("nri", program="tests.dying", environment=killed) as agent:
+        started(node)
+        # The runtime goes on without its plugin.
+        node.launch(pod)
+        assert agent.wait(DEADLINE_S) == -signal.SIGKILL
+    first, second = (CPUSet.of(cpu) for cpu in sorted(machine)[:2])
+    assert chosen(node, pod) == [str(second) if step == "answered" else ""]
+    if step == "answered":
+        assert node.record(pod).always(second)
+        node.host.root.choices.unlink()
+
+    # A new choice would be another.
+    node.configure(layout(machine, "first-cpus"))
+    own = first if step == "chosen" else second
+    with node.agent("nri", program=PROGRAM):
+        await_record(node, pod, own)
+        eventually(lambda: node.tree.effective(node.path(pod)) == own, node.log)
 
 
 def test_a_choice_that_a_pods_author_annotates_is_not_believed(node: Node, machine: CPUSet) -> None:
