@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 PLOTS: Final = (".png", ".svg")
 _SEED: Final = 1
 _LOAD: Final = 0.9
+_POOLS_ONLY: Final = "Only pools are simulated, not the CPUs that the CPU manager policy gives out."
 _MOST_PODS: Final = 100_000
 _EXAMPLES = """\
 examples:
@@ -174,6 +175,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         out.write(json.dumps({**document, "policies": policies_json}, indent=2) + "\n")
     else:
         show(topology, outcomes, out, listed=bool(arguments.pods))
+        if file.pools.cpu_manager.chooses:
+            print(_POOLS_ONLY, file=out)
     return 1 if arguments.pods and outcomes[policies[0]].refusals else 0
 
 

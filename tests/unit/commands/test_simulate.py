@@ -132,6 +132,18 @@ def test_guide_and_readme_show_what_is_printed(
     assert "\n".join(rows) in readme
 
 
+def test_a_cpu_manager_policy_is_left_out_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = tmp_path / "pools.yaml"
+    text = Path(EXAMPLE[3]).read_text()
+    pools.write_text(f"{text}\ncpuManager: {{policy: static, reserved: 1}}\n")
+    assert cli.main(["simulate", *EXAMPLE[:3], str(pools), *EXAMPLE[4:]]) == 0
+    assert "not the CPUs that the CPU manager policy gives out" in capsys.readouterr().out
+    assert cli.main(["simulate", *EXAMPLE]) == 0
+    assert "CPU manager policy" not in capsys.readouterr().out
+
+
 def test_json_is_one_object_with_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", *EXAMPLE, "--json"]) == 0
 
