@@ -1,23 +1,28 @@
-"""How much of each pool is in use, and how scattered the free CPUs are."""
+"""How much of each pool and of the CPU manager policy's CPUs is in use, and how well it lies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core import devices
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Offer
+from cpupool.core.errors import TopologyAffinityError
+from cpupool.core.names import POLICY_CPUS
 from cpupool.manager import offers
 from cpupool.policies.fragmentation import score
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cpupool.core.pools import Pool, PoolKind
     from cpupool.core.topology import CPUTopology
     from cpupool.manager.facts import NodeFacts
+    from cpupool.policies.base import NodeView
 
 _LEVELS: Final = {"numa_node": Level.NODE, "uncore_cache": Level.UNCORE}
 
@@ -86,3 +91,97 @@ def _scores(pool: Pool, topology: CPUTopology, held: CPUSet) -> dict[str, float]
     return {
         name: score(there - held, layout.groups[level].values()) for name, level in _LEVELS.items()
     }
+
+
+class Boundary(Enum):
+    """The borders that a container's own CPUs can respect, in the words of the kubelet's metrics.
+
+    Source: pkg/kubelet/metrics/metrics.go, `container_aligned_compute_resources_count`.
+    """
+
+    PHYSICAL_CPU = "physical_cpu"
+    UNCORE_CACHE = "uncore_cache"
+    NUMA_NODE = "numa_node"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyUsage:
+    """The CPUs of the CPU manager policy.
+
+    Attributes:
+        free: how many CPUs the policy can still give.
+        owned: how many CPUs containers own.
+        by_node: NUMA node → how many of the owned CPUs lie on it.
+    """
+
+    free: int
+    owned: int
+    by_node: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Decisions of the CPU manager policy, in numbers.
+
+    Attributes:
+        given: containers that got CPUs of their own.
+        refused: pods that did not.
+        aligned: boundary → how many of these containers do not cross it.
+        misaligned: boundary → how many of these pods did not fit, because the policy promises the
+            boundary.
+    """
+
+    given: int
+    refused: int
+    aligned: Mapping[Boundary, int]
+    misaligned: Mapping[Boundary, int]
+
+
+def policy_usage(facts: NodeFacts, view: NodeView) -> PolicyUsage:
+    """Return how much of the CPU manager policy's CPUs is in use."""
+    owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
+    return PolicyUsage(
+        len(facts.policy.available(view)),
+        len(owned),
+        {node: len(cpus & owned) for node, cpus in view.topology.nodes.items()},
+    )
+
+
+def decisions(before: NodeView | None, after: NodeView) -> Decisions:
+    """Count what the CPU manager policy decided between two views; None for the agent's start.
+
+    As in the kubelet, cores and NUMA nodes count only where the configuration promises them, and
+    caches always.
+    """
+    manager = after.pools.cpu_manager
+    cores = manager.options.full_pcpus_only
+    nodes = manager.topology_policy is TopologyPolicy.SINGLE_NUMA_NODE
+    given = [
+        cpus
+        for uid, grant in after.chosen.items()
+        for name, cpus in grant.parts.items()
+        if before is None or not before.grants.part(uid, POLICY_CPUS, name)
+    ]
+    refused = [
+        refusal.error
+        for uid, refusal in after.refused.items()
+        if before is None or uid not in before.refused
+    ]
+    apart = sum(isinstance(error, TopologyAffinityError) for error in refused)
+    return Decisions(
+        len(given),
+        len(refused),
+        {
+            Boundary.PHYSICAL_CPU: cores * len(given),
+            Boundary.UNCORE_CACHE: sum(_behind_one_cache(after.topology, cpus) for cpus in given),
+            Boundary.NUMA_NODE: nodes * len(given),
+        },
+        {
+            Boundary.PHYSICAL_CPU: cores * (len(refused) - apart),
+            Boundary.NUMA_NODE: nodes * apart,
+        },
+    )
+
+
+def _behind_one_cache(topology: CPUTopology, cpus: CPUSet) -> bool:
+    return any(cpus <= behind for behind in topology.l3)

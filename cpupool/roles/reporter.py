@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from cpupool.manager.ports import Writer
-from cpupool.manager.usage import fragmentation, usage
+from cpupool.manager.usage import decisions, fragmentation, policy_usage, usage
 
 if TYPE_CHECKING:
     from cpupool.enforce.sweep import SweepReport
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cpupool.host.status_file import StatusFile
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.manager import Manager
+    from cpupool.policies.base import NodeView
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
 
@@ -51,6 +52,7 @@ class Reporter:
         self._metrics = metrics
         self._health = health
         self._measured: NodeFacts | None = None
+        self._decided: NodeView | None = None
         self._report: SweepReport | None = None
         self._wake = threading.Event()
 
@@ -77,7 +79,7 @@ class Reporter:
         facts, resolution = self._manager.snapshot()
         writer = self._writers.node
         self._metrics.enforced_by(writer.value, [writer.value for writer in Writer])
-        self._measure(facts)
+        self._measure(facts, resolution.view)
         self._status.publish(
             facts,
             resolution,
@@ -87,7 +89,7 @@ class Reporter:
             choices=self._manager.choices(),
         )
 
-    def _measure(self, facts: NodeFacts) -> None:
+    def _measure(self, facts: NodeFacts, view: NodeView) -> None:
         if facts is self._measured:
             return
         self._measured = facts
@@ -104,3 +106,12 @@ class Reporter:
             )
         for name, scores in fragmentation(facts).items():
             self._metrics.fragmentation(name, scores)
+        used, decided = policy_usage(facts, view), decisions(self._decided, view)
+        self._decided = view
+        self._metrics.cpu_manager.used(free=used.free, owned=used.owned, by_node=used.by_node)
+        self._metrics.cpu_manager.decided(
+            given=decided.given,
+            refused=decided.refused,
+            aligned={boundary.value: count for boundary, count in decided.aligned.items()},
+            misaligned={boundary.value: count for boundary, count in decided.misaligned.items()},
+        )

@@ -109,12 +109,84 @@ class WebhookMetrics(ProcessMetrics):
         self._certificate_expiry.set(timestamp_s)
 
 
+class CPUManagerMetrics:
+    """The series of the CPU manager policy.
+
+    Names and labels are the kubelet's with another prefix, so that its dashboards serve.
+    Source: pkg/kubelet/metrics/metrics.go.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "cpupool_cpu_manager_pinning_requests",
+            "Containers that got CPUs of their own, and pods that did not",
+            registry=registry,
+        )
+        self._errors = Counter(
+            "cpupool_cpu_manager_pinning_errors",
+            "Pods that did not get CPUs of their own at their first question",
+            registry=registry,
+        )
+        self._shared = Gauge(
+            "cpupool_cpu_manager_shared_pool_size_millicores",
+            "Milli-CPUs that the policy can still give: shared, and not reserved",
+            registry=registry,
+        )
+        self._exclusive = Gauge(
+            "cpupool_cpu_manager_exclusive_cpu_allocation_count",
+            "CPUs that containers own by the policy's choice",
+            registry=registry,
+        )
+        self._by_node = Gauge(
+            "cpupool_cpu_manager_allocation_per_numa",
+            "CPUs that containers own by the policy's choice, by NUMA node",
+            ("numa_node",),
+            registry=registry,
+        )
+        # Gauges, because a Counter's name would end in _total, which the kubelet's does not.
+        self._aligned, self._misaligned = (
+            Gauge(
+                f"cpupool_container_aligned_compute_resources_{suffix}",
+                meaning,
+                ("scope", "boundary"),
+                registry=registry,
+            )
+            for suffix, meaning in (
+                ("count", "Containers whose own CPUs do not cross the boundary; never decreases"),
+                ("failure_count", "Pods that did not fit inside the boundary; never decreases"),
+            )
+        )
+
+    def used(self, *, free: int, owned: int, by_node: Mapping[int, int]) -> None:
+        """Set how many CPUs the policy can give, and how many containers own."""
+        self._shared.set(free * 1000)
+        self._exclusive.set(owned)
+        for node, cpus in by_node.items():
+            self._by_node.labels(str(node)).set(cpus)
+
+    def decided(
+        self,
+        *,
+        given: int,
+        refused: int,
+        aligned: Mapping[str, int],
+        misaligned: Mapping[str, int],
+    ) -> None:
+        """Count containers that got CPUs, and pods that did not; each also by boundary."""
+        self._requests.inc(given + refused)
+        self._errors.inc(refused)
+        for counter, numbers in ((self._aligned, aligned), (self._misaligned, misaligned)):
+            for boundary, number in numbers.items():
+                counter.labels("container", boundary).inc(number)
+
+
 class Metrics(ProcessMetrics):
     """The metrics of one agent."""
 
     def __init__(self) -> None:
         super().__init__()
         registry = self._registry
+        self.cpu_manager = CPUManagerMetrics(registry)
         self._pools = {
             what: Gauge(f"cpupool_pool_{what}", meaning, ("pool", "kind"), registry=registry)
             for what, meaning in (

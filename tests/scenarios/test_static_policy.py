@@ -14,6 +14,8 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from tests.machines import MACHINES
 from tests.scenarios.test_agent_process import APPLIED, living
+from tests.unit import test_app
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,3 +180,26 @@ def test_cpus_that_go_offline_come_back_to_their_owner(world: World) -> None:
         right(world, "0-1,4-7")
         world.machine.switch_on(CPUSet.of(2, 3))
         right(world, "0-1,4-7", pod__a="2-3")
+
+
+def test_the_metrics_count_what_the_policy_decided(world: World) -> None:
+    with world.agent_here() as agent:
+
+        def shown(*expected: str) -> None:
+            def missing() -> list[str]:
+                page = test_app.get(agent, "/metrics")[1]
+                return [line for line in expected if f"cpupool_cpu_manager_{line}\n" not in page]
+
+            eventually(lambda: not missing(), lambda: str(missing()))
+
+        run(world, "pod", a="2", b="1")
+        right(world, "0-1,5-7", pod__a="2-3", pod__b="4")
+        shown("pinning_requests_total 2.0", "pinning_errors_total 0.0")
+        run(world, "large", a="4")
+        shown(
+            "pinning_requests_total 3.0",
+            "pinning_errors_total 1.0",
+            "shared_pool_size_millicores 3000.0",
+            "exclusive_cpu_allocation_count 3.0",
+            'allocation_per_numa{numa_node="0"} 3.0',
+        )

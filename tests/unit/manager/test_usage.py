@@ -4,11 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from cpupool.core.cpu_manager import CPUManager, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.usage import PoolUsage, fragmentation, usage
+from cpupool.manager.usage import (
+    Boundary,
+    Decisions,
+    PolicyUsage,
+    PoolUsage,
+    decisions,
+    fragmentation,
+    policy_usage,
+    usage,
+)
 from tests import builders
 from tests.builders import container, given, pod
 from tests.machines import MACHINES, Machine
@@ -115,3 +125,64 @@ def test_free_cpus_that_lie_apart_are_scored_by_node_and_cache(
             "uncore_cache": pytest.approx(scores[1]),
         }
     }
+
+
+TWO_NODES = MACHINES["telco_2s_2n_16c32t"]
+"""Two nodes, each of eight cores behind one L3 cache: 0-7 and 8-15 with siblings from 16 on."""
+
+
+def _static(
+    options: StaticOptions, topology_policy: TopologyPolicy = TopologyPolicy.NONE
+) -> Manager:
+    cpu_manager = CPUManager("static", CPUSet.of(0, 16), options, topology_policy)
+    manager = Manager()
+    manager.reconfigure(NodePools.of(cpu_manager=cpu_manager), TWO_NODES.topology())
+    manager.adopt(())
+    return manager
+
+
+def test_the_cpus_of_the_cpu_manager_policy_are_counted() -> None:
+    manager = _static(StaticOptions())
+    small, large = pod("small", container(cpu=2000)), pod("large", container(cpu=20_000))
+    manager.observe(pods=[small, large])
+
+    facts, resolution = manager.snapshot()
+    assert policy_usage(facts, resolution.view) == PolicyUsage(8, 22, {0: 6, 1: 16})
+
+    manager.observe(pods=[small], idle=frozenset({large.cgroup_uid}))
+    facts, resolution = manager.snapshot()
+    assert policy_usage(facts, resolution.view) == PolicyUsage(28, 2, {0: 2, 1: 0})
+
+
+def test_a_decision_counts_once_and_only_large_containers_cross_a_cache() -> None:
+    manager = _static(StaticOptions())
+    small = pod("small", container("first", cpu=2000), container("second", cpu=1000))
+    manager.observe(pods=[small])
+    before = manager.snapshot().resolution.view
+    unpromised = {Boundary.PHYSICAL_CPU: 0, Boundary.NUMA_NODE: 0}
+    assert decisions(None, before) == Decisions(
+        2, 0, {**unpromised, Boundary.UNCORE_CACHE: 2}, unpromised
+    )
+
+    large, huge = pod("large", container(cpu=20_000)), pod("huge", container(cpu=31_000))
+    manager.observe(pods=[small, large, huge])
+    after = manager.snapshot().resolution.view
+    assert decisions(before, after) == Decisions(
+        1, 1, {**unpromised, Boundary.UNCORE_CACHE: 0}, unpromised
+    )
+    assert decisions(after, after).given == decisions(after, after).refused == 0
+
+
+def test_a_promised_boundary_counts_for_what_fits_and_for_what_does_not() -> None:
+    manager = _static(StaticOptions(full_pcpus_only=True), TopologyPolicy.SINGLE_NUMA_NODE)
+    pods = [pod(name, container(cpu=cpus)) for name, cpus in (("fits", 2000), ("odd", 1000))]
+    manager.observe(pods=pods, device_nodes={each.cgroup_uid: {} for each in pods})
+    wide = pod("wide", container(cpu=20_000))
+    manager.observe(pods=[*pods, wide], device_nodes={wide.cgroup_uid: {}})
+
+    assert decisions(None, manager.snapshot().resolution.view) == Decisions(
+        1,
+        2,
+        {Boundary.PHYSICAL_CPU: 1, Boundary.UNCORE_CACHE: 1, Boundary.NUMA_NODE: 1},
+        {Boundary.PHYSICAL_CPU: 1, Boundary.NUMA_NODE: 1},
+    )

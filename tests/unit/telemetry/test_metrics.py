@@ -123,6 +123,29 @@ def test_a_switch_goes_both_ways(metrics: Metrics) -> None:
         assert series["cpupool_cpu_manager_conflict", ()] == on
 
 
+def test_the_cpu_manager_s_series_have_the_kubelet_s_names(metrics: Metrics) -> None:
+    for _ in range(2):
+        metrics.cpu_manager.used(free=6, owned=3, by_node={0: 2, 1: 1})
+        metrics.cpu_manager.decided(
+            given=2, refused=1, aligned={"uncore_cache": 1}, misaligned={"numa_node": 1}
+        )
+    series = _scraped(metrics)
+    aligned = "cpupool_container_aligned_compute_resources"
+    named = _named(series, "cpupool_cpu_manager_") | _named(series, aligned)
+    assert {key: value for key, value in named.items() if not key[0].endswith("_created")} == {
+        ("cpupool_cpu_manager_conflict", ()): 0,
+        ("cpupool_cpu_manager_choices_unrecorded", ()): 0,
+        ("cpupool_cpu_manager_pinning_requests_total", ()): 6,
+        ("cpupool_cpu_manager_pinning_errors_total", ()): 2,
+        ("cpupool_cpu_manager_shared_pool_size_millicores", ()): 6000,
+        ("cpupool_cpu_manager_exclusive_cpu_allocation_count", ()): 3,
+        ("cpupool_cpu_manager_allocation_per_numa", ("0",)): 2,
+        ("cpupool_cpu_manager_allocation_per_numa", ("1",)): 1,
+        (f"{aligned}_count", ("uncore_cache", "container")): 2,
+        (f"{aligned}_failure_count", ("numa_node", "container")): 2,
+    }
+
+
 def test_two_agents_in_one_process_count_apart(metrics: Metrics) -> None:
     metrics.repaired("new")
     assert _named(_scraped(Metrics()), "cpupool_repairs_total") == {}
