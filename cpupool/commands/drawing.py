@@ -103,7 +103,7 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     return Group(
         Text(f"Enforcement: {status.enforcement.value}", "bold"),
         Picture(topology, painting),
-        _pools(status),
+        *_pools(status),
         *_cpu_manager(status),
         Text(verdict, "bold"),
         *([listed] if odd else []),
@@ -127,7 +127,7 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
         yield table(("pod", "state", "why it has no CPUs of its own"), rows)
 
 
-def _pools(status: NodeStatus) -> RenderableType:
+def _pools(status: NodeStatus) -> Iterator[RenderableType]:
     """List the pools, and below them what pods still hold of pools that are no more."""
     shown = {pool.name: pool for pool in status.pools}
     if (behind := status.pools.behind(ENABLE_SHARED_CPUS)) is not None:
@@ -146,7 +146,8 @@ def _pools(status: NodeStatus) -> RenderableType:
         for name, devices in status.draining.items()
         if name not in shown
     ]
-    return table(("pool", "CPUs", "free", "draining"), (*rows, *gone))
+    if rows or gone:
+        yield table(("pool", "CPUs", "free", "draining"), (*rows, *gone))
 
 
 def checks(rows: Sequence[Row]) -> RenderableType:

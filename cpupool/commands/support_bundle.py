@@ -25,8 +25,9 @@ examples:
 
 In it: the machine's topology, the pool files, the cpusets of pods and services, names and CPUs of
 services and interrupts, the kubelet's settings that concern CPUs, which devices it gave to whom,
-and what the agent says of itself (that names pods and containers). Not in it: environments,
-arguments, tokens, other plugins' devices. bundle.json lists every file and what was left out.
+what the agent says of itself and which CPUs it chose (that names pods and containers). Not in it:
+environments, arguments, tokens, other plugins' devices. bundle.json lists every file and what was
+left out.
 Look at it with `cpupool doctor --bundle FILE` and `cpupool topology --topology FILE`.
 
 Exit code 0: it is written; 1: it could not be written; 2: the command line is wrong, or a file that

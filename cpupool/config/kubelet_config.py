@@ -294,6 +294,7 @@ def _reserved_cpus(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Probl
 def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem]:
     path = _CPUS if config.reserved_cpus else f"{_SYSTEM}.cpu"
     reserved, enough = as_quantity(config.reserved_milli), as_quantity(needs.reserved_milli)
+    reserves = f"the kubelet reserves {reserved} cpu, and {_spelled(needs)}"
     lacking_milli = needs.reserved_milli - config.reserved_milli
     surplus_milli = config.reserved_milli - len(needs.online) * MILLI_PER_CPU
     unused_milli = -lacking_milli if needs.chooses else 0
@@ -304,7 +305,7 @@ def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
         yield _problem(
             config,
             path,
-            f"{reserved} CPUs are reserved, and {_spelled(needs)}: the scheduler gives {given}",
+            f"{reserves}: the scheduler gives {given}",
             _right_amount(config, needs, path),
         )
     elif surplus_milli > 0:
@@ -323,11 +324,11 @@ def _reservation(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem
             Severity.WARNING,
         )
     elif unused_milli > 0:
+        unused = f"{as_quantity(unused_milli)} cpu that the CPU manager can give stays unused"
         yield _problem(
             config,
             path,
-            f"{reserved} CPUs are reserved, and {_spelled(needs)}: {as_quantity(unused_milli)} cpu"
-            " that the CPU manager can give stays unused",
+            f"{reserves}: {unused}",
             _right_amount(config, needs, path),
             Severity.WARNING,
         )

@@ -146,6 +146,7 @@ def record(
     kept.take(root.cpu_manager_state, there.cpu_manager_state, _cpu_manager_state)
     kept.take(kubelet_config_file, there.kubelet_config, _kubelet_config)
     kept.take(root.status, there.status)
+    kept.take(root.choices, there.choices)
     kept.take(root.last_good_pools, there.last_good_pools)
     kept.take(root.last_config_map, there.last_config_map)
     for path in sorted(config.glob("*")) if config.is_dir() else [config]:

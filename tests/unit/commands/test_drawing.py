@@ -186,6 +186,7 @@ class TestNodeStatus:
         drawing.show(drawing.node_status(TELCO.topology(), status), out)
 
         assert out.getvalue().rstrip().endswith("1 of 1 containers are where they belong.")
+        assert "draining" not in out.getvalue()
 
     @pytest.mark.parametrize("writer", Writer)
     def test_the_first_line_says_who_writes_the_containers_that_start_now(
@@ -226,6 +227,7 @@ class TestNodeStatus:
         out = io.StringIO()
         drawing.show(drawing.node_status(TELCO.topology(), NodeStatus(NodePools(), (placed,))), out)
         assert out.getvalue().rstrip().endswith("1 of 1 containers are where they belong.")
+        assert "draining" not in out.getvalue()
 
 
 def container(name: str, *, wanted: str, found: str, reason: str = "") -> ContainerStatus:

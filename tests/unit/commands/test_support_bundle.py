@@ -276,3 +276,12 @@ def test_bad_usage_is_one_line_and_leaves_nothing(
     assert said in printed
     assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_bundle_has_what_the_agent_chose(node: WrittenNode, tmp_path: Path) -> None:
+    chosen = node.put("var/lib/cpupool/cpu_manager_state", '{"policyName":"static"}')
+    assert bundle(node, tmp_path / "b.tar.gz") == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        kept = archive.extractfile("var/lib/cpupool/cpu_manager_state")
+        assert kept is not None
+        assert kept.read() == chosen.read_bytes()

@@ -127,10 +127,9 @@ def test_the_scheduler_gets_the_cpus_that_the_cpu_manager_policy_can_give() -> N
     )
 
 
-SPELLED = (
-    "CPUs are reserved, and 16 of 32 CPUs are outside the default pool (0-7,16-23; the CPU manager"
-    " reserves 0,16)"
-)
+def reserves(cpus: str) -> str:
+    pool = "16 of 32 CPUs are outside the default pool (0-7,16-23; the CPU manager reserves 0,16)"
+    return f"the kubelet reserves {cpus} cpu, and {pool}"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ SPELLED = (
             {"system_reserved_milli": 12000, "kube_reserved_milli": 3500},
             [
                 (
-                    f"systemReserved.cpu: 15500m {SPELLED}: the scheduler gives 2500m cpu away"
+                    f"systemReserved.cpu: {reserves('15500m')}: the scheduler gives 2500m cpu away"
                     " that the CPU manager cannot give; set systemReserved.cpu to 14500m"
                 )
             ],
@@ -155,7 +154,7 @@ SPELLED = (
             {"system_reserved_milli": 20000},
             [
                 (
-                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 cpu that the CPU manager can"
+                    f"warning: systemReserved.cpu: {reserves('20')}: 2 cpu that the CPU manager can"
                     " give stays unused; set systemReserved.cpu to 18"
                 )
             ],
@@ -165,7 +164,7 @@ SPELLED = (
             {"kube_reserved_milli": 20000},
             [
                 (
-                    f"warning: systemReserved.cpu: 20 {SPELLED}: 2 cpu that the CPU manager can"
+                    f"warning: systemReserved.cpu: {reserves('20')}: 2 cpu that the CPU manager can"
                     " give stays unused; set kubeReserved.cpu and systemReserved.cpu to 18 together"
                 )
             ],
@@ -175,7 +174,7 @@ SPELLED = (
             {"reserved_cpus": CPUSet.parse("0-20")},
             [
                 (
-                    f"warning: reservedSystemCPUs: 21 {SPELLED}: 3 cpu that the CPU manager can"
+                    f"warning: reservedSystemCPUs: {reserves('21')}: 3 cpu that the CPU manager can"
                     " give stays unused; set reservedSystemCPUs to 0,8-16,24-31"
                 )
             ],
