@@ -19,12 +19,13 @@ from cpupool.commands import (
     read_file,
 )
 from cpupool.config import kubelet_config
-from cpupool.config.kubelet_config import KubeletNeeds, as_quantity
+from cpupool.config.kubelet_config import KubeletNeeds
 from cpupool.core.cpu_manager import CPU_MANAGER, NONE, RESERVED, STATIC
 from cpupool.core.cpuset import format_ids
 from cpupool.core.errors import ConfigError, QuantityError, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.core.quantity import as_quantity
 
 if TYPE_CHECKING:
     from cpupool.commands import Commands

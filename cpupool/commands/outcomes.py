@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
     from cpupool.core.topology import CPUTopology
     from cpupool.local.simulated_node import PlacementRecord
-    from cpupool.local.simulation import SimulationResult
+    from cpupool.local.simulation import SimulationResult, Summary
 
-_SHOWN_REFUSALS: Final = 5
+_SHOWN: Final = 5
+_WAITING: Final = ("policy", "pods held", "for a mean of", "held at the end")
+"""The titles about pods that wait for CPUs of a CPU manager policy."""
 _TITLES: Final = (
     "policy",
     "pods\nin",
@@ -51,19 +53,27 @@ def _container_as_json(placement: PlacementRecord) -> dict[str, Any]:
         "caches": list(placement.caches),
         "steps": report.steps_to_json(placement.steps),
         "refused": placement.refused,
+        "waited_s": placement.waited_s,
+        "held": placement.held,
     }
 
 
 def show(
-    topology: CPUTopology, outcomes: Mapping[str, SimulationResult], out: TextIO, *, listed: bool
+    topology: CPUTopology,
+    outcomes: Mapping[str, SimulationResult],
+    out: TextIO,
+    *,
+    listed: bool,
+    chooses: bool,
 ) -> None:
-    """Draw the end under the first policy, list what is refused, and compare.
+    """Draw the end under the first policy, list what is refused or waits, and compare.
 
     Args:
         topology: the machine.
         outcomes: policy → what became of the same pods.
         out: where to.
         listed: whether to list where each container is.
+        chooses: whether a CPU manager policy gives out CPUs, for which pods may wait.
     """
     # Only here, so that --json does without the drawing library.
     from cpupool.commands import drawing, painting  # noqa: PLC0415
@@ -78,13 +88,22 @@ def show(
     print(
         f"Above is the end under {name}: {first.summary.admitted} of {pods} pods came in.", file=out
     )
-    for refusal in first.refusals[:_SHOWN_REFUSALS]:
-        print(f"Refused at {refusal.at_s:g} s: {refusal.why}", file=out)
-    more = len(first.refusals) - _SHOWN_REFUSALS
-    if more > 0:
+    _list([f"Refused at {refusal.at_s:g} s: {refusal.why}" for refusal in first.refusals], out)
+    waiting = (one for one in first.running if one.held)
+    _list([f"Held since {one.at_s:g} s: {one.container}: {one.held}" for one in waiting], out)
+    compared = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
+    drawing.show(drawing.table(_TITLES, compared), out)
+    if chooses:
+        waits = (_waiting_cells(policy, outcome.summary) for policy, outcome in outcomes.items())
+        drawing.show(drawing.table(_WAITING, waits), out)
+
+
+def _list(lines: Sequence[str], out: TextIO) -> None:
+    """Print the first lines."""
+    for line in lines[:_SHOWN]:
+        print(line, file=out)
+    if (more := len(lines) - _SHOWN) > 0:
         print(f"... and {more} more; --json has them all.", file=out)
-    rows = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
-    drawing.show(drawing.table(_TITLES, rows), out)
 
 
 def _by_pod(running: Sequence[PlacementRecord]) -> Iterable[tuple[str, CPUSet]]:
@@ -102,7 +121,7 @@ def _cells(placement: PlacementRecord) -> tuple[str, ...]:
         placement.container,
         placement.pool,
         str(placement.requested),
-        str(placement.cpus),
+        str(placement.cpus) or "held",
         nodes,
         caches,
     )
@@ -122,6 +141,12 @@ def _summary_cells(policy: str, outcome: SimulationResult) -> tuple[str, ...]:
         f"{found.fragmentation_at_end:.2f}",
         str(found.largest_block_at_end),
     )
+
+
+def _waiting_cells(policy: str, found: Summary) -> tuple[str, ...]:
+    held = f"{found.waited} ({found.waited / (found.admitted or 1):.0%})"
+    mean = f"{found.waited_s:,.0f} s" if found.waited else "-"
+    return policy, held, mean, str(found.waiting_at_end)
 
 
 def _percent(share: float | None) -> str:

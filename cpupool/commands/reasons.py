@@ -83,9 +83,12 @@ def in_simulation(container: Mapping[str, Any]) -> Explanation:
     chosen = report.steps_from_json(container["steps"])
     request = f"it requests {amount(report.resource(container['pool']), container['requested'])}"
     first = chosen[0].left if chosen else cpus
-    last = Step("refused", refused, CPUSet()) if refused else Step("given", "these CPUs", cpus)
+    held = container.get("held", "")
+    last = Step("given", "these CPUs", cpus)
+    if refused or held:
+        last = Step("refused" if refused else "held", refused or held, CPUSet())
     steps = (Step("request", request, first), *chosen, last)
-    return Explanation(container["name"], steps, cpus, not refused, first)
+    return Explanation(container["name"], steps, cpus, not (refused or held), first)
 
 
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
@@ -139,13 +142,12 @@ def amount(resource: Resource, requested: int) -> str:
 def _by_policy(status: NodeStatus, share: PoolShare) -> Iterator[Step]:
     manager = status.pools.cpu_manager
     kept = f"; CPUs {status.reserved} are reserved" if status.reserved else ""
-    options = "".join(f", {name}" for name in manager.options.written())
     if not share.given:
-        why = f"the policy {manager.policy}{options} has no CPUs that serve it now{kept}"
+        why = f"the policy {manager.named} has no CPUs that serve it now{kept}"
     elif share.reused_from:
         why = f"it has CPUs of the init container {share.reused_from}, which has ended{kept}"
     else:
-        why = f"the policy {manager.policy}{options} has chosen them for the whole pod{kept}"
+        why = f"the policy {manager.named} has chosen them for the whole pod{kept}"
     yield Step("cpuManager", why, share.given)
     if offline := share.given & status.offline:
         why = f"CPUs {offline} are offline: it runs there again when they are back"

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 PLOTS: Final = (".png", ".svg")
 _SEED: Final = 1
 _LOAD: Final = 0.9
-_POOLS_ONLY: Final = "Only pools are simulated, not the CPUs that the CPU manager policy gives out."
 _MOST_PODS: Final = 100_000
 _EXAMPLES = """\
 examples:
@@ -51,17 +50,19 @@ examples:
   cpupool simulate --topology recorded.tar.gz --pools pools.yaml --trace week.jsonl --plot week.svg
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
 
-Policies: pool is what the pool file says; first-fit takes the lowest ids, as a plugin without an
-opinion leaves it to the kubelet; kubelet-packed is the kubelet's own static CPU manager; packed,
-distributed, mostAllocated and leastAllocated are the pool file with that numaPolicy.
+Policies: pool is what the pool file says; static is the same, for a pool file with cpuManager
+static; first-fit takes the lowest ids, as a plugin without an opinion leaves it to the kubelet;
+kubelet-packed is the kubelet's own static CPU manager; packed, distributed, mostAllocated and
+leastAllocated are the pool file with that numaPolicy.
 
 "On one node" and "behind one L3" are shares of the containers that could be on one NUMA node, or
 behind one L3 cache, if their pool were empty. "In use" is what exclusive pools have given, the mean
 over time; fragmentation, from 0 to nearly 1, tells how scattered over nodes is what they have left;
-the free block is the most that is free of one pool on one node at the end.
+the free block is the most that is free of one pool on one node at the end. Held are pods that wait
+for CPUs of the CPU manager policy; the kubelet refuses such a pod.
 
-Exit code 0: it is simulated; 1: a pod of --pods is refused under the first policy, or a file was
-not written; 2: the command line is wrong, or a file that it names cannot be used.
+Exit code 0: it is simulated; 1: a pod of --pods is refused or held under the first policy, or a
+file was not written; 2: the command line is wrong, or a file that it names cannot be used.
 """
 
 
@@ -141,7 +142,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Simulate and show what became of the pods.
 
     Returns:
-        1 where a pod of `--pods` is refused under the first policy.
+        1 where a pod of `--pods` is refused or held under the first policy.
 
     Raises:
         UsageError: a file cannot be used, or an option has no meaning here.
@@ -174,10 +175,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         policies_json = {name: to_json(outcome) for name, outcome in outcomes.items()}
         out.write(json.dumps({**document, "policies": policies_json}, indent=2) + "\n")
     else:
-        show(topology, outcomes, out, listed=bool(arguments.pods))
-        if file.pools.cpu_manager.chooses:
-            print(_POOLS_ONLY, file=out)
-    return 1 if arguments.pods and outcomes[policies[0]].refusals else 0
+        chooses = file.pools.cpu_manager.chooses
+        show(topology, outcomes, out, listed=bool(arguments.pods), chooses=chooses)
+    first = outcomes[policies[0]]
+    return 1 if arguments.pods and (first.refusals or first.summary.waiting_at_end) else 0
 
 
 def _exporter() -> Callable[[Mapping[str, SimulationResult], str], bytes]:

@@ -28,6 +28,7 @@ from cpupool.core.errors import (
     refuse_errors,
 )
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
+from cpupool.core.quantity import as_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -222,12 +223,6 @@ def check(config: KubeletConfig, needs: KubeletNeeds) -> tuple[Problem, ...]:
     """Find where a kubelet's configuration and the pools of its node disagree."""
     looks = (_cpu_manager, _reserved_cpus, _reservation, _topology_manager)
     return tuple(problem for look in looks for problem in look(config, needs))
-
-
-def as_quantity(milli: int) -> str:
-    """Write an amount of cpu as Kubernetes does: `2`, `1500m`."""
-    cpus, rest = divmod(milli, MILLI_PER_CPU)
-    return f"{milli}m" if rest else str(cpus)
 
 
 def milli_of(text: str) -> int:

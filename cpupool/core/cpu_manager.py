@@ -136,6 +136,11 @@ class CPUManager:
         return self.policy != NONE
 
     @property
+    def named(self) -> str:
+        """The policy and its options, as text."""
+        return ", ".join((self.policy, *self.options.written()))
+
+    @property
     def settings(self) -> Mapping[str, str]:
         """Key of the pool file → its value as text."""
         return {

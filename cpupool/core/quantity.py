@@ -45,6 +45,12 @@ def parse(text: str) -> Decimal:
         raise QuantityError(text, "it has more digits than a quantity can hold") from None
 
 
+def as_quantity(milli: int) -> str:
+    """Write thousandths as Kubernetes does: `2`, `1500m`."""
+    whole, rest = divmod(milli, _MILLI)
+    return f"{milli}m" if rest else str(whole)
+
+
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """An amount of a resource in a pod's body, parsed when the body is read.

@@ -87,6 +87,15 @@ class Requirements:
         return _milli(self.limits.get(CPU)) or None
 
     @property
+    def request_milli(self) -> int:
+        """The cpu request in milli-CPUs, or the limit where only that is given.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        return _milli(self.requests.get(CPU, self.limits.get(CPU)))
+
+    @property
     def whole_cpus(self) -> int:
         """How many CPUs of its own the static CPU manager gives a Guaranteed container.
 
@@ -95,7 +104,7 @@ class Requirements:
         Raises:
             QuantityError: an amount is no quantity.
         """
-        cpus, part = divmod(_milli(self.requests.get(CPU, self.limits.get(CPU))), MILLI_PER_CPU)
+        cpus, part = divmod(self.request_milli, MILLI_PER_CPU)
         return 0 if part else cpus
 
 

@@ -61,6 +61,7 @@ class Container:
         kind: app, init, sidecar or ephemeral.
         requests: resource → amount, cores of an exclusive pool and milli-CPUs of a shared pool.
         id: the running instance; None before it is reported.
+        request_milli: its native cpu request.
         limit_milli: its native cpu limit; None for no limit.
         whole_cpus: how many exclusive CPUs the kubelet's static CPU manager, where it is on, gives
             the container: its native request in a Guaranteed pod, if that is a whole number.
@@ -72,6 +73,7 @@ class Container:
     kind: ContainerKind = ContainerKind.APP
     requests: Mapping[Resource, int] = field(default_factory=dict)
     id: ContainerID | None = None
+    request_milli: int = 0
     limit_milli: int | None = None
     whole_cpus: int = 0
     balanced: bool = True

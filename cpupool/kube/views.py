@@ -271,6 +271,7 @@ def _containers(
             kind,
             needs.pools(names),
             ids.get(name),
+            request_milli=needs.request_milli,
             limit_milli=needs.limit_milli,
             whole_cpus=needs.whole_cpus if owns and kind is not ContainerKind.EPHEMERAL else 0,
             balanced=not _unbalanced(annotations, name, names),

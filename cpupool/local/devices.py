@@ -12,9 +12,10 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cpupool.core.errors import NotEnoughDevices
+from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerKind
 from cpupool.policies import hints
 from cpupool.policies.hints import Merged, TopologyHint
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpu_manager import TopologyPolicy
     from cpupool.core.requests import Resource
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Container, Pod
 
+_Name = TypeVar("_Name", bound=str)
 IDs = frozenset[str]
 Prefer = Callable[[IDs, IDs, int], IDs]
 """(available, must include, size) → the devices that the plugin prefers; empty without any."""
@@ -161,11 +163,20 @@ def total_requests(pod: Pod) -> Counter[Resource]:
     App containers and sidecars add up; a plain init container needs its own amount in addition to
     the sidecars that started before it. The largest sum at any time counts.
     """
-    total: Counter[Resource] = Counter()
-    started: Counter[Resource] = Counter()
-    peak: Counter[Resource] = Counter()
+    return _largest_sum(pod, lambda container: container.requests)
+
+
+def total_cpu_milli(pod: Pod) -> int:
+    """Return the native cpu that the scheduler counts for a pod, as `total_requests` does."""
+    return _largest_sum(pod, lambda container: {CPU: container.request_milli})[CPU]
+
+
+def _largest_sum(pod: Pod, asked: Callable[[Container], Mapping[_Name, int]]) -> Counter[_Name]:
+    total: Counter[_Name] = Counter()
+    started: Counter[_Name] = Counter()
+    peak: Counter[_Name] = Counter()
     for container in pod.containers:
-        requests = Counter(container.requests)
+        requests = Counter(asked(container))
         if container.kind is ContainerKind.INIT:
             peak |= started + requests
             continue

@@ -15,22 +15,28 @@ from typing import TYPE_CHECKING, Protocol
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.devices import advertised, exclusive_cpus, unaligned
 from cpupool.core.errors import AllocationError, PodRefused, SMTAlignmentError
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.core.quantity import as_quantity
+from cpupool.core.workloads import ContainerKind, PodUID
 from cpupool.local import devices, workload
 from cpupool.local.alignment import Alignment
+from cpupool.local.simulated_cpu_manager import SimulatedCPUManager
 from cpupool.local.simulated_pool import SimulatedPool
+from cpupool.manager import requested
 from cpupool.policies.base import Step
 from cpupool.policies.layout import Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpupool.core.cpu_manager import TopologyPolicy
     from cpupool.core.pools import NodePools, Pool
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Container, Pod, PodUID
+    from cpupool.core.workloads import Container, Pod
     from cpupool.local.devices import IDs, Want
+    from cpupool.local.simulated_cpu_manager import Served
     from cpupool.policies.base import Choice
 
 
@@ -64,6 +70,8 @@ class PlacementRecord:
         caches: the indices of their L3 caches.
         steps: the reasons of the choice.
         refused: why the pod was refused; empty for an admitted pod.
+        waited_s: how long its pod waited for CPUs of the CPU manager policy.
+        held: why its pod still waits at the end; empty for a pod that does not.
     """
 
     at_s: float
@@ -75,6 +83,8 @@ class PlacementRecord:
     caches: tuple[int, ...] = ()
     steps: tuple[Step, ...] = ()
     refused: str = ""
+    waited_s: float = 0.0
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +93,11 @@ class Moment:
 
     Attributes:
         at_s: the time of the event.
-        utilisation: the share of the exclusive pools' CPUs that pods hold.
+        utilisation: the share of the CPUs of exclusive pools and of the CPU manager that pods own.
         fragmentation: how scattered the free CPUs are over NUMA nodes
             (`policies.fragmentation.score`); for several pools the mean by size.
-        largest_block: the most CPUs of one pool that are free on one NUMA node.
+        largest_block: the most CPUs of one pool, or of the CPU manager, that are free on one NUMA
+            node.
         on_one_node: the share of containers on one NUMA node, among the running containers that
             could be on one node if the pool were empty; None without such containers.
         behind_one_cache: the same for L3 caches.
@@ -127,6 +138,12 @@ class SimulatedPod:
     placements: list[PlacementRecord] = field(default_factory=list)
     alignment: Alignment = field(default_factory=Alignment)
 
+    @property
+    def wait_s(self) -> float | None:
+        """How long it waited for CPUs of the CPU manager policy; None if it did not wait."""
+        waits_s = [one.waited_s for one in self.placements if one.waited_s or one.held]
+        return max(waits_s, default=None)
+
     def refusal(self, container: Container, reason: str, what: str) -> PodRefused:
         """Return the error for a refused pod."""
         name = f"{self.pod.namespace}/{self.pod.name}"
@@ -160,14 +177,21 @@ class SimulatedNode:
             for resource in resources
             if resource.name.kind.exclusive
         }
+        chooses = node_pools.cpu_manager.chooses
+        self._cpu_manager = SimulatedCPUManager(topology, node_pools) if chooses else None
+        self._chooses = f"the policy {node_pools.cpu_manager.named} chooses for the whole pod"
+        self._rooms = {name: pool.room for name, pool in self._exclusive.items()}
+        if self._cpu_manager:
+            self._rooms[POLICY_CPUS] = self._cpu_manager.room
         self._chooser = chooser
         self._manager = manager
         self._promised: Counter[Resource] = Counter()
+        self._promised_milli = 0
         self._running: dict[PodUID, SimulatedPod] = {}
         self._alignment = Alignment()
 
     def admit(self, pod: Pod, at_s: float) -> SimulatedPod:
-        """Admit a pod.
+        """Admit a pod; if the CPU manager policy has no CPUs for it, it waits for them.
 
         Raises:
             PodRefused: it does not fit; nothing is changed.
@@ -179,20 +203,35 @@ class SimulatedNode:
                 self._place(admitted, container)
             except AllocationError as error:
                 raise admitted.refusal(container, "UnexpectedAdmissionError", str(error)) from error
+        served = tuple(self._cpu_manager.start(pod, at_s)) if self._cpu_manager else ()
         for pool, ids in admitted.devices.items():
             self._exclusive[pool].take(ids)
         self._promised.update(admitted.promised)
+        self._promised_milli += devices.total_cpu_milli(pod)
         self._alignment.add(admitted.alignment)
         self._running[pod.uid] = admitted
+        self._serve(served, at_s)
         return admitted
 
-    def end(self, pod: Pod) -> None:
-        """Free a pod's devices; a refused pod has none."""
+    def end(self, pod: Pod, at_s: float) -> None:
+        """Free a pod's devices and CPUs; a refused pod has none."""
         if admitted := self._running.pop(pod.uid, None):
             for pool, ids in admitted.devices.items():
                 self._exclusive[pool].give_back(ids)
             self._promised.subtract(admitted.promised)
+            self._promised_milli -= devices.total_cpu_milli(admitted.pod)
             self._alignment.remove(admitted.alignment)
+            if self._cpu_manager:
+                if why := self._cpu_manager.waiting.get(pod.uid):
+                    self._note_held(admitted, at_s, why)
+                self._serve(tuple(self._cpu_manager.end(pod)), at_s)
+
+    def finish(self, at_s: float) -> int:
+        """Note the pods that still wait; return how many these are."""
+        waiting = self._cpu_manager.waiting if self._cpu_manager else {}
+        for uid, why in waiting.items():
+            self._note_held(self._running[PodUID(uid)], at_s, why)
+        return len(waiting)
 
     def placements(self) -> Iterator[PlacementRecord]:
         """Yield the CPUs of each running container."""
@@ -201,16 +240,57 @@ class SimulatedNode:
 
     def moment(self, at_s: float) -> Moment:
         """Return the present measurements."""
-        pools = self._exclusive.values()
-        size = sum(pool.size for pool in pools) or 1
+        rooms = self._rooms.values()
+        size = sum(room.size for room in rooms) or 1
         return Moment(
             at_s,
-            sum(pool.size - len(pool.free) for pool in pools) / size,
-            sum(pool.fragmentation() * pool.size for pool in pools) / size,
-            max((pool.largest_block() for pool in pools), default=0),
+            sum(room.size - len(room.free) for room in rooms) / size,
+            sum(room.fragmentation() * room.size for room in rooms) / size,
+            max((room.largest_block() for room in rooms), default=0),
             self._alignment.share(Level.NODE),
             self._alignment.share(Level.UNCORE),
         )
+
+    def _serve(self, served: Iterable[Served], at_s: float) -> None:
+        """Note the CPUs that the CPU manager policy has given to pods."""
+        for now in served:
+            admitted = self._running[now.pod.uid]
+            waited_s = at_s - admitted.at_s
+            layout = self._rooms[POLICY_CPUS].layout
+            found = Alignment()
+            for container in now.pod.containers:
+                if not (cpus := now.cpus.get(container.name)):
+                    continue
+                steps = []
+                if now.waited_for:
+                    waited = f"its pod waits {waited_s:g} s: {now.waited_for}"
+                    steps = [Step("onMisfit", waited, CPUSet())]
+                steps.append(Step("cpuManager", self._chooses, cpus))
+                self._note(
+                    admitted,
+                    container,
+                    POLICY_CPUS,
+                    cpus,
+                    steps,
+                    count=container.whole_cpus,
+                    waited_s=waited_s,
+                )
+                found.add(Alignment.of({POLICY_CPUS: cpus}, {POLICY_CPUS: layout}))
+            admitted.alignment.add(found)
+            self._alignment.add(found)
+
+    def _note_held(self, admitted: SimulatedPod, at_s: float, why: str) -> None:
+        for container in filter(requested.native, admitted.pod.containers):
+            self._note(
+                admitted,
+                container,
+                POLICY_CPUS,
+                CPUSet(),
+                (),
+                count=container.whole_cpus,
+                waited_s=at_s - admitted.at_s,
+                held=why,
+            )
 
     def _check_fit(self, admitted: SimulatedPod) -> None:
         """Check as the scheduler does: compare counts."""
@@ -225,6 +305,15 @@ class SimulatedNode:
             if count > free:
                 what = f"{pool}: {count} requested, {free} free of {capacity}"
                 raise PodRefused(name, "Unschedulable", what)
+        if not self._cpu_manager:
+            return
+        # The kubelet is set up so that allocatable cpu is what the CPU manager can give.
+        capacity_milli = self._cpu_manager.room.size * MILLI_PER_CPU
+        free_milli = capacity_milli - self._promised_milli
+        if (milli := devices.total_cpu_milli(admitted.pod)) > free_milli:
+            asked, left, all_cpus = map(as_quantity, (milli, free_milli, capacity_milli))
+            what = f"cpu: {asked} requested, {left} free of {all_cpus}"
+            raise PodRefused(name, "Unschedulable", what)
 
     def _place(self, admitted: SimulatedPod, container: Container) -> None:
         """Choose the CPUs of one container.
@@ -259,7 +348,7 @@ class SimulatedNode:
             count = container.requests[pool]
             self._note(admitted, container, pool, cpus, (everyone,), count=count)
         if chosen:
-            layouts = {pool: self._exclusive[pool].layout for pool in chosen}
+            layouts = {pool: self._rooms[pool].layout for pool in chosen}
             admitted.alignment.add(Alignment.of(chosen, layouts))
 
     def _choose(self, want: Want, nodes: frozenset[int] | None) -> tuple[IDs, tuple[Step, ...]]:
@@ -270,7 +359,7 @@ class SimulatedNode:
             at = f"{self._manager.value}: NUMA nodes {format_ids(sorted(nodes))}"
             steps.append(Step("topologyManagerPolicy", at, found))
         # A plugin does not know which pod holds a device: the pod's own containers count as others.
-        held = pool.layout.cpus - exclusive_cpus(want.free)
+        held = pool.room.layout.cpus - exclusive_cpus(want.free)
         advised: list[Step] = []
 
         def prefer(available: IDs, required: IDs, count: int) -> IDs:
@@ -301,9 +390,11 @@ class SimulatedNode:
         container: Container,
         pool: str,
         cpus: CPUSet,
-        steps: tuple[Step, ...],
+        steps: Sequence[Step],
         *,
         count: int,
+        waited_s: float = 0.0,
+        held: str = "",
     ) -> None:
         running = cpus & self._topology.online
         infos = [self._topology.cpus[cpu] for cpu in running]
@@ -316,6 +407,8 @@ class SimulatedNode:
                 running,
                 tuple(sorted({info.node for info in infos if info.node is not None})),
                 tuple(sorted({info.l3 for info in infos if info.l3 is not None})),
-                steps,
+                tuple(steps),
+                waited_s=waited_s,
+                held=held,
             )
         )

@@ -16,22 +16,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
+class Room:
+    """CPUs that one source of own CPUs can give.
+
+    Attributes:
+        layout: all of them.
+        free: those without an owner.
+    """
+
+    layout: Layout
+    free: CPUSet
+
+    @classmethod
+    def empty(cls, topology: CPUTopology, cpus: CPUSet) -> Room:
+        """Return a room without owners."""
+        return cls(Layout.of_topology(topology, cpus), cpus)
+
+    @property
+    def size(self) -> int:
+        """The number of CPUs, free or not."""
+        return len(self.layout.cpus)
+
+    def fragmentation(self) -> float:
+        """Return how scattered the free CPUs are over NUMA nodes, 0 to 1."""
+        return fragmentation.score(self.free, self.layout.groups[Level.NODE].values())
+
+    def largest_block(self) -> int:
+        """Return the most CPUs that are free on one NUMA node."""
+        return max(map(len, self.layout.free(Level.NODE, self.free).values()), default=0)
+
+
+@dataclass(slots=True)
 class SimulatedPool:
     """An exclusive pool, and the devices that pods hold.
 
     Attributes:
         offer: the pool's offer.
         listing: the list of its plugin.
-        layout: the healthy CPUs, free or not.
         free: the ids that no pod holds.
-        free_cpus: the same as CPUs.
+        room: the healthy CPUs.
     """
 
     offer: Offer
     listing: Listing
-    layout: Layout
     free: IDs
-    free_cpus: CPUSet
+    room: Room
 
     @classmethod
     def of(cls, pool: Advertised, topology: CPUTopology) -> SimulatedPool:
@@ -39,14 +68,8 @@ class SimulatedPool:
         offer = Offer.of(pool, topology, CPUSet(), ())
         healthy = frozenset(device.id for device in offer if device.healthy)
         nodes = {device.id: (device.node,) for device in offer if device.node is not None}
-        cpus = exclusive_cpus(healthy)
-        layout = Layout.of_topology(topology, cpus)
-        return cls(offer, Listing(healthy, nodes=nodes), layout, healthy, cpus)
-
-    @property
-    def size(self) -> int:
-        """The number of devices, free or not."""
-        return len(self.listing.healthy)
+        room = Room.empty(topology, exclusive_cpus(healthy))
+        return cls(offer, Listing(healthy, nodes=nodes), healthy, room)
 
     def want(self, count: int, held: IDs, reusable: IDs) -> Want:
         """Return a container's request.
@@ -61,17 +84,9 @@ class SimulatedPool:
     def take(self, ids: IDs) -> None:
         """Mark devices as held by a pod."""
         self.free -= ids
-        self.free_cpus -= exclusive_cpus(ids)
+        self.room.free -= exclusive_cpus(ids)
 
     def give_back(self, ids: IDs) -> None:
         """Free devices of a pod."""
         self.free |= ids
-        self.free_cpus |= exclusive_cpus(ids)
-
-    def fragmentation(self) -> float:
-        """Return how scattered the free CPUs are over NUMA nodes, 0 to 1."""
-        return fragmentation.score(self.free_cpus, self.layout.groups[Level.NODE].values())
-
-    def largest_block(self) -> int:
-        """Return the most CPUs that are free on one NUMA node."""
-        return max(map(len, self.layout.free(Level.NODE, self.free_cpus).values()), default=0)
+        self.room.free |= exclusive_cpus(ids)

@@ -7,17 +7,19 @@ does not fit does not wait: it is refused, with the reason.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import pool_rules
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import CPU_MANAGER, POLICY, STATIC, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import PodRefused, refuse_errors
+from cpupool.core.errors import ConfigError, PodRefused, Problem, refuse_errors
+from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pool_policy import NUMAPolicy
 from cpupool.core.pools import NodePools, PoolKind
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import PlacementRecord, SimulatedNode, container_name
+from cpupool.manager import requested
 from cpupool.policies import pool_choice
 from cpupool.policies.base import Choice, Step
 from cpupool.policies.kubelet_accumulator import take_packed
@@ -34,8 +36,14 @@ if TYPE_CHECKING:
 POOL: Final = "pool"
 FIRST_FIT: Final = "first-fit"
 KUBELET_PACKED: Final = "kubelet-packed"
-POLICIES: Final = (POOL, FIRST_FIT, KUBELET_PACKED, *(policy.value for policy in NUMAPolicy))
-"""The policies to compare; those after the first three are values of `numaPolicy`."""
+POLICIES: Final = (
+    POOL,
+    STATIC,
+    FIRST_FIT,
+    KUBELET_PACKED,
+    *(policy.value for policy in NUMAPolicy),
+)
+"""The policies to compare; those after the first four are values of `numaPolicy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,11 @@ class Summary:
     """The numbers of a run.
 
     Attributes:
-        admitted: how many pods fitted.
+        admitted: how many pods came in, at once or later.
         refused: how many pods did not fit.
+        waited: how many of the admitted pods waited for CPUs of the CPU manager policy.
+        waited_s: how long these pods waited, the mean; until the end for a pod that waits then.
+        waiting_at_end: how many pods wait at the end.
         on_one_node: the share of containers on one NUMA node, among the containers that could be on
             one node if the pool were empty; None without such containers.
         behind_one_cache: the same for L3 caches.
@@ -69,6 +80,9 @@ class Summary:
 
     admitted: int
     refused: int
+    waited: int
+    waited_s: float
+    waiting_at_end: int
     on_one_node: float | None
     behind_one_cache: float | None
     utilisation: float
@@ -141,9 +155,16 @@ def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[Nod
     """
     if policy == FIRST_FIT:
         return node_pools, first_fit
+    cpu_manager = node_pools.cpu_manager
     if policy == KUBELET_PACKED:
-        return node_pools, kubelet_packed
-    if policy != POOL:
+        # The kubelet gives a misfit no second chance: the pod has failed.
+        failing = replace(cpu_manager, on_misfit=Misfit.FAIL)
+        return replace(node_pools, cpu_manager=failing), kubelet_packed
+    if policy == STATIC and cpu_manager.policy != STATIC:
+        what = f"the pool file's CPU manager policy is {cpu_manager.policy}, not {STATIC}"
+        remedy = f"write cpuManager: {{policy: {STATIC}, reserved: CPUS}}, or compare {POOL}"
+        raise ConfigError([Problem(what, remedy, path=f"{CPU_MANAGER}.{POLICY}")])
+    if policy not in (POOL, STATIC):
         numa = NUMAPolicy(policy)
         node_pools = NodePools.of(
             *(
@@ -153,6 +174,7 @@ def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[Nod
                 for pool in node_pools
             ),
             mixed=node_pools.mixed,
+            cpu_manager=cpu_manager,
         )
         refuse_errors(pool_rules.validate(node_pools, topology))
     return node_pools, pool_choice.prefer
@@ -175,49 +197,60 @@ def run(
         manager: the policy of the kubelet's Topology Manager, whose scope is the container.
     """
     node = SimulatedNode(topology, node_pools, chooser, manager)
+    chooses = node_pools.cpu_manager.chooses
     admitted: list[SimulatedPod] = []
-    placements: list[PlacementRecord] = []
+    # A pod that waits gets its placements later.
+    placements: list[list[PlacementRecord]] = []
     refusals: list[Refusal] = []
     series: list[Moment] = []
     for event in events:
         if event.ends:
-            node.end(event.pod)
+            node.end(event.pod, event.at_s)
         else:
             try:
                 admitted.append(node.admit(event.pod, event.at_s))
-                placements += admitted[-1].placements
+                placements.append(admitted[-1].placements)
             except PodRefused as error:
                 refusals.append(Refusal(event.at_s, str(error)))
-                placements += _nothing(event, str(error))
+                placements.append(list(_nothing(event, str(error), chooses=chooses)))
         if series and series[-1].at_s == event.at_s:
             series.pop()
         series.append(node.moment(event.at_s))
+    waiting = node.finish(series[-1].at_s)
     return SimulationResult(
-        _summary(series, admitted, len(refusals)),
+        _summary(series, admitted, len(refusals), waiting),
         tuple(series),
-        tuple(placements),
+        tuple(chain.from_iterable(placements)),
         tuple(node.placements()),
         tuple(refusals),
     )
 
 
-def _nothing(event: Event, why: str) -> Iterator[PlacementRecord]:
+def _nothing(event: Event, why: str, *, chooses: bool) -> Iterator[PlacementRecord]:
     for container in event.pod.containers:
-        for pool, count in sorted(container.requests.items()):
+        own = chooses and requested.native(container)
+        asked = {POLICY_CPUS: container.whole_cpus} if own else container.requests
+        for pool, count in sorted(asked.items()):
             name = container_name(event.pod, container)
             yield PlacementRecord(event.at_s, name, pool, count, refused=why)
 
 
-def _summary(series: Sequence[Moment], admitted: Sequence[SimulatedPod], refused: int) -> Summary:
+def _summary(
+    series: Sequence[Moment], admitted: Sequence[SimulatedPod], refused: int, waiting: int
+) -> Summary:
     spans = [(sample, other.at_s - sample.at_s) for sample, other in pairwise(series)]
     last = series[-1]
     # If all events have the same time, only the last moment counts.
     weighed = spans or [(last, 1.0)]
     whole_s = sum(span_s for _, span_s in weighed)
     alignment = Alignment.total(pod.alignment for pod in admitted)
+    waits_s = [wait_s for pod in admitted if (wait_s := pod.wait_s) is not None]
     return Summary(
         admitted=len(admitted),
         refused=refused,
+        waited=len(waits_s),
+        waited_s=sum(waits_s) / (len(waits_s) or 1),
+        waiting_at_end=waiting,
         on_one_node=alignment.share(Level.NODE),
         behind_one_cache=alignment.share(Level.UNCORE),
         utilisation=sum(sample.utilisation * span_s for sample, span_s in weighed) / whole_s,

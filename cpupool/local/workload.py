@@ -5,7 +5,8 @@ One JSON object per line, in the order of time. A pod comes with its containers:
     {"at_s": 0, "pod": "ns/web", "containers": [{"name": "c", "requests": {"exclusive_a": 2}}]}
 
 `requests` are cores of exclusive pools and milli-CPUs of shared pools; `"kind"` can be `"init"` or
-`"sidecar"`. A pod goes with:
+`"sidecar"`. `"cpu": 2` is a native request. A pod with native requests is Guaranteed, unless the
+line says `"qos": "Burstable"`. A pod goes with:
 
     {"at_s": 9.5, "pod": "ns/web", "ends": true}
 """
@@ -13,21 +14,23 @@ One JSON object per line, in the order of time. A pod comes with its containers:
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, advertised
 from cpupool.core.errors import ConfigError, Location, Problem
-from cpupool.core.names import resource_named
-from cpupool.core.pools import PoolKind, is_name
+from cpupool.core.names import POLICY_CPUS, resource_named
+from cpupool.core.pools import MILLI_PER_CPU, PoolKind, is_name
 from cpupool.core.requests import Resource, ResourceKind
-from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID
+from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID, QoSClass
+from cpupool.local.simulated_cpu_manager import assignable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,6 +53,7 @@ _KINDS: Final = {
 }
 _WORDS: Final = {kind: word for word, kind in _KINDS.items()}
 
+_Amounts = tuple[int, int]
 _Line = Mapping[str, Any]
 """An object of JSON."""
 
@@ -124,12 +128,25 @@ def _line(event: Event) -> dict[str, object]:
     line: dict[str, object] = {"at_s": event.at_s, "pod": str(event.pod.uid)}
     if event.ends:
         return line | {"ends": True}
+    if any(_whole(one.request_milli) != one.whole_cpus for one in event.pod.containers):
+        line["qos"] = QoSClass.BURSTABLE.value
     return line | {"containers": [_container(container) for container in event.pod.containers]}
 
 
 def _container(container: Container) -> dict[str, object]:
-    kind = {} if container.kind is ContainerKind.APP else {"kind": _WORDS[container.kind]}
-    return {"name": container.name, **kind, "requests": dict(container.requests)}
+    line: dict[str, object] = {"name": container.name}
+    if container.kind is not ContainerKind.APP:
+        line["kind"] = _WORDS[container.kind]
+    line["requests"] = dict(container.requests)
+    if milli := container.request_milli:
+        line["cpu"] = _whole(milli) or milli / MILLI_PER_CPU
+    return line
+
+
+def _whole(milli: int) -> int:
+    """Return the number of CPUs; 0 if it is not a whole number."""
+    cpus, part = divmod(milli, MILLI_PER_CPU)
+    return 0 if part else cpus
 
 
 def made_up(
@@ -139,8 +156,9 @@ def made_up(
 
     A pod has one container that requests 1, 2, 4, 8, ... CPUs of one pool, up to half of the pool,
     each size half as often as the size before it. The unit is a core for a pool that promises whole
-    cores, and a tenth of a CPU for a shared pool. The trace ends with the last arrival, so that its
-    end shows a loaded node. No pod requests OpenShift's resource, which needs another resource.
+    cores, and a tenth of a CPU for a shared pool. The CPUs of a CPU manager policy count as a pool
+    that pods request natively. The trace ends with the last arrival, so that its end shows a loaded
+    node. No pod requests OpenShift's resource, which needs another resource.
 
     Args:
         topology: the machine.
@@ -150,26 +168,17 @@ def made_up(
         load: how much of each pool the pods would hold on average if none were refused; 1 is all.
 
     Raises:
-        ConfigError: no pool has CPUs to give.
+        ConfigError: neither a pool nor a CPU manager policy has CPUs to give.
     """
     dice = random.Random(seed)  # noqa: S311  # a workload, no secret
-    capacities = {
-        resource: capacity_of(resource, topology)
-        for resource in advertised(pools)
-        if resource.units is None
-    }
-    sizes = {
-        resource: _sizes(_unit(resource.pool, topology), capacity)
-        for resource, capacity in capacities.items()
-        if capacity
-    }
+    capacities = dict(_capacities(topology, pools))
+    sizes = {resource: _sizes(unit, capacity) for resource, (capacity, unit) in capacities.items()}
     if not sizes:
-        raise ConfigError(
-            [Problem("no exclusive or shared pool has CPUs to give", "add one", path="pools")]
-        )
+        what = "neither a pool nor a CPU manager policy has CPUs to give"
+        raise ConfigError([Problem(what, "add an exclusive or a shared pool", path="pools")])
     # Little's law: load x capacity = arrivals per second x mean size x mean lifetime.
     rates = [
-        load * capacities[resource] / (_mean(weights) * MEAN_LIFETIME_S)
+        load * capacities[resource][0] / (_mean(weights) * MEAN_LIFETIME_S)
         for resource, weights in sizes.items()
     ]
     now_s = 0.0
@@ -181,9 +190,26 @@ def made_up(
             yield Event(round(end_s, 3), pod, ends=True)
         (resource,) = dice.choices(list(sizes), rates)
         (amount,) = dice.choices(list(sizes[resource]), list(sizes[resource].values()))
-        pod = pod_of(f"random/pod-{number}", [Container("main", requests={resource.name: amount})])
+        pod = pod_of(f"random/pod-{number}", [_requesting(resource, amount)])
         yield Event(round(now_s, 3), pod)
         heappush(running, (now_s + dice.expovariate(1 / MEAN_LIFETIME_S), number, pod))
+
+
+def _capacities(topology: CPUTopology, pools: NodePools) -> Iterator[tuple[Resource, _Amounts]]:
+    """Yield what pods can request, with how much there is and the smallest request."""
+    for resource in advertised(pools):
+        if resource.units is None and (capacity := capacity_of(resource, topology)):
+            yield resource.name, (capacity, _unit(resource.pool, topology))
+    if pools.cpu_manager.chooses and (cpus := assignable(topology, pools)):
+        whole = pools.cpu_manager.options.full_pcpus_only
+        unit = max(len(topology.core_of(cpu)) for cpu in cpus) if whole else 1
+        yield POLICY_CPUS, (len(cpus), unit)
+
+
+def _requesting(resource: Resource, amount: int) -> Container:
+    if resource is POLICY_CPUS:
+        return Container("main", request_milli=amount * MILLI_PER_CPU, whole_cpus=amount)
+    return Container("main", requests={resource: amount})
 
 
 def _unit(pool: Pool, topology: CPUTopology) -> int:
@@ -241,10 +267,13 @@ class _Reader:
         return self._present.pop(full_name)
 
     def _coming(self, full_name: str, found: _Line) -> Pod:
-        _allow_only(found, "an event", "at_s", "pod", "containers")
+        _allow_only(found, "an event", "at_s", "pod", "containers", "qos")
         if full_name in self._present:
             raise _LineError(f"{full_name} comes, but is there", "end it before, or rename one")
-        pod = self._present[full_name] = pod_of(full_name, _containers(found.get("containers")))
+        containers = _containers(found.get("containers"))
+        if _qos(found.get("qos", QoSClass.GUARANTEED.value)) is not QoSClass.GUARANTEED:
+            containers = [replace(container, whole_cpus=0) for container in containers]
+        pod = self._present[full_name] = pod_of(full_name, containers)
         return pod
 
     def _time(self, value: object) -> float:
@@ -298,7 +327,7 @@ def _containers(value: object) -> list[Container]:
 def _container_of(value: object) -> Container:
     if not isinstance(value, dict):
         raise _LineError(f"a container is {_shown(value)}", "write an object")
-    _allow_only(value, "a container", "name", "kind", "requests")
+    _allow_only(value, "a container", "name", "kind", "requests", "cpu")
     name, kind = value.get("name"), value.get("kind", "app")
     if not isinstance(name, str) or not _is_name(name):
         raise _LineError(f"a container's name is {_shown(name)}", "write a name")
@@ -320,7 +349,25 @@ def _container_of(value: object) -> Container:
                 f"{name} requests {_shown(amount)} of {pool}",
                 f"write a whole number up to {_MOST:,}: cores, or milli-CPUs of a shared pool",
             )
-    return Container(name, _KINDS[kind], {_resource(key): n for key, n in requests.items()})
+    asked = {_resource(key): n for key, n in requests.items()}
+    milli = _milli(name, value.get("cpu", 0))
+    return Container(name, _KINDS[kind], asked, request_milli=milli, whole_cpus=_whole(milli))
+
+
+def _milli(container: str, cpus: object) -> int:
+    if isinstance(cpus, int | float) and not isinstance(cpus, bool) and 0 <= cpus <= _MOST:
+        milli = round(cpus * MILLI_PER_CPU)
+        if math.isclose(milli, cpus * MILLI_PER_CPU):
+            return milli
+    what = f"the cpu of {container} is {_shown(cpus)}"
+    raise _LineError(what, "write a number of CPUs, with at most three digits after the point")
+
+
+def _qos(value: object) -> QoSClass:
+    for known in (QoSClass.GUARANTEED, QoSClass.BURSTABLE):
+        if value == known.value:
+            return known
+    raise _LineError(f"qos is {_shown(value)}", "write Guaranteed or Burstable, or leave it out")
 
 
 def _resource(pool: str) -> Resource:

@@ -111,7 +111,7 @@ def test_no_two_owners_share_a_cpu_and_everything_is_given_back(
     running: dict[str, Pod] = {}
     for event in events:
         if event.ends:
-            node.end(event.pod)
+            node.end(event.pod, event.at_s)
             running.pop(event.pod.uid, None)
             continue
         try:
@@ -131,7 +131,7 @@ def test_no_two_owners_share_a_cpu_and_everything_is_given_back(
             if one[0] != other[0] or (one not in over and other not in over):
                 assert cpus.isdisjoint(others), (one, other)
     for pod in running.values():
-        node.end(pod)
+        node.end(pod, 0)
     assert node.moment(0).utilisation == 0
     assert node.moment(0).on_one_node is None
     everything = {
@@ -152,7 +152,7 @@ def test_pods_are_refused_exactly_when_the_counts_say_so(
     running: dict[str, Counter[Resource]] = {}
     for event in events:
         if event.ends:
-            node.end(event.pod)
+            node.end(event.pod, event.at_s)
             running.pop(event.pod.uid, None)
             continue
         wanted = devices.total_requests(event.pod)

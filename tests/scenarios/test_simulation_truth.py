@@ -1,7 +1,7 @@
 """What `cpupool simulate` tells is what happens: the same pods on the embedded node get the same.
 
 There the production roles decide: the kubelet stand-in asks the device plugin over its socket, and
-the agent sets cgroups.
+the agent sets cgroups, also for the CPU manager policy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.config import poolconfig
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import STATIC, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import advertised
 from cpupool.core.errors import PodRefused
@@ -20,8 +20,12 @@ from cpupool.core.names import Names, pool_variable
 from cpupool.core.workloads import Container, ContainerKind, ContainerRef, PodUID
 from cpupool.local import simulation, workload
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.simulated_cpu_manager import assignable
 from tests.machines import MACHINES
-from tests.scenarios.test_embedded_node import living, manifest
+from tests.scenarios import test_embedded_node
+from tests.scenarios.test_agent_process import living
+from tests.scenarios.test_embedded_node import manifest
+from tests.scenarios.test_static_policy import WORKER, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +139,7 @@ def test_containers_get_the_cpus_that_the_simulation_gives_them(
     expected = outcome[simulation.POOL]
     with (
         EmulatedCgroups(folder, topology.online, "") as home,
-        living(folder, home, text, written.sys, manager) as world,
+        test_embedded_node.living(folder, home, text, written.sys, manager) as world,
     ):
         world.settled(**{p.name: workload.capacity_of(p, topology) for p in advertised(pools)})
         told, refused = really(world, events)
@@ -149,3 +153,56 @@ def test_containers_get_the_cpus_that_the_simulation_gives_them(
             _, pod, name = container.split("/")
             if name != "init":
                 world.eventually(pod, **{name: str(wanted)})
+
+
+STATIC_FILE = f"""
+cpuManager:
+  policy: static
+  reserved: "0,16"
+  options: {{full-pcpus-only: "true"}}
+  topologyPolicy: single-numa-node
+{WORKER}"""
+
+
+def natively(topology: CPUTopology, pools: NodePools) -> Iterator[Event]:
+    """Let pods come that fit the node's allocatable cpu, and go in any order."""
+    dice = random.Random(5)
+    running: list[Pod] = []
+    for number in range(_PODS):
+        while running and dice.random() < 0.4:
+            yield workload.Event(number, running.pop(dice.randrange(len(running))), ends=True)
+        milli = dice.choice((500, 3000, 4000, 6000, 8000, 10000))
+        whole = 0 if milli % 1000 else milli // 1000
+        asking = Container("main", request_milli=milli, whole_cpus=whole)
+        pod = workload.pod_of(f"default/pod-{number:02}", [asking])
+        taken = sum(one.containers[0].request_milli for one in running)
+        if taken + milli <= 1000 * len(assignable(topology, pools)):
+            running.append(pod)
+            yield workload.Event(number, pod)
+
+
+def test_pods_own_the_cpus_of_the_policy_that_the_simulation_gives_them(folder: Path) -> None:
+    written = MACHINES["telco_2s_2n_16c32t"].write(folder)
+    topology = written.topology()
+    pools = poolconfig.parse("pools.yaml", STATIC_FILE, _NAMES).pools
+    events = list(natively(topology, pools))
+    with living(folder, written, {"role": "worker"}) as world:
+        world.mount.show(worker=STATIC_FILE)
+        with world.agent():
+            here: dict[str, PodUID] = {}
+            for number, event in enumerate(events, start=1):
+                name = event.pod.name
+                if event.ends:
+                    world.node.delete_pod(here.pop(name))
+                else:
+                    milli = event.pod.containers[0].request_milli
+                    here[name] = run(world, name, main=f"{milli}m").uid
+                outcome = simulation.compare(topology, pools, events[:number], [STATIC])[STATIC]
+                assert not outcome.refusals
+                own = {one.container.removeprefix("default/"): one.cpus for one in outcome.running}
+                shared = topology.online - CPUSet.union(own.values())
+                everyone = dict.fromkeys(world.containers(), str(shared))
+                owners = {pod: str(cpus) for pod, cpus in own.items() if cpus}
+                world.await_containers(everyone | owners)
+    # Some waited and got their CPUs, some waited for nothing.
+    assert {bool(one.held) for one in outcome.placements if one.waited_s} == {True, False}

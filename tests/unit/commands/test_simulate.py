@@ -130,18 +130,62 @@ def test_guide_and_readme_show_what_is_printed(
     rows = [line.rstrip() for line in capsys.readouterr().out.splitlines()[-7:]]
     assert "\n".join(rows) in guide
     assert "\n".join(rows) in readme
+    native = (*EXAMPLE[:3], str(EXAMPLES / "cpu-manager.yaml"), *random[4:6])
+    assert cli.main(["simulate", *native, "--policy", "static", "kubelet-packed"]) == 0
+    rows = [line.rstrip() for line in capsys.readouterr().out.splitlines()[-9:]]
+    assert "\n".join(rows) in guide
 
 
-def test_a_cpu_manager_policy_is_left_out_and_that_is_said(
+POLICY_FILE = """
+cpuManager: {policy: static, reserved: "0,32", topologyPolicy: single-numa-node}
+"""
+POLICY_TRACE = """
+{"at_s": 0, "pod": "ns/a", "containers": [{"name": "c", "cpu": 20}]}
+{"at_s": 0, "pod": "ns/b", "containers": [{"name": "c", "cpu": 20}]}
+{"at_s": 2, "pod": "ns/wide", "containers": [{"name": "c", "cpu": 14}]}
+{"at_s": 9, "pod": "ns/late", "containers": [{"name": "c", "cpu": 4}]}
+"""
+
+
+def test_pods_that_wait_for_cpus_of_the_cpu_manager_policy_are_told_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pools = tmp_path / "pools.yaml"
-    text = Path(EXAMPLE[3]).read_text()
-    pools.write_text(f"{text}\ncpuManager: {{policy: static, reserved: 1}}\n")
-    assert cli.main(["simulate", *EXAMPLE[:3], str(pools), *EXAMPLE[4:]]) == 0
-    assert "not the CPUs that the CPU manager policy gives out" in capsys.readouterr().out
-    assert cli.main(["simulate", *EXAMPLE]) == 0
-    assert "CPU manager policy" not in capsys.readouterr().out
+    files = {"pools.yaml": POLICY_FILE, "trace.jsonl": POLICY_TRACE}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    arguments = ["simulate", *EXAMPLE[:2], "--pools", str(tmp_path / "pools.yaml")]
+    arguments += ["--trace", str(tmp_path / "trace.jsonl"), "--policy", "static", "kubelet-packed"]
+
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    text = "Resources cannot be allocated with Topology locality"
+    assert f"Held since 2 s: ns/wide/c: {text}\n" in shown
+    assert [line.split() for line in shown.splitlines()[-2:]] == [
+        ["static", "1", "(25%)", "7", "s", "1"],
+        ["kubelet-packed", "0", "(0%)", "-", "0"],
+    ]
+    assert cli.main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["policies"]
+    assert document["static"]["summary"]["waiting_at_end"] == 1
+    (wide,) = [one for one in document["static"]["containers"] if one["name"] == "ns/wide/c"]
+    assert (wide["cpus"], wide["waited_s"], wide["held"]) == ("", 7, text)
+    (refusal,) = document["kubelet-packed"]["refusals"]
+    assert refusal["why"] == f"ns/wide: TopologyAffinityError: {text}"
+
+
+def test_manifests_that_wait_for_cpus_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pools.yaml").write_text(POLICY_FILE)
+    resources = {"limits": {"cpu": "40", "memory": "1Gi"}}
+    spec = {"containers": [{"name": "c", "resources": resources}]}
+    pod = {"kind": "Pod", "metadata": {"name": "wide", "namespace": "ns"}, "spec": spec}
+    (tmp_path / "pods.yaml").write_text(json.dumps(pod))
+    arguments = ["simulate", *EXAMPLE[:2], "--pools", str(tmp_path / "pools.yaml")]
+
+    assert cli.main([*arguments, "--pods", str(tmp_path / "pods.yaml")]) == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["ns/wide/c", "policy/cpu", "40", "held"] in rows
 
 
 def test_json_is_one_object_with_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,8 +331,9 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--policy", "static"], "policy is none, not static; write cpuManager: {policy: static,"),
         (["--policy", "first-fit", "poool"], "'poool' is no policy; did you mean pool?"),
-        (["--policy", "x"], "'x' is no policy; use one of pool, first-fit, kubelet-packed,"),
+        (["--policy", "x"], "'x' is no policy; use one of pool, static, first-fit, kubelet-packed"),
         (["--topology-manager", "best"], "--topology-manager: invalid choice: 'best'"),
         (["--seed", "3"], "--seed is for --random; leave it out"),
         (["--load", "0.5"], "--load is for --random; leave it out"),

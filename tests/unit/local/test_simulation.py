@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import STATIC, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, PoolPolicy
@@ -244,6 +244,7 @@ def test_every_choice_says_how_it_was_made() -> None:
     choices = {
         policy: simulate(comes("p", container(exclusive_a=2)), policy=policy).placements[0]
         for policy in simulation.POLICIES
+        if policy != STATIC
     }
 
     assert all(one.steps for one in choices.values())
@@ -288,6 +289,24 @@ ARRIVAL = '{"at_s": 1, "pod": "ns/a", "containers": [{"name": "c", "requests": {
         (
             '{"at_s": 2, "pod": "ns/b", "containers": [{"nme": "c"}]}',
             "'nme' is no key of a container; use only name, kind, requests",
+        ),
+        *(
+            (
+                f'{{"at_s": 2, "pod": "ns/b", "containers": [{{"name": "c", "cpu": {cpu}}}]}}',
+                f"the cpu of c is {shown}; write a number of CPUs",
+            )
+            for cpu, shown in (
+                ('"2"', "'2'"),
+                ("true", "True"),
+                ("-1", "-1"),
+                ("0.0005", "0.0005"),
+                ("1e10", "10000000000.0"),
+                ("NaN", "nan"),
+            )
+        ),
+        (
+            '{"at_s": 2, "pod": "ns/b", "qos": "Best", "containers": [{"name": "c"}]}',
+            "qos is 'Best'; write Guaranteed or Burstable, or leave it out",
         ),
         (
             '{"at_s": 2, "pod": "ns/b", "containers": [{"name": 1}]}',
@@ -369,6 +388,19 @@ def test_a_trace_keeps_the_kinds_and_starts_app_containers_last() -> None:
     assert workload.read("again.jsonl", workload.write(events)) == events
 
 
+@pytest.mark.parametrize("qos", ["Guaranteed", "Burstable"])
+def test_a_trace_keeps_native_requests_and_only_guaranteed_pods_own_whole_cpus(qos: str) -> None:
+    containers = [{"name": str(cpu), "cpu": cpu} for cpu in (0, 2, 0.25, 1.001)]
+    line = {"at_s": 0, "pod": "ns/a", "qos": qos, "containers": containers}
+
+    events = workload.read("trace.jsonl", json.dumps(line))
+
+    asked = [(one.request_milli, one.whole_cpus) for one in events[0].pod.containers]
+    own = 2 if qos == "Guaranteed" else 0
+    assert asked == [(0, 0), (2000, own), (250, 0), (1001, 0)]
+    assert workload.read("again.jsonl", workload.write(events)) == events
+
+
 def test_random_pods_ask_for_what_pools_can_give_and_load_them_as_told() -> None:
     policy = PoolPolicy(bind=CPUBindPolicy.FULL_PHYSICAL_CORES)
     pools = NodePools.of(
@@ -416,5 +448,7 @@ def test_random_pods_do_not_ask_for_units() -> None:
 
 
 def test_no_random_pods_without_a_pool_to_ask() -> None:
-    with pytest.raises(ConfigError, match="no exclusive or shared pool has CPUs to give; add one"):
+    with pytest.raises(
+        ConfigError, match="neither a pool nor a CPU manager policy has CPUs to give"
+    ):
         list(workload.made_up(TELCO, NodePools.of(Pool.named("default", "0")), 1, seed=1, load=1))

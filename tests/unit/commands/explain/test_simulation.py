@@ -73,6 +73,19 @@ class TestSimulation:
         assert "request: it requests 2 milli-CPUs of shared_b => none" in printed
         assert "refused: Insufficient shared_b => none" in printed
 
+    def test_a_container_that_waits_for_cpus_of_the_cpu_manager_policy(
+        self, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        held = {"name": "default/web/main", "pool": "policy/cpu", "requested": 3, "cpus": ""}
+        held |= {"steps": [], "refused": "", "waited_s": 2.5, "held": "no CPUs on one node"}
+        arguments = self.write(file, policies={"static": {"containers": [held]}})
+        assert cli.main(["explain", "web", *arguments]) == 1
+        assert capsys.readouterr().out == (
+            "default/web/main: no CPUs\n"
+            "  1. request: it requests 3 whole CPUs in a Guaranteed pod => none\n"
+            "  2. held: no CPUs on one node => none\n"
+        )
+
     @pytest.mark.parametrize(
         ("changes", "options", "said"),
         [

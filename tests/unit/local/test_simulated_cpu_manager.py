@@ -1,0 +1,169 @@
+"""Pods that request CPUs natively, on a simulated node with a CPU manager policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpu_manager import STATIC, CPUManager, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerKind
+from cpupool.local import simulation, workload
+from cpupool.local.simulation import KUBELET_PACKED
+from cpupool.local.workload import Event
+from tests import builders
+from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import Container
+    from cpupool.local.simulation import SimulationResult
+
+# Cores 0 to 7 with siblings 16 to 23 are NUMA node 0, the others node 1; 28 CPUs can be given.
+TELCO = MACHINES["telco_2s_2n_16c32t"].topology()
+POLICY = CPUManager(
+    "static", CPUSet.parse("0,8,16,24"), topology_policy=TopologyPolicy.SINGLE_NUMA_NODE
+)
+POOLS = NodePools.of(cpu_manager=POLICY)
+ODD = "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"
+APART = "Resources cannot be allocated with Topology locality"
+
+
+def container(cpu: float, name: str = "c", kind: ContainerKind = ContainerKind.APP) -> Container:
+    milli = round(1000 * cpu)
+    return replace(builders.container(name, kind, cpu=milli, running=False), request_milli=milli)
+
+
+def comes(name: str, at_s: float, *containers: Container | float) -> Event:
+    made = [container(one) if isinstance(one, int | float) else one for one in containers]
+    return Event(at_s, workload.pod_of(f"ns/{name}", made))
+
+
+def goes(name: str, at_s: float) -> Event:
+    return Event(at_s, workload.pod_of(f"ns/{name}", ()), ends=True)
+
+
+def simulate(*events: Event, pools: NodePools = POOLS, policy: str = STATIC) -> SimulationResult:
+    return simulation.compare(TELCO, pools, events, [policy])[policy]
+
+
+def cpus(outcome: SimulationResult) -> dict[str, str]:
+    """Give pod/container → its CPUs at the end, without the namespace."""
+    return {one.container[3:]: str(one.cpus) for one in outcome.running}
+
+
+def waits(outcome: SimulationResult) -> dict[str, tuple[float, str]]:
+    """Give pod/container → how long it waited, and why it still waits, of all that waited."""
+    return {
+        one.container[3:]: (one.waited_s, one.held)
+        for one in outcome.placements
+        if one.waited_s or one.held
+    }
+
+
+def test_a_container_of_whole_cpus_gets_its_own_and_a_part_of_a_cpu_shares() -> None:
+    outcome = simulate(comes("p", 0, container(2), container(1.5, "part")), comes("q", 0, 0.5))
+    assert cpus(outcome) == {"p/c": "1,17"}
+    assert (outcome.summary.admitted, outcome.summary.waited) == (2, 0)
+    (placed,) = outcome.placements
+    assert (placed.requested, placed.nodes, placed.steps[-1].rule) == (2, (0,), "cpuManager")
+    assert outcome.summary.utilisation == 2 / 28
+
+
+def test_a_pod_waits_for_cpus_on_one_node_and_has_them_once_others_have_left() -> None:
+    # After the first two 4 CPUs are free on each node.
+    events = [comes("a", 0, 10), comes("b", 1, 10), comes("wide", 2, 6), comes("small", 3, 2)]
+    waiting = simulate(*events)
+    assert waits(waiting) == {"wide/c": (1, APART)}
+    assert (waiting.summary.waited, waiting.summary.waiting_at_end) == (1, 1)
+    assert cpus(waiting)["wide/c"] == ""
+
+    served = simulate(*events, goes("a", 12), goes("b", 13))
+    assert waits(served) == {"wide/c": (10, "")}
+    assert (served.summary.waited_s, served.summary.waiting_at_end) == (10, 0)
+    assert len(CPUSet.parse(cpus(served)["wide/c"])) == 6
+    (wide,) = [one for one in served.placements if one.container == "ns/wide/c"]
+    assert [step.rule for step in wide.steps] == ["onMisfit", "cpuManager"]
+    assert wide.steps[0].why == f"its pod waits 10 s: {APART}"
+    # All that was given is free again.
+    assert (
+        simulate(*events, *(goes(name, 20) for name in ("a", "b", "wide", "small")))
+        .series[-1]
+        .utilisation
+        == 0
+    )
+
+
+def test_a_pod_that_ends_while_it_waits_has_waited_until_then() -> None:
+    outcome = simulate(
+        comes("a", 0, 10), comes("b", 0, 10), comes("wide", 2, 6), goes("wide", 9), goes("a", 10)
+    )
+    assert waits(outcome) == {"wide/c": (7, APART)}
+    assert (outcome.summary.waited, outcome.summary.waiting_at_end) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "misfit"), [(KUBELET_PACKED, Misfit.HOLD), (STATIC, Misfit.FAIL)]
+)
+def test_what_the_kubelet_or_the_pool_file_fails_is_refused_and_never_comes(
+    policy: str, misfit: Misfit
+) -> None:
+    options = StaticOptions(full_pcpus_only=True)
+    pools = NodePools.of(cpu_manager=replace(POLICY, options=options, on_misfit=misfit))
+    outcome = simulate(
+        comes("odd", 1, 3), comes("even", 2, 2), goes("odd", 3), pools=pools, policy=policy
+    )
+    assert [one.why for one in outcome.refusals] == [f"ns/odd: SMTAlignmentError: {ODD}"]
+    assert [(one.container, one.requested) for one in outcome.placements if one.refused] == [
+        ("ns/odd/c", 3)
+    ]
+    assert cpus(outcome) == {"even/c": "1,17"}
+    assert outcome.summary.waited == 0
+
+
+def test_the_scheduler_counts_whole_and_shared_cpus_of_pods_that_came_and_no_others() -> None:
+    init = container(20, "init", ContainerKind.INIT)
+    outcome = simulate(
+        comes("p", 0, init, container(0.5)),
+        comes("q", 1, 9),
+        comes("r", 2, 8),
+        goes("p", 3),
+        comes("s", 4, 20.5),
+    )
+    assert [one.why for one in outcome.refusals] == [
+        "ns/q: Unschedulable: cpu: 9 requested, 8 free of 28",
+        "ns/s: Unschedulable: cpu: 20500m requested, 20 free of 28",
+    ]
+
+
+def test_pools_and_native_cpus_stand_beside_each_other() -> None:
+    pools = NodePools.of(
+        Pool.named("default", "0-7,16-23"),
+        Pool.named("exclusive_a", "8-15"),
+        cpu_manager=CPUManager("static", CPUSet.parse("0,16")),
+    )
+    both = replace(container(2, "both"), requests=builders.asking({"exclusive_a": 2}))
+    outcome = simulate(comes("p", 0, container(2), both), pools=pools)
+    assert {(one.container, one.pool): str(one.cpus) for one in outcome.running} == {
+        ("ns/p/c", "policy/cpu"): "1,17",
+        ("ns/p/both", "exclusive_a"): "8-9",
+    }
+    assert outcome.series[-1].utilisation == 4 / (14 + 8)
+
+
+def test_a_pool_file_without_the_policy_has_no_static_to_compare() -> None:
+    with pytest.raises(ConfigError, match=r"policy is none, not static; write cpuManager: \{"):
+        simulate(comes("p", 0, 1), pools=NodePools.of(Pool.named("default", "0-7")))
+
+
+def test_random_pods_request_cpus_natively_and_in_whole_cores_where_these_are_promised() -> None:
+    pools = NodePools.of(cpu_manager=replace(POLICY, options=StaticOptions(full_pcpus_only=True)))
+    events = list(workload.made_up(TELCO, pools, 60, seed=2, load=2))
+    asked = {one.whole_cpus for event in events for one in event.pod.containers}
+    assert asked == {2, 4, 8}
+    outcome = simulate(*events, pools=pools)
+    assert outcome.summary.admitted + outcome.summary.refused == 60
+    assert workload.read("trace.jsonl", workload.write(events)) == tuple(events)
