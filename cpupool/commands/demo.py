@@ -7,7 +7,7 @@ import logging
 import signal
 import tempfile
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,6 +18,7 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_shape,
+    cpu_manager,
     drawing,
     input_file,
     open_machine,
@@ -28,6 +29,7 @@ from cpupool.commands import (
 from cpupool.commands.live import LiveNode
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
+from cpupool.core.cpu_manager import STATIC
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.kube import views
@@ -37,17 +39,20 @@ from cpupool.telemetry import log
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from cpupool.commands import Commands
     from cpupool.commands.live import Disturbance, ProcessRow
     from cpupool.config.poolconfig import PoolFile
     from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Pod
+    from cpupool.kube.views import Body
 
 _TITLES = ("process", "asks for", "environment", "belongs on", "runs on", "")
 _EXAMPLES = """\
 examples:
   cpupool demo
+  cpupool demo --cpu-manager static
   cpupool demo --config poolconfig-dpdk.yaml --pods cpu-test.yaml
   cpupool demo --json | jq .verified
 
@@ -55,6 +60,21 @@ Exit code 0: every process was where it belongs, before and after; 1: one was no
 start, or the node did not come up; 2: the command line is wrong, or a file that it names cannot be
 used.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPod:
+    """A pod that the runtime did not start at once, because the agent refused.
+
+    Attributes:
+        pod: its name.
+        why: the agent's reason.
+        until: the pod whose end has freed the CPUs; empty for a pod that is held to the end.
+    """
+
+    pod: str
+    why: str
+    until: str = ""
 
 
 def add_parser(commands: Commands, summary: str) -> None:
@@ -66,14 +86,22 @@ def add_parser(commands: Commands, summary: str) -> None:
         "Runs a node on this machine: stand-ins for the kubelet and the runtime that speak the real"
         " protocols, and cpupool's own roles as they run in a cluster. Starts pods, compares where"
         " the kernel lets each process run with where it belongs, then moves one to wrong CPUs and"
-        " shows its repair. Everything is removed at the end.",
+        " shows its repair. With a CPU manager policy the runtime asks the agent before it creates"
+        " a container: a pod without CPUs is held until another one ends. Everything is removed at"
+        " the end.",
         _EXAMPLES,
     )
-    parser.add_argument(
+    file = parser.add_mutually_exclusive_group()
+    file.add_argument(
         "--config",
         metavar="FILE",
         type=input_file,
         help="a pool file or ConfigMap for this machine (default: pools made from its own CPUs)",
+    )
+    file.add_argument(
+        "--cpu-manager",
+        choices=[STATIC],
+        help="a pool file with this CPU manager policy and without pools, instead",
     )
     add_node_labels(parser)
     add_resource_domain(parser)
@@ -81,7 +109,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         "--pods",
         metavar="FILE",
         type=input_file,
-        help="pod manifests to run (default: three small pods). Images are not pulled: an idle"
+        help="pod manifests to run (default: three pods). Images are not pulled: an idle"
         " process takes each container's place",
     )
     add_shape(parser)
@@ -100,8 +128,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     machine = open_machine("this")
     names = Names(arguments.resource_domain)
     source, pool_file = _pool_file(arguments, names, machine)
-    bodies = _bodies(arguments.pods, pool_file, names)
-    refused: list[str] = []
+    bodies = _bodies(arguments.pods, pool_file, names, machine)
 
     with _interrupts_noted() as check, ExitStack() as stack:
 
@@ -115,22 +142,21 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         settings = Setup(config, names)
         place = stack.enter_context(cgroups.opened(folder, "demo", machine.online))
         tell(f"Containers run in {place.described}.")
+        labels, chooses = pool_file.node_selector, pool_file.pools.cpu_manager.chooses
         live = stack.enter_context(
-            LiveNode(folder, place, settings, pool_file.node_selector, check=check)
+            LiveNode(folder, place, settings, labels, nri=chooses, check=check)
         )
         for resource, devices in live.await_pools():
             tell(f"The kubelet knows {resource} with {devices} healthy devices.")
-        for body in bodies:
-            try:
-                live.run_pod(body)
-                tell(f"Pod {body['metadata']['name']} runs.")
-            except PodRefused as error:
-                refused.append(str(error))
-                tell(f"Pod {error}")
+        if chooses:
+            live.await_plugin()
+            tell("The container runtime asks the agent, by NRI, before it creates a container.")
+        refused, held = _start(live, bodies, tell)
         live.settled_rows()
         moved = live.disturb()
+        held = _await_cpus(live, held, tell)
         rows = live.settled_rows()
-        verified = bool(rows) and not refused and not live.astray
+        verified = bool(rows) and not (refused or live.astray or live.node.held())
         picture = drawing.node_status(machine, live.status())
     if arguments.svg:
         drawing.export_svg(picture, arguments.svg, "cpupool demo")
@@ -139,6 +165,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             "cgroups": place.described,
             "processes": [{**asdict(row), "right": row.right} for row in rows],
             "refused": refused,
+            "held": [asdict(pod) for pod in held],
             "astray": sorted(live.astray),
             "disturbed": asdict(moved) if moved else None,
             "verified": verified,
@@ -147,8 +174,41 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     else:
         drawing.show(picture, out)
         drawing.show(drawing.table(_TITLES, map(_cells, rows)), out)
-        print(_verdict(rows, moved, refused, live.astray), file=out)
+        print(_verdict(rows, moved, refused, held, live.astray), file=out)
     return 0 if verified else 1
+
+
+def _start(
+    live: LiveNode, bodies: Iterable[Body], tell: Callable[[str], None]
+) -> tuple[list[str], list[HeldPod]]:
+    """Start the pods; return why some are refused, and those that are held."""
+    refused, held = [], []
+    for body in bodies:
+        try:
+            pod = live.run_pod(body)
+        except PodRefused as error:
+            refused.append(str(error))
+            tell(f"Pod {error}")
+            continue
+        if why := live.node.held().get(pod.uid):
+            held.append(HeldPod(pod.name, why))
+            tell(f"Pod {pod.name} waits in CreateContainerError: {why}")
+        else:
+            tell(_runs(live, pod))
+    return refused, held
+
+
+def _await_cpus(
+    live: LiveNode, held: Iterable[HeldPod], tell: Callable[[str], None]
+) -> list[HeldPod]:
+    """End pods until those that are held have CPUs; return what became of these."""
+    until: dict[str, str] = {}
+    for ended, started in live.end_until_served():
+        tell(f"Pod {ended.name} ends.")
+        for pod in started:
+            until[pod.name] = ended.name
+            tell(_runs(live, pod))
+    return [replace(pod, until=until.get(pod.pod, "")) for pod in held]
 
 
 @contextmanager
@@ -181,7 +241,10 @@ def _pool_file(
 ) -> tuple[Source, PoolFile]:
     if arguments.config is not None:
         return pool_files.choose(arguments.config, arguments.node_labels, names, machine)
-    source = Source.of("poolconfig-demo.yaml", samples.pool_file(machine))
+    if arguments.cpu_manager and len(machine.online) < 2:
+        raise UsageError("--cpu-manager needs two CPUs: one to own and one to share")
+    make = samples.static_file if arguments.cpu_manager else samples.pool_file
+    source = Source.of("poolconfig-demo.yaml", make(machine))
     return source, poolconfig.parse(source.name, source.text, names)
 
 
@@ -194,10 +257,15 @@ def _mounted(folder: Path, source: Source) -> Path:
     return folder
 
 
-def _bodies(path: Path | None, pool_file: PoolFile, names: Names) -> list[dict[str, Any]]:
+def _bodies(
+    path: Path | None, pool_file: PoolFile, names: Names, machine: CPUTopology
+) -> list[dict[str, Any]]:
     """Read the pods to run; what the node cannot take for pods is found here."""
     if path is None:
-        return list(samples.pods(pool_file.pools, names))
+        own = cpu_manager.assignable(pool_file.pools, machine)
+        native = list(samples.static_pods(len(own))) if own else []
+        pools = pool_file.pools.pools or not native
+        return [*(samples.pods(pool_file.pools, names) if pools else ()), *native]
     text = read_text(path)
     try:
         bodies = views.pods_from_text(str(path), text)
@@ -212,6 +280,11 @@ def _bodies(path: Path | None, pool_file: PoolFile, names: Names) -> list[dict[s
     return bodies
 
 
+def _runs(live: LiveNode, pod: Pod) -> str:
+    own = [f"{name} has CPUs {cpus} of its own" for name, cpus in live.own_cpus(pod).items()]
+    return ": ".join((f"Pod {pod.name} runs", *([", ".join(own)] if own else []))) + "."
+
+
 def _cells(row: ProcessRow) -> tuple[str, ...]:
     verdict = "right" if row.right else "WRONG"
     return row.name, row.requested, row.given, row.belongs, row.runs, verdict
@@ -221,6 +294,7 @@ def _verdict(
     rows: Sequence[ProcessRow],
     moved: Disturbance | None,
     refused: Sequence[str],
+    held: Sequence[HeldPod],
     astray: Collection[str],
 ) -> str:
     lines = []
@@ -241,6 +315,9 @@ def _verdict(
     if refused:
         pods = "1 pod" if len(refused) == 1 else f"{len(refused)} pods"
         lines.append(f"{pods} did not start: see above.")
+    for pod in held:
+        end = f"until {pod.until} had ended" if pod.until else "to the end"
+        lines.append(f"Pod {pod.pod} was held {end}.")
     if astray:
         lines.append(f"These ran on WRONG CPUs, or still do: {', '.join(sorted(astray))}.")
     elif rows:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.app import Agent
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUPoolError
+from cpupool.core.errors import CPUPoolError, RemoteProtocolError
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager import report
+from cpupool.manager.ports import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from cpupool.local.devices import Listing
     from cpupool.local.pods import ContainerProcess
     from cpupool.manager.report import NodeStatus
+    from cpupool.policies.base import NodeView
 
 PATIENCE_S: Final = 20.0
 _LOOK_S: Final = 0.02
@@ -46,10 +48,10 @@ class ProcessRow:
 
     Attributes:
         name: `pod/container`, or `pod (sandbox)`.
-        requested: the pools it asked for, with amounts.
+        requested: the pools it asked for, with amounts; under a CPU manager policy its whole CPUs.
         given: the CPU variables in its environment.
         belongs: the online CPUs that follow from these, in the list format; none where it asked
-            for pools and was told nothing.
+            for pools and was told nothing. Without variables, the agent's decision.
         runs: the CPUs that the kernel lets it run on.
     """
 
@@ -91,6 +93,7 @@ class LiveNode:
         settings: the agent's.
         labels: the node's.
         sysfs: the machine.
+        nri: whether the agent is the NRI plugin of the runtime.
         check: called while waiting; may raise to end it.
 
     Attributes:
@@ -107,10 +110,11 @@ class LiveNode:
         labels: Mapping[str, str],
         sysfs: Path = Path("/sys"),
         *,
+        nri: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.node = EmbeddedNode(
-            folder, place, names=settings.names, sysfs=sysfs, changed=self._pods_changed
+            folder, place, names=settings.names, sysfs=sysfs, nri=nri, changed=self._pods_changed
         )
         self.agent = Agent(
             replace(settings, cgroup_root=place.cgroup_root),
@@ -150,13 +154,53 @@ class LiveNode:
             self.node.kubelet.wait_for(resource, partial(_offers, healthy), PATIENCE_S)
             yield resource, healthy
 
-    def run_pod(self, body: Body) -> None:
+    def await_plugin(self) -> None:
+        """Wait until the runtime asks the agent before each container.
+
+        Raises:
+            RemoteProtocolError: the agent does not connect in time.
+        """
+        if not self._await(lambda: self.node.plugged):
+            raise RemoteProtocolError("the agent does not connect to NRI; look at its log")
+
+    def run_pod(self, body: Body) -> Pod:
         """Start a pod; its init containers end once they have been seen on their CPUs.
+
+        A pod that the CPU manager policy refuses is held, until `end_until_served`.
 
         Raises:
             PodRefused: the node cannot take it.
         """
-        self.node.run_pod(body, during_init=self._init_runs)
+        pod = self.node.run_pod(body, during_init=self._init_runs)
+        # The agent may refuse a pod that it does not know yet; the kubelet tries again, too.
+        self._await(self._served_run)
+        return pod
+
+    def own_cpus(self, pod: Pod) -> Mapping[str, CPUSet]:
+        """Return the CPUs that the CPU manager policy chose for a pod: container → CPUs."""
+        grant = self._view().chosen.get(pod.cgroup_uid)
+        return grant.parts if grant else {}
+
+    def end_until_served(self) -> Iterator[tuple[Pod, tuple[Pod, ...]]]:
+        """End pods with CPUs of their own, the oldest first, while another pod is held.
+
+        Yields:
+            The pod that has ended, and the held pods that have then started.
+        """
+        for pod in self.node.pods():
+            held = self.node.held()
+            if not held:
+                return
+            if pod.uid in held or not self.own_cpus(pod):
+                continue
+            self.node.delete_pod(pod.uid)
+            self._await(lambda uid=pod.cgroup_uid: uid not in self._view().chosen)  # type: ignore[misc]
+            self._await(self._served_run)
+            left = self.node.held()
+            yield (
+                pod,
+                tuple(one for one in self.node.pods() if one.uid in held.keys() - left.keys()),
+            )
 
     def rows(self) -> tuple[ProcessRow, ...]:
         """List every process with its current CPUs."""
@@ -201,6 +245,14 @@ class LiveNode:
         self._await(lambda: self._row(process).right)
         return Disturbance(row.name, str(everything), self._row(process).runs, after_ms)
 
+    def _served_run(self) -> bool:
+        """Try to start what is held; return whether only pods without CPUs are left."""
+        self.node.try_again(self._init_runs)
+        return self.node.held().keys() <= self._view().refused.keys()
+
+    def _view(self) -> NodeView:
+        return self.agent.manager.snapshot().resolution.view
+
     def _all_seen(self) -> bool:
         found = self._last_sweep.found if self._last_sweep else ()
         processes = self.node.processes()
@@ -230,7 +282,8 @@ class LiveNode:
 
     def _status(self) -> NodeStatus:
         found = self._last_sweep.found if self._last_sweep else ()
-        return report.describe(*self.agent.manager.snapshot(), found)
+        writer = Writer.NRI if self.node.plugged else Writer.CGROUP
+        return report.describe(*self.agent.manager.snapshot(), found, enforcement=writer)
 
     def _await(self, condition: Callable[[], bool]) -> bool:
         """Wait until the condition holds; tell whether it does."""
@@ -243,14 +296,19 @@ class LiveNode:
         return holds
 
     def _row(self, process: ContainerProcess) -> ProcessRow:
-        requests = {container.name: container.requests for container in process.pod.containers}.get(
-            process.container, {}
-        )
+        spec = [one for one in process.pod.containers if one.name == process.container]
+        requests = spec[0].requests if spec else {}
         environment = process.instance.environment
-        told = (environment.get(pool_variable(pool), "") for pool in requests)
         now = self.agent.manager.snapshot()
-        decided = now.assignment((process.pod.cgroup_uid, process.instance.id))
-        belongs = CPUSet.union(map(CPUSet.parse, told)) if requests else decided.cpus
+        if requests:
+            told = [environment.get(pool_variable(pool), "") for pool in requests]
+            requested = ", ".join(f"{pool} {amount}" for pool, amount in requests.items())
+        else:
+            whole = spec[0].whole_cpus if spec and now.facts.pools.cpu_manager.chooses else 0
+            decided = now.assignment((process.pod.cgroup_uid, process.instance.id))
+            told = [environment.get(EXCLUSIVE_CPUS, str(decided.cpus))]
+            requested = f"cpu {whole}" if whole else ""
+        belongs = CPUSet.union(map(CPUSet.parse, told))
         try:
             runs = str(process.cpus_allowed())
         except FileNotFoundError:
@@ -258,7 +316,7 @@ class LiveNode:
         container = f"/{process.container}" if process.container else " (sandbox)"
         return ProcessRow(
             name=f"{process.pod.name}{container}",
-            requested=", ".join(f"{pool} {amount}" for pool, amount in requests.items()),
+            requested=requested,
             given=", ".join(
                 f"{name}={value}"
                 for name, value in sorted(environment.items())

@@ -1,4 +1,4 @@
-"""Pools and pods for `cpupool demo`, made for the machine at hand."""
+"""Pool files and pods for `cpupool demo`, made for the machine at hand."""
 
 from __future__ import annotations
 
@@ -32,6 +32,25 @@ def pool_file(machine: CPUTopology) -> str:
     return text
 
 
+def static_file(machine: CPUTopology) -> str:
+    """Write a pool file with the CPU manager policy static, which reserves one core."""
+    first, *others = machine.cores
+    return f"cpuManager: {{policy: static, reserved: {len(first) if others else 1}}}\n"
+
+
+def static_pods(cpus: int) -> Iterator[dict[str, Any]]:
+    """Return pods for a CPU manager policy: two that do not fit at once, and one that shares.
+
+    Args:
+        cpus: how many CPUs the policy can give.
+    """
+    half = (cpus + 1) // 2
+    for name, whole in (("early", half), ("late", cpus - half + 1)):
+        yield pod(name, [_native("main", str(whole))], [_native("prepare", str(whole))])
+    resources = {"requests": {"cpu": f"{MILLI}m"}}
+    yield pod("sharer", [{"name": "work", "resources": resources}])
+
+
 def pods(pools: NodePools, names: Names) -> Iterator[dict[str, Any]]:
     """Return three pods: with exclusive CPUs, with shared CPUs, and without a request."""
     exclusive = {pool.name: 1 for pool in pools.of_kind(PoolKind.EXCLUSIVE)}
@@ -62,3 +81,8 @@ def container(name: str, names: Names, pools: dict[str, int]) -> dict[str, Any]:
     """Return a container that requests amounts of pools."""
     amounts = {names.resource(pool): str(amount) for pool, amount in pools.items()}
     return {"name": name, "resources": {"requests": amounts, "limits": amounts}}
+
+
+def _native(name: str, cpu: str) -> dict[str, Any]:
+    """Return a container of a Guaranteed pod."""
+    return {"name": name, "resources": {"limits": {"cpu": cpu, "memory": "1Gi"}}}

@@ -20,6 +20,7 @@ from cpupool.core.workloads import ContainerKind, ContainerRef, Pod, PodUID
 from cpupool.host.root import HostRoot
 from cpupool.kube import views
 from cpupool.local.kubelet import EmbeddedKubelet
+from cpupool.local.nri import PluginRefusal
 from cpupool.local.pods import ContainerProcess, HostedPod
 from cpupool.local.runtime import EmbeddedRuntime
 
@@ -44,6 +45,7 @@ class EmbeddedNode:
         names: the resource of each pool.
         sysfs: the node's topology.
         manager: the kubelet's `topologyManagerPolicy`.
+        nri: whether the runtime takes an NRI plugin.
         changed: called after each change of a pod, in the thread that makes it.
 
     Attributes:
@@ -60,6 +62,7 @@ class EmbeddedNode:
         names: Names | None = None,
         sysfs: Path = Path("/sys"),
         manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT,
+        nri: bool = False,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.root = replace(
@@ -68,7 +71,7 @@ class EmbeddedNode:
         self.cgroup_root = cgroups.cgroup_root
         self._names = names or Names()
         self.kubelet = EmbeddedKubelet(self.root.kubelet, self._names, manager=manager)
-        self._runtime = EmbeddedRuntime(cgroups)
+        self._runtime = EmbeddedRuntime(cgroups, self.root.nri_socket if nri else None)
         self._changed = changed
         self._opened = ExitStack()
         self._lock = threading.Lock()
@@ -102,6 +105,16 @@ class EmbeddedNode:
                 process for hosted in self._pods.values() for process in hosted.processes()
             )
 
+    @property
+    def plugged(self) -> bool:
+        """Whether an NRI plugin is asked before each container."""
+        return self._runtime.plugged
+
+    def held(self) -> dict[PodUID, str]:
+        """Return the pods with a container that the NRI plugin refused, with the last reason."""
+        with self._lock:
+            return {uid: hosted.held for uid, hosted in self._pods.items() if hosted.held}
+
     def path_of(self, process: ContainerProcess) -> str:
         """Return a process's cgroup, relative to the hierarchy's base, for `CgroupFS`."""
         return f"{self.cgroup_root}/{process.instance.cgroup}".strip("/")
@@ -110,6 +123,8 @@ class EmbeddedNode:
         self, body: views.Body, during_init: Callable[[Pod, str], None] = lambda _pod, _name: None
     ) -> Pod:
         """Admit a pod and start its containers, init containers one after the other.
+
+        If an NRI plugin refuses a container, the pod waits for `try_again`, as for the kubelet.
 
         Args:
             body: a manifest without UID and status.
@@ -130,18 +145,19 @@ class EmbeddedNode:
         with self._changing():
             self._pods[pod.uid] = hosted
         try:
-            sandbox = self._runtime.start(pod, "sandbox", {})
+            sandbox = self._runtime.start(pod, None, {})
             with self._changing():
                 hosted.running[SANDBOX] = sandbox
-            for container in pod.containers:
-                self._start(hosted, container.name)
-                if container.kind is ContainerKind.INIT:
-                    during_init(hosted.pod, container.name)
-                    self._end(hosted, container.name, 0)
+            self._start_rest(hosted, during_init)
         except BaseException:
             self.delete_pod(pod.uid)
             raise
         return hosted.pod
+
+    def try_again(self, during_init: Callable[[Pod, str], None] = lambda _pod, _name: None) -> None:
+        """Start what the NRI plugin refused, as the kubelet tries from time to time."""
+        for uid in self.held():
+            self._start_rest(self._pods[uid], during_init)
 
     def delete_pod(self, uid: PodUID) -> None:
         """Stop a pod and forget it."""
@@ -188,11 +204,26 @@ class EmbeddedNode:
                 self._finish(hosted, _SIGKILL_EXIT, failed)
         return refused
 
+    def _start_rest(self, hosted: HostedPod, during_init: Callable[[Pod, str], None]) -> None:
+        """Start the containers that have not started yet, until the NRI plugin refuses one."""
+        for container in hosted.pod.containers[hosted.begun :]:
+            try:
+                self._start(hosted, container.name)
+            except PluginRefusal as error:
+                with self._changing():
+                    hosted.refused(container.name, str(error))
+                return
+            hosted.begun += 1
+            if container.kind is ContainerKind.INIT:
+                during_init(hosted.pod, container.name)
+                self._end(hosted, container.name, 0)
+
     def _start(self, hosted: HostedPod, name: str) -> None:
         options = self.kubelet.run_options(ContainerRef(_as_kubelet_knows(hosted.pod).uid, name))
         # The kubelet puts the container's own variables after those of device plugins.
         environment = {**options.environment, **hosted.environments[name]}
-        instance = self._runtime.start(hosted.pod, name, environment)
+        (container,) = (one for one in hosted.pod.containers if one.name == name)
+        instance = self._runtime.start(hosted.pod, container, environment, options.annotations)
         with self._changing():
             hosted.started(name, instance, options.annotations)
 

@@ -69,6 +69,8 @@ class HostedPod:
         others: container name → the extended resources in its limits that are not pools, and how
             many devices of each.
         running: container name → its instance, the sandbox under the empty name.
+        begun: how many containers of the spec have been started once.
+        held: why the container runtime did not create the next container; empty if it did.
 
     Raises:
         ManifestError: the body is not a pod.
@@ -80,6 +82,8 @@ class HostedPod:
         self._statuses: dict[str, dict[str, Any]] = {}
         self._annotations: dict[str, Mapping[str, str]] = {}
         self.running: dict[str, Instance] = {}
+        self.begun = 0
+        self.held = ""
         self.take(body)
 
     def take(self, body: views.Body) -> None:
@@ -109,7 +113,10 @@ class HostedPod:
 
     def started(self, name: str, instance: Instance, annotations: Mapping[str, str]) -> None:
         """Report that a container runs."""
+        self.held = ""
+        # A container that was only refused has no earlier instance.
         before = self._statuses.get(name)
+        before = before if before and before["containerID"] else None
         self.running[name] = instance
         self._annotations[name] = annotations
         self._statuses[name] = {
@@ -124,6 +131,23 @@ class HostedPod:
             "started": True,
         }
         self._phase = {"phase": "Running"}
+        self._report()
+
+    def refused(self, name: str, why: str) -> None:
+        """Report that the container runtime did not create a container."""
+        self.held = why
+        waiting = {"reason": "CreateContainerError", "message": why}
+        self._statuses[name] = {
+            "name": name,
+            "image": "",
+            "imageID": "",
+            "containerID": "",
+            "state": {"waiting": waiting},
+            "lastState": {},
+            "restartCount": 0,
+            "ready": False,
+            "started": False,
+        }
         self._report()
 
     def ended(self, name: str, exit_code: int) -> None:

@@ -1,24 +1,36 @@
 """A small container runtime: containers are host processes in cgroups with containerd's names.
 
 It pulls no image; an idle process stands for the program. The cgroups have the names of the
-cgroupfs driver (kubernetes: pkg/kubelet/cm/cgroup_manager_linux.go).
+cgroupfs driver (kubernetes: pkg/kubelet/cm/cgroup_manager_linux.go). It has cpusets and no CPU
+quotas.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
+from cpupool.api import nri_pb2
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import HostError
+from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import ContainerID, QoSClass
+from cpupool.host.cgroupfs import CgroupFS
+from cpupool.local.nri import NRIServer
 from cpupool.local.process import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Container, Pod
     from cpupool.local.cgroups import Cgroups
+
+_SHARES_PER_CPU: Final = 1024
+_GUARANTEED_OOM_SCORE_ADJ: Final = -997
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +55,120 @@ class EmbeddedRuntime:
 
     Args:
         cgroups: the cgroups of containers.
+        nri: the socket for an NRI plugin; None for no NRI.
     """
 
-    def __init__(self, cgroups: Cgroups) -> None:
+    def __init__(self, cgroups: Cgroups, nri: Path | None = None) -> None:
         self._cgroups = cgroups
+        self._nri = None if nri is None else NRIServer(nri, self._set)
+        self._lock = threading.Lock()
         self._processes: dict[ContainerID, Process] = {}
+        self._cgroup_of: dict[str, str] = {}
+        self._sandbox_of: dict[str, str] = {}
+        self._opened = ExitStack()
 
     def __enter__(self) -> Self:
+        if self._nri:
+            self._opened.enter_context(self._nri)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._opened.close()
         for process in self._processes.values():
             process.kill()
         self._cgroups.remove("kubepods")
 
-    def start(self, pod: Pod, label: str, environment: Mapping[str, str]) -> Instance:
-        """Start a container: its process enters the cgroup before its own first instruction."""
+    @property
+    def plugged(self) -> bool:
+        """Whether an NRI plugin is asked before each container."""
+        return self._nri is not None and self._nri.connected
+
+    def start(
+        self,
+        pod: Pod,
+        container: Container | None,
+        environment: Mapping[str, str],
+        annotations: Mapping[str, str] | None = None,
+    ) -> Instance:
+        """Start a container: its process enters the cgroup before its own first instruction.
+
+        Args:
+            pod: its pod.
+            container: the container; None for the pod's sandbox, which comes first.
+            environment: its variables.
+            annotations: its annotations.
+
+        Raises:
+            PluginRefusal: the NRI plugin does not let it start; nothing is changed.
+        """
         identifier = ContainerID(secrets.token_hex(32))
         cgroup = f"{pod_cgroup(pod)}/{identifier}"
+        described, cpus = None, ""
+        if self._nri and container:
+            described = _described(pod, container, environment, annotations)
+            described.id, described.pod_sandbox_id = identifier, self._sandbox_of[pod.cgroup_uid]
+            answer = self._nri.create(described)
+            self._obey(answer.update)
+            environment = {**environment, **{pair.key: pair.value for pair in answer.adjust.env}}
+            cpus = answer.adjust.linux.resources.cpu.cpus
+            described.linux.resources.cpu.cpus = cpus
+            described.annotations.update(answer.adjust.annotations)
         with ExitStack() as undo:
-            undo.callback(self._cgroups.remove, cgroup)
+            undo.callback(self._remove, identifier, cgroup)
             self._cgroups.make(cgroup)
+            with self._lock:
+                self._cgroup_of[identifier] = cgroup
+            if cpus:
+                self._set(identifier, CPUSet.parse(cpus))
+            label = container.name if container else "sandbox"
             process = Process(f"{pod.namespace}/{pod.name}/{label}", environment)
             undo.callback(process.kill)
             self._cgroups.enter(cgroup, process.pid)
+            if self._nri and described:
+                self._nri.start(described)
             process.release()
             self._processes[identifier] = process
             undo.pop_all()
+        if self._nri and described:
+            self._nri.started(described)
+        elif self._nri:
+            self._sandbox_of[pod.cgroup_uid] = identifier
+            self._nri.sandbox_runs(_sandbox(identifier, pod))
         return Instance(identifier, process.pid, cgroup, environment)
 
     def stop(self, instance: Instance) -> None:
         """End a container and remove its cgroup."""
         self._processes.pop(instance.id).kill()
-        self._cgroups.remove(instance.cgroup)
+        self._remove(instance.id, instance.cgroup)
+        if self._nri:
+            self._nri.ended(instance.id)
 
     def remove_pod(self, pod: Pod) -> None:
         """Remove a pod's cgroup, after its containers have stopped."""
+        self._sandbox_of.pop(pod.cgroup_uid, None)
         self._cgroups.remove(pod_cgroup(pod))
+
+    def _remove(self, identifier: str, cgroup: str) -> None:
+        with self._lock:
+            self._cgroup_of.pop(identifier, None)
+        self._cgroups.remove(cgroup)
+
+    def _obey(self, updates: Iterable[nri_pb2.ContainerUpdate]) -> None:
+        for update in updates:
+            if cpus := CPUSet.parse(update.linux.resources.cpu.cpus):
+                self._set(update.container_id, cpus)
+
+    def _set(self, identifier: str, cpus: CPUSet) -> bool:
+        """Set the CPUs of a container; return whether that worked. Any thread may call this."""
+        with self._lock:
+            if (cgroup := self._cgroup_of.get(identifier)) is None:
+                return False
+            tree = CgroupFS(self._cgroups.root, self._cgroups.cgroup_root)
+            try:
+                tree.write(f"{self._cgroups.cgroup_root}/{cgroup}".strip("/"), cpus)
+            except HostError:
+                return False
+            return True
 
 
 def pod_cgroup(pod: Pod) -> str:
@@ -88,3 +177,39 @@ def pod_cgroup(pod: Pod) -> str:
     if pod.qos is not None and pod.qos is not QoSClass.GUARANTEED:
         parts.insert(1, pod.qos.value.lower())
     return "/".join(parts)
+
+
+def _labels(pod: Pod) -> dict[str, str]:
+    """Return the kubelet's labels (kubernetes pkg/kubelet/types/labels.go)."""
+    return {
+        "io.kubernetes.pod.uid": pod.cgroup_uid,
+        "io.kubernetes.pod.namespace": pod.namespace,
+        "io.kubernetes.pod.name": pod.name,
+    }
+
+
+def _sandbox(identifier: str, pod: Pod) -> nri_pb2.PodSandbox:
+    sandbox = nri_pb2.PodSandbox(id=identifier, labels=_labels(pod))
+    sandbox.linux.cgroup_parent = pod_cgroup(pod)
+    return sandbox
+
+
+def _described(
+    pod: Pod,
+    container: Container,
+    environment: Mapping[str, str],
+    annotations: Mapping[str, str] | None,
+) -> nri_pb2.Container:
+    """Describe a container to an NRI plugin, with the kubelet's numbers for its request."""
+    described = nri_pb2.Container(
+        name=container.name,
+        state=nri_pb2.CONTAINER_CREATED,
+        labels={**_labels(pod), "io.kubernetes.container.name": container.name},
+        annotations=annotations,
+        env=[f"{name}={value}" for name, value in environment.items()],
+    )
+    shares = container.request_milli * _SHARES_PER_CPU // MILLI_PER_CPU
+    described.linux.resources.cpu.shares.value = shares
+    if pod.qos is QoSClass.GUARANTEED:
+        described.linux.oom_score_adj.value = _GUARANTEED_OOM_SCORE_ADJ
+    return described

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cpupool.core.cpuset import CPUSet
 from tests.waiting import DEADLINE_S
 
 HERE = sorted(os.sched_getaffinity(0))
@@ -67,6 +69,65 @@ def test_the_picture_and_the_table_are_for_people(folder: Path) -> None:
     assert "processes run where they belong." in printed
     assert "WRONG" not in printed
     assert "demo/poller/poll" in (folder / "picture.svg").read_text().replace("&#160;", " ")
+
+
+two_cpus = pytest.mark.skipif(len(HERE) < 2, reason="one CPU is not enough to own and to share")
+
+
+@two_cpus
+def test_a_pod_without_cpus_of_its_own_is_held_until_another_pod_ends(folder: Path) -> None:
+    process = demo(folder, "--cpu-manager", "static", "--json")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (0, "")
+    result = json.loads(printed)
+    assert result["verified"] is True
+    (held,) = result["held"]
+    assert (held["pod"], held["until"]) == ("late", "early")
+    assert "not enough cpus available to satisfy request" in held["why"]
+    rows = {row["name"]: row for row in result["processes"]}
+    assert rows.keys() == {"late (sandbox)", "late/main", "sharer (sandbox)", "sharer/work"}
+    own = CPUSet.parse(rows["late/main"]["runs"])
+    assert rows["late/main"]["given"] == f"EXCLUSIVE_CPUS={own}"
+    assert rows["late/main"]["requested"] == f"cpu {len(own)}"
+    assert own.isdisjoint(CPUSet.parse(rows["sharer/work"]["runs"]))
+    assert result["disturbed"]["name"] == "early/main"
+    assert result["disturbed"]["back_on"] != result["disturbed"]["moved_to"]
+    assert left_behind(folder, process.pid) == []
+
+
+@two_cpus
+def test_the_choices_of_the_cpu_manager_are_said_and_drawn(folder: Path) -> None:
+    process = demo(folder, "--cpu-manager", "static")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (0, "")
+    said = re.findall(r"^Pod (\w+ [a-z]+)", printed, re.MULTILINE)
+    assert said == [
+        "early runs",
+        "late waits",
+        "sharer runs",
+        "early ends",
+        "late runs",
+        "late was",
+    ]
+    assert re.search(r"Pod late runs: .*main has CPUs [-,0-9]+ of its own\.", printed)
+    assert "Pod late was held until early had ended." in printed
+    assert "CPU manager: static; reserved CPUs: " in printed
+    assert "demo/late/main" in printed
+    assert "WRONG" not in printed
+
+
+@two_cpus
+def test_a_pod_that_is_held_to_the_end_fails_the_demo(folder: Path) -> None:
+    greedy = POD.replace("nokia.k8s.io/exclusive_demo: 999", "cpu: 999, memory: 1Gi")
+    (folder / "pod.yaml").write_text(greedy)
+
+    process = demo(folder, "--cpu-manager", "static", "--pods", str(folder / "pod.yaml"))
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (1, "")
+    assert "Pod greedy was held to the end." in printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -60,3 +60,27 @@ def test_a_file_that_cannot_be_used_is_bad_usage_before_anything_starts(
     printed = capsys.readouterr()
     assert said in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--cpu-manager", "none"], "invalid choice: 'none'"),
+        (["--cpu-manager", "static", "--config", "mine.yaml"], "not allowed with argument"),
+    ],
+)
+def test_a_cpu_manager_policy_is_for_a_pool_file_of_the_demo(
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine.yaml").write_text("pools: {default: {cpus: 0}}")
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main(["demo", *options]) == 2
+
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.out == ""

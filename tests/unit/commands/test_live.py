@@ -15,6 +15,7 @@ from cpupool.commands.live import LiveNode
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.node import EmbeddedNode
 from cpupool.manager.answers import Allocation
 from cpupool.manager.manager import Manager
 from tests.machines import Machine
@@ -23,6 +24,8 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from cpupool.core.workloads import Pod
 
 HERE = CPUSet(os.sched_getaffinity(0))
 FIRST, LAST = HERE.first, max(HERE)
@@ -126,3 +129,32 @@ def test_the_status_is_of_a_moment_that_has_seen_every_process(folder: Path) -> 
         names = [one.name for one in live.status().containers]
 
     assert names == ["demo/web", "demo/web/main"]
+
+
+def test_a_pod_that_the_agent_does_not_know_yet_is_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = MACHINE.write(folder)
+    (folder / "etc").mkdir()
+    (folder / "etc/poolconfig-a.yaml").write_text("cpuManager: {policy: static, reserved: 1}")
+    listed = EmbeddedNode.pods
+    refusals: list[str] = []
+
+    def late(node: EmbeddedNode) -> tuple[Pod, ...]:
+        """List the pods once the runtime has refused one."""
+        refusals.extend(node.held().values())
+        return listed(node) if refusals else ()
+
+    monkeypatch.setattr(EmbeddedNode, "pods", late)
+    limits = {"cpu": "1", "memory": "1Gi"}
+    spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+    with (
+        EmulatedCgroups(folder, written.topology().online, "a test") as place,
+        LiveNode(folder, place, Setup(folder / "etc"), {}, written.sys, nri=True) as live,
+    ):
+        live.await_plugin()
+        pod = live.run_pod({"metadata": {"name": "web"}, "spec": spec})
+
+        assert live.node.held() == {}
+        assert live.own_cpus(pod) == {"main": CPUSet.of(1)}
+    assert "has not listed its pod yet" in refusals[0]

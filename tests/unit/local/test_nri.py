@@ -1,0 +1,264 @@
+"""The runtime of the embedded node asks an NRI plugin, which speaks the agent's side here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import HostFileError
+from cpupool.core.names import Names
+from cpupool.host.cgroupfs import CgroupFS
+from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.node import EmbeddedNode
+from cpupool.runtime.nri_connection import Connection
+from cpupool.runtime.nri_messages import (
+    Adjustment,
+    CreateContainer,
+    Ended,
+    SandboxRemoved,
+    SandboxStarted,
+    StartContainer,
+    Started,
+    Synchronize,
+    Update,
+    Updated,
+)
+from cpupool.runtime.nri_session import Session
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cpupool.core.workloads import ContainerID
+    from cpupool.runtime.nri_messages import Message, NRIContainer
+
+HERE = CPUSet(os.sched_getaffinity(0))
+CPU = CPUSet.of(HERE.first)
+MACHINE = CPUSet.parse("0-7") | HERE
+
+
+class Plugin:
+    """A plugin that answers every question as its attributes say.
+
+    Attributes:
+        heard: the events, as a word and the name of a container or a pod.
+        containers: name → its last id.
+        refuses: the container that it does not let the runtime create.
+        stops: the container that it does not let the runtime start.
+        leaves: the container at whose creation it hangs up.
+        updates: what it changes with the next creation.
+    """
+
+    def __init__(self, node: EmbeddedNode) -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.containers: dict[str, ContainerID] = {}
+        self.seen: dict[str, NRIContainer] = {}
+        self.running: list[str] = []
+        self.updated: list[Updated] = []
+        self.refuses = self.stops = self.leaves = ""
+        self.updates: list[Update] = []
+        self._connection = Connection.to(node.root.nri_socket, 1)
+        self._session = Session("test", "10", Names())
+        self._lock = threading.Lock()
+        self._ended = False
+        self._session.register()
+        self._thread = threading.Thread(target=self._run, name="plugin")
+        self._thread.start()
+        eventually(lambda: node.plugged, "the plugin is synchronised")
+
+    def update(self, *updates: Update) -> None:
+        with self._lock:
+            self._session.update(updates)
+            self._connection.send(self._session.outgoing())
+
+    def close(self) -> None:
+        self._ended = True
+        self._connection.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with closing(self._connection):
+            while not self._ended:
+                with self._lock:
+                    self._connection.send(self._session.outgoing())
+                if (data := self._connection.receive(None)) == b"":
+                    return
+                with self._lock:
+                    for message in self._session.receive(data or b""):
+                        self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Synchronize():
+                self.running = [one.known.name for one in message.containers if one.known]
+                self._session.answer_synchronize(message.call, ())
+            case CreateContainer(container=container) if container.known:
+                self._create(message.call, container, container.known.name)
+            case StartContainer(container=container) if container.known:
+                name = container.known.name
+                self.heard.append(("start", name))
+                if name == self.stops:
+                    self._session.refuse(message.call, "occupied")
+                else:
+                    self._session.answer_start(message.call)
+            case Started(container=container) | Ended(container=container) if container.known:
+                self.heard.append((type(message).__name__, container.known.name))
+            case SandboxStarted(sandbox=sandbox):
+                self.heard.append(("sandbox", sandbox.pod_name))
+            case SandboxRemoved():
+                self.heard.append(("sandbox removed", ""))
+            case Updated():
+                self.updated.append(message)
+
+    def _create(self, call: int, container: NRIContainer, name: str) -> None:
+        self.heard.append(("create", name))
+        self.seen[name] = container
+        if name == self.leaves:
+            self._ended = True
+        elif name == self.refuses:
+            self._session.refuse(call, "no CPUs")
+        else:
+            self.containers[name] = container.id
+            adjustment = Adjustment(CPU, None, {"EXCLUSIVE_CPUS": str(CPU)}, {"a/b": "c"})
+            self._session.answer_create(call, adjustment, self.updates)
+
+
+@pytest.fixture
+def node(folder: Path) -> Iterator[EmbeddedNode]:
+    with EmulatedCgroups(folder, MACHINE, "") as home, EmbeddedNode(folder, home, nri=True) as made:
+        yield made
+
+
+@pytest.fixture
+def plugin(node: EmbeddedNode) -> Iterator[Plugin]:
+    plugin = Plugin(node)
+    yield plugin
+    plugin.close()
+
+
+def manifest(name: str, *containers: str) -> dict[str, Any]:
+    limits = {"cpu": "2", "memory": "1Gi"}
+    listed = [{"name": one, "resources": {"limits": limits}} for one in containers]
+    return {"metadata": {"name": name}, "spec": {"containers": listed}}
+
+
+def cpus(node: EmbeddedNode) -> dict[str, str]:
+    tree = CgroupFS(node.root.cgroup, node.cgroup_root)
+    return {
+        one.container or "sandbox": str(tree.effective(node.path_of(one)))
+        for one in node.processes()
+    }
+
+
+def test_a_container_starts_on_the_cpus_of_the_answer_and_every_step_is_told(
+    node: EmbeddedNode, plugin: Plugin
+) -> None:
+    pod = node.run_pod(manifest("web", "main"))
+
+    assert cpus(node) == {"sandbox": str(MACHINE), "main": str(CPU)}
+    (_, main) = node.processes()
+    assert main.instance.environment == {"EXCLUSIVE_CPUS": str(CPU)}
+    assert main.instance.id == plugin.containers["main"]
+    # The kubelet's numbers show a Guaranteed pod with two whole CPUs.
+    assert plugin.seen["main"].whole_cpus == 2
+    node.delete_pod(pod.uid)
+    eventually(lambda: plugin.heard[-1] == ("sandbox removed", ""), "the end is told")
+    assert plugin.heard == [
+        ("sandbox", "web"),
+        ("create", "main"),
+        ("start", "main"),
+        ("Started", "main"),
+        ("Ended", "main"),
+        ("Ended", "main"),
+        ("sandbox removed", ""),
+    ]
+
+
+@pytest.mark.parametrize("refused_at", ["create", "start"])
+def test_a_refused_container_waits_with_the_reason_until_it_may_start(
+    node: EmbeddedNode, plugin: Plugin, refused_at: str
+) -> None:
+    setattr(plugin, {"create": "refuses", "start": "stops"}[refused_at], "late")
+    pod = node.run_pod(manifest("web", "first", "late", "last"))
+
+    why = {"create": "cpupool: no CPUs", "start": "cpupool: occupied"}[refused_at]
+    assert node.held() == {pod.uid: why}
+    assert cpus(node).keys() == {"sandbox", "first"}
+    (body,) = node.bodies()["items"]
+    late = body["status"]["containerStatuses"][1]
+    assert late["state"]["waiting"] == {"reason": "CreateContainerError", "message": why}
+
+    node.try_again()
+    assert node.held() == {pod.uid: why}
+    plugin.refuses = plugin.stops = ""
+    node.try_again()
+    assert node.held() == {}
+    assert cpus(node).keys() == {"sandbox", "first", "late", "last"}
+    (body,) = node.bodies()["items"]
+    assert [one["restartCount"] for one in body["status"]["containerStatuses"]] == [0, 0, 0]
+    assert plugin.heard.count(("create", "first")) == 1
+
+
+def test_the_plugin_moves_other_containers_with_an_answer_and_by_itself(
+    node: EmbeddedNode, plugin: Plugin
+) -> None:
+    node.run_pod(manifest("web", "main"))
+    main = plugin.containers["main"]
+    plugin.updates = [Update(main, CPUSet.parse("6-7"))]
+    node.run_pod(manifest("other", "second"))
+    assert cpus(node)["main"] == "6-7"
+
+    plugin.updates = []
+    plugin.update(Update(main, CPUSet.parse("4")), Update(main, CPUSet()))
+    eventually(lambda: cpus(node)["main"] == "4", "the container is moved")
+
+
+def test_an_update_of_a_container_that_has_gone_fails(node: EmbeddedNode, plugin: Plugin) -> None:
+    pod = node.run_pod(manifest("web", "main"))
+    gone = plugin.containers["main"]
+    node.delete_pod(pod.uid)
+    plugin.update(Update(gone, CPU))
+    eventually(lambda: bool(plugin.updated), "the update is answered")
+    assert plugin.updated[0].failed == (gone,)
+
+
+def test_without_a_plugin_nothing_is_asked_and_the_next_one_learns_what_runs(
+    node: EmbeddedNode,
+) -> None:
+    node.run_pod(manifest("web", "main"))
+    assert cpus(node)["main"] == str(MACHINE)
+    first = Plugin(node)
+    assert first.running == ["main"]
+    first.close()
+    eventually(lambda: not node.plugged, "the plugin has gone")
+    node.run_pod(manifest("other", "second"))
+    assert cpus(node)["second"] == str(MACHINE)
+    second = Plugin(node)
+    assert second.running == ["main", "second"]
+    second.close()
+
+
+def test_a_plugin_that_leaves_in_the_middle_does_not_keep_a_container_from_starting(
+    node: EmbeddedNode, plugin: Plugin
+) -> None:
+    plugin.leaves = "main"
+    node.run_pod(manifest("web", "main"))
+    assert cpus(node)["main"] == str(MACHINE)
+    assert not node.plugged
+
+
+def test_a_socket_that_cannot_be_made_is_an_error_with_its_path(folder: Path) -> None:
+    deep = folder / ("x" * 100)
+    deep.mkdir()
+    with (
+        EmulatedCgroups(deep, HERE, "") as home,
+        pytest.raises(HostFileError, match="no socket can be made here"),
+        EmbeddedNode(deep, home, nri=True),
+    ):
+        pass
