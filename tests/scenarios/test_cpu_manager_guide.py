@@ -1,0 +1,127 @@
+"""The guide to the CPU manager: its example, every command, and the output that it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool import cli
+from cpupool.app import Setup
+from cpupool.commands.live import LiveNode
+from cpupool.kube import views
+from cpupool.local.cgroups import EmulatedCgroups
+from tests.machines import Machine
+from tests.scenarios import test_demo
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs/user/cpu-manager.md").read_text()
+EXAMPLE = ROOT / "examples/cpu-manager"
+MACHINE = Machine(sockets=2, cores=16, threads=2)
+"""The machine of the example: CPUs 0 and 32 are one core."""
+SHARED = "0-1,5-15,32-33,37-47"
+NOBODY = "http://127.0.0.1:9"
+
+
+def blocks(language: str) -> list[str]:
+    """Give the guide's blocks of one language, without their indentation."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", GUIDE, re.MULTILINE | re.DOTALL)
+    return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+
+
+def commands(name: str) -> list[list[str]]:
+    """Give the arguments of each of the guide's calls of a command."""
+    lines = "".join(blocks("sh")).replace("\\\n", " ").splitlines()
+    return [words[2:] for words in map(shlex.split, lines) if words[:2] == ["cpupool", name]]
+
+
+@pytest.fixture
+def live(folder: Path) -> Iterator[LiveNode]:
+    """A node with the example's pool file and pods, whose runtime asks the agent."""
+    written, config = MACHINE.write(folder), folder / "config"
+    config.mkdir()
+    (config / "poolconfig-node.yaml").write_text((EXAMPLE / "poolconfig.yaml").read_text())
+    with (
+        EmulatedCgroups(folder, written.topology().online, "a test") as place,
+        LiveNode(folder, place, Setup(config), {}, written.sys, nri=True) as live,
+    ):
+        assert dict(live.await_pools()) == {"nokia.k8s.io/exclusive_dpdk": 16}
+        live.await_plugin()
+        for body in views.pods_from_text("pods.yaml", (EXAMPLE / "pods.yaml").read_text()):
+            live.run_pod(body)
+        yield live
+
+
+def test_the_example_has_the_guides_pool_file() -> None:
+    written = (EXAMPLE / "poolconfig.yaml").read_text().splitlines()
+    assert [line for line in written if not line.startswith("#")] == blocks("yaml")[0].splitlines()
+
+
+def test_the_pods_of_the_example_get_what_the_guide_says(live: LiveNode) -> None:
+    found = {
+        container.name.removeprefix("default/"): container.found
+        for container in live.status().containers
+        if container.name.count("/") == 2
+    }
+
+    assert found == {
+        "whole/main": "2,34",
+        "part/main": SHARED,
+        "both/main": "3-4,35-36",
+        "both/logs": SHARED,
+        "pool/main": "16-17",
+        "burstable/main": SHARED,
+    }
+    own = {process.container: process.instance.environment for process in live.node.processes()}
+    assert "EXCLUSIVE_CPUS" not in own["logs"]
+
+
+def test_every_command_of_the_guide_runs_on_such_a_node(
+    live: LiveNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, root = str(live.node.root.sysfs.parent), live.node.root
+    monkeypatch.chdir(EXAMPLE)
+    machine = ["--topology", folder]
+    written = ["--file", str(root.status), *machine]
+    here = ["--host-root", folder, "--config", f"{folder}/config", "--agent", NOBODY]
+    options = {
+        "validate": [],
+        "kubelet-config": machine,
+        "doctor": [*here, "--cgroup-root", live.node.cgroup_root],
+        "status": written,
+        "explain": written,
+    }
+    live.status()
+    eventually(lambda: "default/burstable/main" in root.status.read_text(), "the agent's status")
+    for name, more in options.items():
+        ((*given,),) = commands(name)
+        words = [folder if word == "this" else word for word in given]
+        assert cli.main([name, *words, *more]) == 0, name
+        printed = capsys.readouterr().out
+        if name == "explain":
+            assert printed.startswith(blocks("text")[-1])
+    # The other commands have tests of their own.
+    rest = [words[1] for words in map(shlex.split, "".join(blocks("sh")).splitlines())]
+    assert set(rest) - options.keys() == {"demo"}
+
+
+@test_demo.two_cpus
+def test_the_demo_says_what_the_guide_shows(folder: Path) -> None:
+    ((*options,),) = commands("demo")
+    printed, _ = test_demo.demo(folder, *options).communicate(timeout=DEADLINE_S)
+
+    # The numbers are another machine's; three dots stand for what is left out.
+    shown = blocks("text")[0].replace("\n  ", " ").replace("\n...", "")
+    lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in _without_numbers(shown)]
+    assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(_without_numbers(printed)))
+
+
+def _without_numbers(text: str) -> list[str]:
+    return [re.sub(r"\d[-,\d]*", "N", line) for line in text.splitlines()]
