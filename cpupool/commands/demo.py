@@ -18,7 +18,6 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_shape,
-    cpu_manager,
     drawing,
     input_file,
     open_machine,
@@ -35,6 +34,7 @@ from cpupool.core.names import Names
 from cpupool.kube import views
 from cpupool.local import cgroups
 from cpupool.local.pods import HostedPod
+from cpupool.policies import built_in
 from cpupool.telemetry import log
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _bodies(
 ) -> list[dict[str, Any]]:
     """Read the pods to run; what the node cannot take for pods is found here."""
     if path is None:
-        own = cpu_manager.assignable(pool_file.pools, machine)
+        own = built_in.assignable(pool_file.pools, machine)
         native = list(samples.static_pods(len(own))) if own else []
         pools = pool_file.pools.pools or not native
         return [*(samples.pods(pool_file.pools, names) if pools else ()), *native]

@@ -53,6 +53,7 @@ from cpupool.host.pool_files import read_pool_files
 from cpupool.host.processes import daemons
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.podresources import PodResources
+from cpupool.policies import built_in
 from cpupool.runtime.cri import CRI
 from cpupool.wire import cpu_manager_state, kubelet_checkpoint
 
@@ -283,7 +284,7 @@ def _kubelet(known: _Known) -> Iterable[Row]:
         fact = "its configuration is compared with pools, and none are known"
         return [Row("kubelet", Verdict.UNSEEN, fact, _NAME_POOLS)]
     config = kubelet_config.parse(known.node.shown(path), text)
-    assignable = cpu_manager.assignable(known.pools, known.topology)
+    assignable = built_in.assignable(known.pools, known.topology)
     needs = KubeletNeeds.of(known.pools, known.topology, assignable=assignable)
     return checks.problems("kubelet", kubelet_config.check(config, needs), config.describe(needs))
 

@@ -12,7 +12,6 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_topology,
-    cpu_manager,
     input_file,
     open_machine,
     pool_files,
@@ -26,6 +25,7 @@ from cpupool.core.errors import ConfigError, QuantityError, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.quantity import as_quantity
+from cpupool.policies import built_in
 
 if TYPE_CHECKING:
     from cpupool.commands import Commands
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _needs(pools: NodePools, topology: CPUTopology, usual_milli: int) -> KubeletNeeds:
-    assignable = cpu_manager.assignable(pools, topology)
+    assignable = built_in.assignable(pools, topology)
     if assignable is None:
         return KubeletNeeds.of(pools, topology, usual_milli)
     needs = KubeletNeeds.of(pools, topology, 0, assignable)

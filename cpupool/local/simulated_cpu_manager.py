@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpu_manager import Misfit
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused
 from cpupool.core.grants import PodOwner
 from cpupool.core.names import POLICY_CPUS
@@ -19,17 +20,14 @@ from cpupool.local.simulated_pool import Room
 from cpupool.manager import choosing, requested
 from cpupool.manager.choosing import Admission
 from cpupool.manager.facts import NodeFacts
-from cpupool.policies.base import NodeView
-from cpupool.policies.built_in import BUILT_IN
+from cpupool.policies.built_in import BUILT_IN, assignable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cpupool.core.cpuset import CPUSet
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import CPUManagerPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +54,14 @@ class SimulatedCPUManager:
     """
 
     def __init__(self, topology: CPUTopology, pools: NodePools) -> None:
-        policy = _policy(topology, pools)
+        policy = BUILT_IN[pools.cpu_manager.policy](pools, topology)
         self._facts = NodeFacts(
             pools=pools, configured=True, topology=topology, policy=policy, recovered=True
         )
         self._fails = pools.cpu_manager.on_misfit is Misfit.FAIL
         self._pods: dict[str, Pod] = {}
         self._admission = Admission()
-        self.room = Room.empty(topology, assignable(topology, pools))
+        self.room = Room.empty(topology, assignable(pools, topology) or CPUSet())
 
     @property
     def waiting(self) -> Mapping[str, str]:
@@ -113,16 +111,6 @@ class SimulatedCPUManager:
             if parts and not before.grants.parts(uid, POLICY_CPUS):
                 refusal = before.refused.get(uid)
                 yield Served(pod, parts, refusal.error.as_kubelet if refusal else "")
-
-
-def assignable(topology: CPUTopology, pools: NodePools) -> CPUSet:
-    """Return the CPUs that the CPU manager policy can give out on an empty node."""
-    empty = NodeView(topology, pools, pools.default_cpus(topology))
-    return _policy(topology, pools).available(empty)
-
-
-def _policy(topology: CPUTopology, pools: NodePools) -> CPUManagerPolicy:
-    return BUILT_IN[pools.cpu_manager.policy](pools, topology)
 
 
 def _started(pod: Pod, at_s: float) -> Pod:

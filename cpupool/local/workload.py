@@ -30,7 +30,7 @@ from cpupool.core.names import POLICY_CPUS, resource_named
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind, is_name
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID, QoSClass
-from cpupool.local.simulated_cpu_manager import assignable
+from cpupool.policies.built_in import assignable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -200,7 +200,7 @@ def _capacities(topology: CPUTopology, pools: NodePools) -> Iterator[tuple[Resou
     for resource in advertised(pools):
         if resource.units is None and (capacity := capacity_of(resource, topology)):
             yield resource.name, (capacity, _unit(resource.pool, topology))
-    if pools.cpu_manager.chooses and (cpus := assignable(topology, pools)):
+    if cpus := assignable(pools, topology):
         whole = pools.cpu_manager.options.full_pcpus_only
         unit = max(len(topology.core_of(cpu)) for cpu in cpus) if whole else 1
         yield POLICY_CPUS, (len(cpus), unit)

@@ -5,13 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import NONE, STATIC
+from cpupool.policies.base import NodeView
 from cpupool.policies.none import NonePolicy
 from cpupool.policies.static import StaticPolicy
 
 if TYPE_CHECKING:
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
     from cpupool.policies.base import CPUManagerPolicies
 
 BUILT_IN: Final[CPUManagerPolicies] = {
     NONE: lambda _pools, _machine: NonePolicy(),
     STATIC: StaticPolicy.of_pools,
 }
+
+
+def assignable(pools: NodePools, machine: CPUTopology) -> CPUSet | None:
+    """Return the online CPUs that containers can get of their own while no container runs.
+
+    None where the policy is `none`, or a policy that only the agent knows.
+
+    Raises:
+        ConfigError: the policy does not allow this configuration on this machine.
+    """
+    factory = BUILT_IN.get(pools.cpu_manager.policy)
+    if factory is None or not pools.cpu_manager.chooses:
+        return None
+    empty = NodeView(machine, pools, pools.default_cpus(machine))
+    given = factory(pools, machine).available(empty)
+    if pools.cpu_manager.options.full_pcpus_only:
+        # A core with a reserved CPU is never given as a whole.
+        given -= machine.with_siblings(empty.free - given)
+    return given

@@ -34,8 +34,7 @@ ELSEWHERE = {
         *("manager/facts", "manager/requested"),
     },
     "tests/unit/policies": {
-        *("policies/balance", "policies/base", "policies/built_in", "policies/none"),
-        "policies/pools",
+        *("policies/balance", "policies/base", "policies/none", "policies/pools"),
     },
     "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
     "tests/unit/roles/nri_plugin": {

@@ -20,7 +20,7 @@ from cpupool.core.names import Names, pool_variable
 from cpupool.core.workloads import Container, ContainerKind, ContainerRef, PodUID
 from cpupool.local import simulation, workload
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.local.simulated_cpu_manager import assignable
+from cpupool.policies.built_in import assignable
 from tests.machines import MACHINES
 from tests.scenarios import test_embedded_node
 from tests.scenarios.test_agent_process import living
@@ -176,7 +176,7 @@ def natively(topology: CPUTopology, pools: NodePools) -> Iterator[Event]:
         asking = Container("main", request_milli=milli, whole_cpus=whole)
         pod = workload.pod_of(f"default/pod-{number:02}", [asking])
         taken = sum(one.containers[0].request_milli for one in running)
-        if taken + milli <= 1000 * len(assignable(topology, pools)):
+        if taken + milli <= 1000 * len(assignable(pools, topology) or ()):
             running.append(pod)
             yield workload.Event(number, pod)
 

@@ -73,6 +73,16 @@ def test_a_container_of_whole_cpus_gets_its_own_and_a_part_of_a_cpu_shares() -> 
     assert outcome.summary.utilisation == 2 / 28
 
 
+def test_the_scheduler_counts_the_cpus_that_kubelet_config_makes_allocatable() -> None:
+    # With whole cores only, CPU 16 is the rest of a core that is partly reserved.
+    whole = CPUManager("static", CPUSet.of(0), StaticOptions(full_pcpus_only=True))
+    pools = NodePools.of(cpu_manager=whole)
+    outcome = simulate(comes("fits", 0, 30), comes("late", 1, 0.5), pools=pools)
+    assert [one.why for one in outcome.refusals] == [
+        "ns/late: Unschedulable: cpu: 500m requested, 0 free of 30"
+    ]
+
+
 def test_a_pod_waits_for_cpus_on_one_node_and_has_them_once_others_have_left() -> None:
     # After the first two 4 CPUs are free on each node.
     events = [comes("a", 0, 10), comes("b", 1, 10), comes("wide", 2, 6), comes("small", 3, 2)]
