@@ -108,8 +108,8 @@ def test_every_command_of_the_guide_runs_on_such_a_node(
         if name == "explain":
             assert printed.startswith(blocks("text")[-1])
     # The other commands have tests of their own.
-    rest = [words[1] for words in map(shlex.split, "".join(blocks("sh")).splitlines())]
-    assert set(rest) - options.keys() == {"demo"}
+    named = re.findall(r"^cpupool ([a-z-]+)", "".join(blocks("sh")), re.MULTILINE)
+    assert set(named) - options.keys() == {"demo", "simulate"}
 
 
 @test_demo.two_cpus
@@ -121,6 +121,18 @@ def test_the_demo_says_what_the_guide_shows(folder: Path) -> None:
     shown = blocks("text")[0].replace("\n  ", " ").replace("\n...", "")
     lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in _without_numbers(shown)]
     assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(_without_numbers(printed)))
+
+
+def test_simulate_prints_what_the_guide_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLE)
+    monkeypatch.setenv("COLUMNS", "100")
+    ((*options,),) = commands("simulate")
+
+    assert cli.main(["simulate", *options]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert blocks("text")[1] in "\n".join(printed)
 
 
 def _without_numbers(text: str) -> list[str]:
