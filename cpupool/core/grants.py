@@ -140,21 +140,30 @@ class Grants:
 
     Attributes:
         all: owner and resource → its grant.
+        cpus: the CPUs that have an owner.
+        chosen: the id in a pod's cgroup name → the pod's grant from a policy.
 
     Raises:
         GrantConflict: two owners have a CPU; `adding` and `replacing` never cause this.
     """
 
     all: Mapping[_Key, Grant] = field(default_factory=dict)
-    _owners: Mapping[int, Owner] = field(init=False, repr=False, compare=False)
+    cpus: CPUSet = field(init=False, repr=False, compare=False)
+    chosen: Mapping[str, Grant] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        owners: dict[int, Owner] = {}
+        owned: dict[Owner, CPUSet] = {}
         for grant in self:
-            holders = {cpu: owners.setdefault(cpu, grant.owner) for cpu in grant.cpus}
-            if lost := [cpu for cpu, owner in holders.items() if owner != grant.owner]:
-                raise GrantConflict(CPUSet(lost))
-        object.__setattr__(self, "_owners", owners)
+            has = owned.get(grant.owner)
+            owned[grant.owner] = has | grant.cpus if has else grant.cpus
+        cpus = CPUSet()
+        for own in owned.values():
+            if not cpus.isdisjoint(own):
+                raise GrantConflict(cpus & own)
+            cpus |= own
+        chosen = {uid: grant for uid, grant in self.of_pods if grant.source is Source.POLICY}
+        object.__setattr__(self, "cpus", cpus)
+        object.__setattr__(self, "chosen", chosen)
 
     def __iter__(self) -> Iterator[Grant]:
         return iter(self.all.values())
@@ -170,30 +179,32 @@ class Grants:
             topology: with it a core has one owner, too, except where the grants of a resource may
                 share cores (`Grant.beside`). Existing grants are not checked again.
         """
-        found = dict(self.all)
-        owners = dict(self._owners)
+        found, taken = dict(self.all), self.cpus
         first: dict[int, _Key] = {}
 
         def note(key: _Key, cpus: CPUSet) -> None:
-            owners.update(dict.fromkeys(cpus, key[0]))
             for cpu in topology.with_siblings(cpus) if topology else ():
                 first.setdefault(cpu, key)
 
-        def free(claim: Grant, key: _Key) -> Iterator[int]:
-            for cpu in claim.cpus:
-                of_core, resource = first.get(cpu, key)
-                beside = claim.beside and resource == claim.resource
-                mine = owners.get(cpu, claim.owner) == claim.owner
-                if mine and (of_core == claim.owner or beside):
-                    yield cpu
+        def suits(cpu: int, claim: Grant, key: _Key) -> bool:
+            of_core, resource = first.get(cpu, key)
+            return of_core == claim.owner or (claim.beside and resource == claim.resource)
 
-        for key, grant in self.all.items() if topology else ():
+        claims = tuple(claims)
+        for key, grant in self.all.items() if topology and claims else ():
             note(key, grant.cpus)
         for claim in claims:
             key = (claim.owner, claim.resource)
-            got = claim.cut(CPUSet(free(claim, key)))
+            free = claim.cpus - taken
+            if free != claim.cpus:
+                own = (grant.cpus for (owner, _), grant in found.items() if owner == claim.owner)
+                free = claim.cpus - (taken - CPUSet.union(own))
+            if topology:
+                free = CPUSet(cpu for cpu in free if suits(cpu, claim, key))
+            got = claim.cut(free)
             if got.cpus:
                 found[key] = found[key].joined(got) if key in found else got
+                taken |= got.cpus
                 note(key, got.cpus)
         return Grants(found)
 
@@ -234,11 +245,6 @@ class Grants:
     def part(self, pod: str, resource: Resource, container: str) -> CPUSet:
         """Return the CPUs that a container of a pod has of a resource."""
         return self.parts(pod, resource).get(container, CPUSet())
-
-    @property
-    def cpus(self) -> CPUSet:
-        """The CPUs that have an owner."""
-        return CPUSet.union(grant.cpus for grant in self)
 
     @property
     def of_pods(self) -> Iterator[tuple[str, Grant]]:

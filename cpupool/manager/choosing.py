@@ -116,7 +116,7 @@ def admit(
     awaited: dict[_Need, Pod] = {}
     # Many held pods are replicas: while the grants stay, an equal need fails for the same reason.
     failed: dict[_Need, tuple[PlacementError, bool]] = {}
-    for pod in _oldest_first(pods):
+    for pod in oldest_first(pod for pod in pods if _undecided(grants, pod)):
         uid, wants = pod.cgroup_uid, _wants(facts, pod)
         reported = any(container.id for container in pod.containers)
         if (
@@ -233,6 +233,15 @@ def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
     return oldest_first(pod for pod in pods if any(map(requested.native, pod.containers)))
 
 
+def _undecided(grants: Grants, pod: Pod) -> bool:
+    """Return whether a container of a pod may get CPUs of its own, and has none."""
+    has = grants.chosen.get(pod.cgroup_uid)
+    return any(
+        (has is None or container.name not in has.parts) and requested.native(container)
+        for container in pod.containers
+    )
+
+
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → number of its own CPUs, without containers that request pools."""
     wants = facts.policy.wants(pod)
@@ -286,10 +295,11 @@ def _attempted(
         if _located(facts) and pod.cgroup_uid not in facts.device_nodes:
             raise DevicesUnnamed
         made = _chosen(facts, pods, grants, pod)
-        stay = _without_ending(pods, made)
-        for older in awaited:
-            if not _fits(facts, pods, stay, older):
-                raise CPUsAwaited(older)
+        if older_pods := tuple(awaited):
+            stay = _without_ending(pods, made)
+            for older in older_pods:
+                if not _fits(facts, pods, stay, older):
+                    raise CPUsAwaited(older)
     except PlacementError as error:
         return error.with_traceback(None)
     return made

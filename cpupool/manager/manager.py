@@ -465,7 +465,8 @@ class Manager:
         admission = Admission(ownership.settle(facts, pods, grants), self._resolution.view.refused)
         if facts.recovered:
             admission = choosing.admit(facts, pods, admission, all_run=all_run)
-        resolution = resolve.resolve(facts, pods, admission)
+        earlier = Snapshot(self._decided, self._followed)
+        resolution = resolve.resolve(facts, pods, admission, earlier)
         stale = pinned.still_stale(facts, resolution)
         if stale != facts.kept_shared:
             facts = replace(facts, kept_shared=stale)

@@ -79,7 +79,9 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     later = (
         claim.grant for claim in sorted(new, key=lambda claim: (claim.idle, not claim.announced))
     )
-    answered = answers(facts, facts.promises)
+    answered = tuple(answers(facts, facts.promises))
+    if not (kept or answered) and len(chosen) == len(before.all):
+        return before
     return Grants().adding((*kept, *chosen)).adding((*later, *answered), facts.topology)
 
 

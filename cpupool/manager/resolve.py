@@ -20,7 +20,7 @@ from cpupool.core.devices import (
     PodDevices,
 )
 from cpupool.core.grants import PodOwner
-from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS
+from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, requested, sightings
 from cpupool.manager.ports import POD_ITSELF
@@ -154,29 +154,43 @@ def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) 
     return replace(before, view=replace(before.view, grants=grants))
 
 
-def resolve(facts: NodeFacts, pods: tuple[Pod, ...], admission: Admission) -> Resolution:
+def resolve(
+    facts: NodeFacts, pods: tuple[Pod, ...], admission: Admission, before: Snapshot | None = None
+) -> Resolution:
     """Place every container by the policy for its request.
 
     Args:
         facts: the facts now.
         pods: all pods of the node.
         admission: who owns which CPUs, and the pods that the CPU manager policy refuses.
+        before: earlier decisions, whose placements stay where all that they depend on is the same.
     """
     view = choosing.view(facts, pods, admission.grants, admission.refused)
     pools = PoolsPolicy()
-    lacking = tuple(_lacking(facts, pods))
+    same: Resolution | None = None
+    if before and before.resolution.view == view and _placing(before.facts) == _placing(facts):
+        same = before.resolution
+    placed_before = same.containers if same else {}
     containers: dict[ContainerKey, PlacedContainer] = {}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         key = (pod.cgroup_uid, identifier)
-        request = requested.counted(facts, pod, container)
+        found = placed_before.get(key)
+        if found and found.pod is pod and found.container is container:
+            containers[key] = found
+            continue
         # A container keeps what an earlier policy gave it, whatever the pool file says now.
-        if request and not view.grants.part(pod.cgroup_uid, POLICY_CPUS, container.name):
+        has = view.chosen.get(pod.cgroup_uid)
+        own = has and has.parts.get(container.name)
+        if not own and (request := requested.counted(facts, pod, container)):
             devices = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
             demand = Demand(pod, container, request, devices, facts.kept_shared.get(key))
             placed = pools.place(view, demand)
         else:
             placed = facts.policy.place(view, Demand(pod, container))
         containers[key] = PlacedContainer(pod, container, placed)
+    if same:
+        return replace(same, containers=containers)
+    lacking = tuple(_lacking(facts, pods))
     return Resolution(
         view=view,
         kept_shared=CPUSet.union(facts.kept_shared.values()),
@@ -186,6 +200,11 @@ def resolve(facts: NodeFacts, pods: tuple[Pod, ...], admission: Admission) -> Re
         missing=tuple(ref for ref, hinted in lacking if not hinted),
         unconfirmed=tuple(ref for ref, _ in lacking),
     )
+
+
+def _placing(facts: NodeFacts) -> tuple[object, ...]:
+    """Return the facts that a placement depends on beside the view."""
+    return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus
 
 
 def join_devices(

@@ -185,9 +185,10 @@ def announced(promises: Iterable[Promise], resource: Resource, ids: frozenset[st
 
 def _named(pod: Pod, name: str) -> Container:
     # An ephemeral container runs before the list shows it; it cannot request devices.
-    return next(
-        (container for container in pod.containers if container.name == name), Container(name)
-    )
+    for container in pod.containers:
+        if container.name == name:
+            return container
+    return Container(name)
 
 
 def _unlisted_pod(

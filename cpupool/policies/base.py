@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import Grants, Source
+from cpupool.core.grants import Grants
 from cpupool.core.pools import NodePools
 from cpupool.core.requests import NO_REQUEST
 
@@ -137,7 +137,6 @@ class NodeView:
         default: the assignment of a container whose request gives it no CPUs.
         refused: the id in a pod's cgroup name → why the CPU manager policy gave the pod no CPUs.
         common: the online CPUs that are not barred.
-        chosen: the id in a pod's cgroup name → the pod's grant from the CPU manager policy.
     """
 
     topology: CPUTopology
@@ -150,12 +149,14 @@ class NodeView:
     default: CPUAssignment = field(default_factory=lambda: CPUAssignment(Placement.DEFAULT))
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     common: CPUSet = field(init=False)
-    chosen: Mapping[str, Grant] = field(init=False)
 
     def __post_init__(self) -> None:
-        chosen = {uid: grant for uid, grant in self.grants.of_pods if grant.source is Source.POLICY}
         object.__setattr__(self, "common", self.topology.online - self.barred)
-        object.__setattr__(self, "chosen", chosen)
+
+    @property
+    def chosen(self) -> Mapping[str, Grant]:
+        """The id in a pod's cgroup name → the pod's grant from the CPU manager policy."""
+        return self.grants.chosen
 
     @property
     def free(self) -> CPUSet:

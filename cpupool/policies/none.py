@@ -86,7 +86,9 @@ class NonePolicy:
 
 def _shared_beside(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:
     """Return the CPUs of OpenShift's resource, which a container may use beside its own CPUs."""
+    if ENABLE_SHARED_CPUS not in container.requests:
+        return {}
     pool = view.pools.behind(ENABLE_SHARED_CPUS)
-    if pool is None or ENABLE_SHARED_CPUS not in container.requests:
+    if pool is None:
         return {}
     return {ENABLE_SHARED_CPUS: pool.cpus & view.common}

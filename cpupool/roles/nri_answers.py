@@ -182,10 +182,10 @@ class Answers:
             # The cpusetter has the containers that run and for which the runtime has no CPUs.
             if container.started and not container.cpus:
                 continue
-            wanted = self._wanted(container.key, now)
-            if wanted is None or wanted.cpus == container.cpus:
+            if near is not None and near.isdisjoint(container.cpus):
                 continue
-            if near is None or not near.isdisjoint(container.cpus):
+            wanted = self._wanted(container.key, now)
+            if wanted is not None and wanted.cpus != container.cpus:
                 container.cpus = wanted.cpus
                 container.moved |= not container.started
                 yield Update(identifier, wanted.cpus, ignore_failure=ignore_failure)

@@ -211,6 +211,9 @@ class NRIPlugin:
                     asked = bool(messages and self._waiting)
                 if asked:
                     self._look()
+                if any(isinstance(message, SandboxStarted) for message in messages):
+                    # A policy has chosen for the new pod, and nothing waits for the record yet.
+                    self._decided()
         finally:
             self._waiting = []
             self._budget.count(self._now_s(), waits=False)
