@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cpupool.api import nri_pb2
     from cpupool.core.workloads import Pod
     from cpupool.manager.ports import EventSink, FoundContainer
+    from cpupool.manager.resolve import Snapshot
     from cpupool.runtime.nri_connection import Launch
 
 MACHINE = MACHINES["laptop_4c8t"]
@@ -63,6 +64,7 @@ def plugin_on(
     missing_facts: MissingFacts = MissingFacts.HOLD,
     ready: Callable[[], bool] = lambda: True,
     found: Callable[[], Iterable[FoundContainer]] = tuple,
+    decided: Callable[[], Snapshot] | None = None,
     look: Callable[[], None] = lambda: None,
     events: EventSink | None = None,
     metrics: Metrics | None = None,
@@ -77,6 +79,7 @@ def plugin_on(
         missing_facts=missing_facts,
         ready=ready,
         found=found,
+        decided=decided,
         look=look,
         events=events or Heard(),
         metrics=metrics or Metrics(),
@@ -104,6 +107,8 @@ class Agent:
     """Containers wait for their facts as long as it takes."""
     clock: Callable[[], float] = time.monotonic
     update_s: float = DEADLINE_S
+    recorded: list[list[str]] = field(default_factory=list)
+    """The pods whose choices were recorded, each time."""
     looked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
@@ -128,12 +133,19 @@ class Agent:
             missing_facts=self.missing_facts,
             ready=lambda: self.ready,
             found=lambda: self.found,
+            decided=self.decided,
             look=self.looked.release,
             events=self.events,
             metrics=self.metrics,
             health=self.health,
             now_s=self._now_s,
         )
+
+    def decided(self) -> Snapshot:
+        """Give the decisions, and note which choices are recorded with them."""
+        now = self.manager.snapshot()
+        self.recorded.append(sorted(now.resolution.view.chosen))
+        return now
 
     def _now_s(self) -> float:
         return 0.0 if self.patient else self.clock()

@@ -13,7 +13,8 @@ from tests import builders
 from tests.nri_agents import MACHINE, OWNER, PLAIN, Agent, cpu_of, of
 from tests.nri_pods import Container
 from tests.nri_pods import Pod as NRIPod
-from tests.waiting import DEADLINE_S
+from tests.unit.roles.nri_plugin.static import govern, web
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from tests.nri_runtime import Plugin
@@ -158,3 +159,13 @@ def test_a_container_with_cpus_of_the_policy_says_so(agent: Agent, plugin: Plugi
     again = plugin.create(of(own, "c3"))
     assert cpu_of(again).cpus == str(whole - CPUSet.of(whole.first))
     assert again.adjust.annotations == {"nokia.k8s.io/cpus-chosen": str(whole)}
+
+
+def test_a_choice_is_recorded_at_the_sandbox_before_the_runtime_waits_for_it(
+    agent: Agent, plugin: Plugin
+) -> None:
+    govern(agent)
+    owner = web("owner", 2)
+    agent.manager.observe(pods=[owner])
+    plugin.run_sandbox(of(owner).pod)
+    eventually(lambda: agent.recorded[-1:] == [[owner.uid]], lambda: str(agent.recorded))
