@@ -15,6 +15,18 @@ from typing import Final
 
 from benchmarks.choice_quality import PODS, SEEDS, quality
 from benchmarks.choice_times import CALLS, CHOICES, MERGES, PROVIDERS, calls, choices, merges
+from benchmarks.cpu_manager import (
+    CREATED,
+    NEIGHBOURS,
+    OWNERS,
+    PLANS,
+    ROUNDS,
+    SHARING,
+    creates,
+    neighbours,
+    plans,
+)
+from benchmarks.wakeups import BUSY, IMAGE, WAKE_UPS, wakeups
 
 DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
@@ -40,6 +52,19 @@ def main() -> None:
             pods=PODS,
             traces=len(SEEDS),
             quality=quality(tell),
+            owners=OWNERS,
+            sharing=SHARING,
+            created=CREATED // 2,
+            creates=creates(tell),
+            planned=PLANS,
+            plans=plans(tell),
+            rounds=ROUNDS,
+            beside=NEIGHBOURS,
+            neighbours=neighbours(tell),
+            busy=BUSY,
+            waking=WAKE_UPS,
+            wakeups=wakeups(tell),
+            image=f"images/{IMAGE.name}",
         ),
         encoding="utf-8",
     )
@@ -109,6 +134,45 @@ to half of the pool, each size half as often as the one before it. *pool* is the
 
 Where the Topology Manager restricts, it chooses the NUMA nodes before the pool is asked, and the
 policies differ in the caches only.
+
+## The CPU manager: a container is created
+
+{creates}
+
+The agent runs on a node of 512 CPUs on which {owners} containers have a CPU of their own by the
+policy `static`, and speaks NRI over a real socket. The time is from the request's bytes to the
+answer's bytes. Each of {created} new pods gets a CPU of its own, and each answer moves {sharing}
+containers that share. Before *StartContainer* is answered, the agent reads the CPUs of every
+container. *Idle before*: the agent has nothing else to do; *one after the other*: the runtime asks
+again at once, while the agent still looks after the pod before.
+
+## The CPU manager: a pod is planned
+
+{plans}
+
+The Manager decides about a pod on 512 CPUs, of which 250 are owned, with 2 to 16 CPUs: {planned}
+pods for each row, one after the other. CPU time, as above.
+
+## The CPU manager: busy neighbours of a new owner
+
+{neighbours}
+
+A pod with a CPU of its own starts in a real containerd, {rounds} times, beside {beside} pods that
+share all CPUs. The CPUs of these pods are read from the kernel about once a millisecond. The
+kubelet's static policy moves such neighbours with its next reconciliation, up to 10 s later. The
+other rows are the runtime's own time: from the call of CRI to the container's first instruction.
+The start of an owner includes the moves of its neighbours.
+
+## The CPU manager: wake-up latency
+
+{wakeups}
+
+![Share of wake-ups that are later than a time, for both policies]({image})
+
+A Guaranteed pod with one CPU sleeps for 1 ms, {waking} times, beside {busy} best-effort pods that
+never sleep. Under `none` all share all CPUs of the machine; under `static` the pod has a CPU of its
+own. Real processes in real cgroups; the latency is the time after the end of the sleep until the
+process runs.
 """
 
 

@@ -11,9 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -138,7 +136,7 @@ def creates(tell: Callable[[str], None]) -> str:
             each_ms = (cpu_s(pid) - before_s) / (CREATED // 2) * 1000
     header = ("request", "aim", "elapsed, the agent idle before", "elapsed, one after the other")
     rows = [
-        (request, aim, *(_times(taken).shown(float(aim or "inf")) for taken in both))
+        (request, aim, *(Times.of_values(taken).shown(float(aim or "inf")) for taken in both))
         for request, aim, both in zip(
             ("CreateContainer", "StartContainer"),
             (f"{AIM_MS:g}", ""),
@@ -185,7 +183,6 @@ def neighbours(tell: Callable[[str], None]) -> str:
             node.configure(Layout.governed(Sysfs.at(host.root.sysfs).topology()))
             with node.agent("nri"):
                 beside = nodes.at_once(node.run, [Kind.DEFAULT] * NEIGHBOURS)
-                node.await_right(beside)
                 owned = [_owner(node, beside) for _ in range(ROUNDS)]
                 node.clear()
     except pytest.skip.Exception as reason:
@@ -193,9 +190,9 @@ def neighbours(tell: Callable[[str], None]) -> str:
     overlaps_ms, starts_ms = zip(*owned, strict=True)
     header = ("what", "median / 99th percentile / maximum")
     rows = [
-        ("neighbours on an owner's CPUs after its first instruction", _times(overlaps_ms)),
-        ("start of a container, containerd alone", _times(alone_ms)),
-        ("start of an owner, containerd with the agent", _times(starts_ms)),
+        ("neighbours on an owner's CPUs after its first instruction", Times.of_values(overlaps_ms)),
+        ("start of a container, containerd alone", Times.of_values(alone_ms)),
+        ("start of an owner, containerd with the agent", Times.of_values(starts_ms)),
     ]
     return table(header, [(what, times.shown(float("inf"))) for what, times in rows])
 
@@ -323,11 +320,12 @@ def _owner(node: Node, beside: list[Hosted]) -> tuple[float, float]:
         How long neighbours were on its CPU after its first instruction, and how long its start
         took, both in ms.
     """
+    node.await_right(beside)
     owner = node.admit(Kind.STATIC)
     with watched(node, beside) as seen:
         node.launch(owner)
         own, first_ns = node.expected(owner), node.record(owner).sightings[0].at_ns
-        node.await_right([owner, *beside])
+        node.await_right([owner])
     late_ns = [at_ns for at_ns, _, cpus in seen if not cpus.isdisjoint(own)]
     overlap_ns = max(0, *late_ns, first_ns) - first_ns if late_ns else 0
     return overlap_ns / 1e6, _started_ms(node, owner)
@@ -338,8 +336,3 @@ def _started_ms(node: Node, one: Hosted) -> float:
     began_ns = node.record(one).sightings[0].at_ns
     node.remove(one)
     return (began_ns - one.called_ns) / 1e6
-
-
-def _times(values_ms: Sequence[float]) -> Times:
-    ordered = sorted(values_ms)
-    return Times(median(ordered), ordered[ceil(len(ordered) * 0.99) - 1], ordered[-1])

@@ -41,9 +41,14 @@ class Times:
             before_ns = clock_ns()
             call()
             taken_ms.append((clock_ns() - before_ns) / 1e6)
-        taken_ms.sort()
-        p99_ms = taken_ms[ceil(len(taken_ms) * 0.99) - 1]
-        return cls(statistics.median(taken_ms), p99_ms, taken_ms[-1])
+        return cls.of_values(taken_ms)
+
+    @classmethod
+    def of_values(cls, taken_ms: Iterable[float]) -> Self:
+        """Return the figures of at least one time."""
+        ordered = sorted(taken_ms)
+        p99_ms = ordered[ceil(len(ordered) * 0.99) - 1]
+        return cls(statistics.median(ordered), p99_ms, ordered[-1])
 
     def shown(self, aim_ms: float) -> str:
         """Write them for a table's cell, bold where the 99th percentile is above the aim."""

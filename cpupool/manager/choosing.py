@@ -116,13 +116,14 @@ def admit(
     awaited: dict[_Need, Pod] = {}
     # Many held pods are replicas: while the grants stay, an equal need fails for the same reason.
     failed: dict[_Need, tuple[PlacementError, bool]] = {}
-    for pod in oldest_first(pod for pod in pods if _undecided(grants, pod)):
+    concerned = [
+        pod
+        for pod in pods
+        if pod.cgroup_uid in starting or any(container.id for container in pod.containers)
+    ]
+    for pod in oldest_first(pod for pod in concerned if _undecided(grants, pod)):
         uid, wants = pod.cgroup_uid, _wants(facts, pod)
-        reported = any(container.id for container in pod.containers)
-        if (
-            not (uid in starting or reported)
-            or wants.keys() <= grants.parts(uid, POLICY_CPUS).keys()
-        ):
+        if wants.keys() <= grants.parts(uid, POLICY_CPUS).keys():
             continue
         need = _Need.of(facts, grants, pod, wants)
         if need not in failed:
@@ -133,6 +134,7 @@ def admit(
                 continue
             failed[need] = made, _fits(facts, pods, _without_ending(pods, grants), pod)
         error, reachable = failed[need]
+        reported = any(container.id for container in pod.containers)
         runs = all_run and (uid in with_containers or reported)
         shares = runs or pod.essential or facts.pools.cpu_manager.on_misfit is Misfit.SHARE
         shared = uid in before.refused and not before.refused[uid].holds
@@ -236,10 +238,11 @@ def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
 def _undecided(grants: Grants, pod: Pod) -> bool:
     """Return whether a container of a pod may get CPUs of its own, and has none."""
     has = grants.chosen.get(pod.cgroup_uid)
-    return any(
-        (has is None or container.name not in has.parts) and requested.native(container)
-        for container in pod.containers
-    )
+    for container in pod.containers:
+        decided = has is not None and container.name in has.parts
+        if not decided and requested.native(container):
+            return True
+    return False
 
 
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
