@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Final, Protocol
 from cpupool.config.settings import AgentSettings
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
+from cpupool.core.node_topology import Publishing
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writers import Writers
+from cpupool.host import node_memory
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
 from cpupool.host.files import FileLock
+from cpupool.host.kubelet_file import KubeletConfigFile
 from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
 from cpupool.host.pool_files import PoolFiles
@@ -40,6 +43,7 @@ from cpupool.roles import (
     nri_plugin,
     pod_failer,
     reporter,
+    topology_reporter,
 )
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
@@ -50,8 +54,10 @@ from cpupool.roles.nri_answers import MissingFacts
 from cpupool.roles.nri_plugin import NRIPlugin
 from cpupool.roles.pod_failer import PodFailer
 from cpupool.roles.reporter import Reporter
+from cpupool.roles.topology_reporter import TopologyReporter
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri import NRIRuntime
+from cpupool.signals import Signals
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.health import Health
@@ -62,9 +68,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cpupool.core.workloads import Node
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
-    from cpupool.manager.ports import ConfigMapSource, EventSink, PodStatusSink, TopologySource
+    from cpupool.manager.ports import (
+        ConfigMapSource,
+        EventSink,
+        NodeTopologySink,
+        PodStatusSink,
+        TopologySource,
+    )
     from cpupool.policies.base import CPUManagerPolicies
     from cpupool.runtime.nri_connection import Launch
     from cpupool.supervisor import Loop
@@ -94,6 +107,9 @@ class Setup:
         launch: how the container runtime has started this process as its NRI plugin, if it has.
         cpu_managers: as for `Manager`.
         fail_misfit_after_s: as for `PodFailer`.
+        node_name: this node's name in the cluster.
+        publishing: as for `TopologyReporter`.
+        kubelet_config: the kubelet's configuration; None for its usual place.
     """
 
     config: Path
@@ -109,6 +125,9 @@ class Setup:
     launch: Launch | None = None
     cpu_managers: CPUManagerPolicies = field(default_factory=lambda: BUILT_IN)
     fail_misfit_after_s: float = 0.0
+    node_name: str = ""
+    publishing: Publishing = Publishing.OFF
+    kubelet_config: Path | None = None
 
 
 class Cluster(PodSource, NodeLabels, Protocol):
@@ -129,6 +148,15 @@ class Cluster(PodSource, NodeLabels, Protocol):
         """Writes that a pod has failed; None where no API server keeps the pods."""
         ...
 
+    @property
+    def topology(self) -> NodeTopologySink | None:
+        """Where the node's topology is published; None where it is not."""
+        ...
+
+    def node(self) -> Node | None:
+        """Return this node, or None until it is known."""
+        ...
+
     def loops(self, beat: Callable[[str], None]) -> Mapping[str, Loop]:
         """Return what must run, by name, to hear from the cluster; each beats with its name."""
         ...
@@ -138,49 +166,56 @@ class Cluster(PodSource, NodeLabels, Protocol):
         ...
 
 
-class Signal:
-    """Wakes the loops that act on one kind of change; any thread may call it."""
+class OneAgent:
+    """Runs loops only while no other agent runs on this node.
 
-    def __init__(self) -> None:
-        self._wakes: tuple[Callable[[], None], ...] = ()
-
-    def wakes(self, *wakes: Callable[[], None]) -> None:
-        """Add what is called at each change; it must not block."""
-        self._wakes += wakes
-
-    def __call__(self) -> None:
-        """Wake the loops."""
-        for wake in self._wakes:
-            wake()
-
-
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """The kinds of changes on a node, each with the roles that look then.
-
-    Attributes:
-        cluster: pods, the labels of the node, or the ConfigMap are others.
-        machine: CPUs went offline or came back.
-        pools: the pools are others.
-        kubelet: another kubelet listens than before, or none.
-        runtime: the container runtime waits for facts, or has started or ended a container.
-        refused: a container does not get its CPUs; one of them may be offline.
-        readiness: it has become known, or unknown, who owns which CPU.
-        mounts: there are mounts for other pools than before.
-        swept: a sweep has ended.
-        stop: the loops are to notice that they shall end.
+    Args:
+        lock: the file that the node's one agent holds locked.
+        health: hears of waiting, and which loops must beat.
+        silent_s: how long a loop may say nothing.
     """
 
-    cluster: Signal = field(default_factory=Signal)
-    machine: Signal = field(default_factory=Signal)
-    pools: Signal = field(default_factory=Signal)
-    kubelet: Signal = field(default_factory=Signal)
-    runtime: Signal = field(default_factory=Signal)
-    refused: Signal = field(default_factory=Signal)
-    readiness: Signal = field(default_factory=Signal)
-    mounts: Signal = field(default_factory=Signal)
-    swept: Signal = field(default_factory=Signal)
-    stop: Signal = field(default_factory=Signal)
+    def __init__(self, lock: FileLock, health: Health, silent_s: float) -> None:
+        self._lock = lock
+        self._health = health
+        self._silent_s = silent_s
+        self._entering = threading.Lock()
+        self._entered = False
+
+    def run(self, name: str, loop: Loop, stop: threading.Event) -> None:
+        """Run a loop until `stop` is set, and before that wait for the end of another agent."""
+        if self._alone(stop):
+            self._health.expect(name, self._silent_s)
+            loop(stop)
+
+    def release(self) -> None:
+        """Let another agent work."""
+        self._lock.release()
+
+    def _alone(self, stop: threading.Event) -> bool:
+        """Wait until no other agent runs on this node; return whether it came to that."""
+        # The first loop that comes here asks for all.
+        with self._entering:
+            if not self._entered and not stop.is_set():
+                try:
+                    self._entered = self._lock.acquire(stop, self._tell_waiting)
+                except HostFileError as error:
+                    log.warning("another agent on this node would not be noticed", reason=error)
+                    self._entered = True
+                if self._entered:
+                    # A role that has not spoken yet must not look ready.
+                    for condition in (
+                        cpusetter.NAME,
+                        device_manager.CONDITION,
+                        configurator.CONDITION,
+                    ):
+                        self._health.set(condition, ok=False, message="it is starting; wait")
+                    self._health.set("node", ok=True)
+            return self._entered
+
+    def _tell_waiting(self) -> None:
+        self._health.set("node", ok=False, message="another agent runs here; end one of the two")
+        log.warning("another agent runs on this node, waiting for its end")
 
 
 class Agent:
@@ -220,9 +255,7 @@ class Agent:
         self._metrics = Metrics()
         self._signals = signals = Signals()
         self._observe = observe
-        self._lock = FileLock(root.lock)
-        self._entering = threading.Lock()
-        self._entered = False
+        self._one_agent = OneAgent(FileLock(root.lock), self.health, self._silent_s)
         self._cluster = join(self._metrics, signals.cluster)
         cri = CRI(
             [settings.cri_socket] if settings.cri_socket else root.cri_sockets, settings.names
@@ -302,6 +335,21 @@ class Agent:
         self._pod_failer = status and PodFailer(
             self.manager, status, after_s=settings.fail_misfit_after_s, health=self.health
         )
+        sink = self._cluster.topology
+        self._topology_reporter = sink and TopologyReporter(
+            self.manager,
+            sink,
+            settings.publishing,
+            names=settings.names,
+            node=self._cluster.node,
+            node_name=settings.node_name,
+            inventory=PodResources(root.podresources_socket),
+            memory=partial(node_memory.read, root.sysfs),
+            kubelet=KubeletConfigFile(settings.kubelet_config or root.kubelet_config).read,
+            events=self._cluster.events,
+            metrics=self._metrics,
+            health=self.health,
+        )
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
         )
@@ -337,8 +385,10 @@ class Agent:
             work[nri_plugin.NAME] = self._nri.run
         if self._pod_failer:
             work[pod_failer.NAME] = self._pod_failer.run
+        if self._topology_reporter:
+            work[topology_reporter.NAME] = self._topology_reporter.run
         loops: dict[str, Loop] = {
-            name: partial(self._once_alone, name, work[name]) for name in work
+            name: partial(self._one_agent.run, name, work[name]) for name in work
         }
         loops[reporter.NAME] = self._reporter.run
         loops.update(self._cluster.loops(self.health.beat))
@@ -350,7 +400,7 @@ class Agent:
         try:
             supervise(loops, stop, self._signals.stop)
         finally:
-            self._lock.release()
+            self._one_agent.release()
 
     def _make_cpusetter(
         self, settings: Setup, root: HostRoot, writers: Writers, cri: CRI
@@ -425,9 +475,10 @@ class Agent:
             self._reporter.wake,
             self._cluster.wake,
         )
-        if self._pod_failer:
-            signals.swept.wakes(self._pod_failer.look)
-            signals.stop.wakes(self._pod_failer.wake)
+        for role in (self._pod_failer, self._topology_reporter):
+            if role:
+                signals.swept.wakes(role.look)
+                signals.stop.wakes(role.wake)
         if self.server:
             signals.stop.wakes(self.server.wake)
 
@@ -439,33 +490,3 @@ class Agent:
 
     def _is_ready(self) -> bool:
         return self._cpusetter.ready
-
-    def _once_alone(self, name: str, loop: Loop, stop: threading.Event) -> None:
-        if self._alone(stop):
-            self.health.expect(name, self._silent_s)
-            loop(stop)
-
-    def _alone(self, stop: threading.Event) -> bool:
-        """Wait until no other agent runs on this node; return whether it came to that."""
-        # The first loop that comes here asks for all.
-        with self._entering:
-            if not self._entered and not stop.is_set():
-                try:
-                    self._entered = self._lock.acquire(stop, self._tell_waiting)
-                except HostFileError as error:
-                    log.warning("another agent on this node would not be noticed", reason=error)
-                    self._entered = True
-                if self._entered:
-                    # A role that has not spoken yet must not look ready.
-                    for condition in (
-                        cpusetter.NAME,
-                        device_manager.CONDITION,
-                        configurator.CONDITION,
-                    ):
-                        self.health.set(condition, ok=False, message="it is starting; wait")
-                    self.health.set("node", ok=True)
-            return self._entered
-
-    def _tell_waiting(self) -> None:
-        self.health.set("node", ok=False, message="another agent runs here; end one of the two")
-        log.warning("another agent runs on this node, waiting for its end")

@@ -21,12 +21,14 @@ class AllocatableResourcesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AllocatableResourcesResponse(_message.Message):
-    __slots__ = ("devices", "cpu_ids")
+    __slots__ = ("devices", "cpu_ids", "memory")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     CPU_IDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     devices: _containers.RepeatedCompositeFieldContainer[ContainerDevices]
     cpu_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, devices: _Optional[_Iterable[_Union[ContainerDevices, _Mapping]]] = ..., cpu_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    memory: _containers.RepeatedCompositeFieldContainer[ContainerMemory]
+    def __init__(self, devices: _Optional[_Iterable[_Union[ContainerDevices, _Mapping]]] = ..., cpu_ids: _Optional[_Iterable[int]] = ..., memory: _Optional[_Iterable[_Union[ContainerMemory, _Mapping]]] = ...) -> None: ...
 
 class PodResources(_message.Message):
     __slots__ = ("name", "namespace", "containers")

@@ -24,6 +24,7 @@ from cpupool.config import settings as settings_file
 from cpupool.config.settings import OPTIONS, AgentSettings
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
+from cpupool.core.node_topology import Publishing
 from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
@@ -121,6 +122,9 @@ def run(
         launch=launch,
         cpu_managers=cpu_managers,
         fail_misfit_after_s=given.fail_misfit_after_s,
+        node_name=given.node_name,
+        publishing=Publishing(given.node_topology),
+        kubelet_config=Path(given.kubelet_config) if given.kubelet_config else None,
     )
     followed = config_map(given.configmap)
     root = HostRoot.under(Path(given.host_root))
@@ -136,7 +140,15 @@ def run(
 
     def join(metrics: Metrics, changed: Callable[[], None]) -> ClusterView:
         node, names = given.node_name, settings.names
-        return ClusterView(server, node, names, metrics, changed, config_map=followed)
+        return ClusterView(
+            server,
+            node,
+            names,
+            metrics,
+            changed,
+            config_map=followed,
+            publishes=settings.publishing is not Publishing.OFF,
+        )
 
     # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a
     # runtime would wait for its answer.

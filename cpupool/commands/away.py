@@ -134,9 +134,8 @@ class Away:
             UsageError: there is no such node.
             APIError: the API server does not answer, or refuses.
         """
-        return views.node_labels(
-            self._existing(NODES.object(node), f"node {node}", "kubectl get nodes")
-        )
+        found = self._existing(NODES.object(node), f"node {node}", "kubectl get nodes")
+        return views.node(found).labels
 
     def pool_files(self) -> dict[str, bytes]:
         """Return the texts of the pool files by name.

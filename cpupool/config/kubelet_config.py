@@ -27,6 +27,7 @@ from cpupool.core.errors import (
     Severity,
     refuse_errors,
 )
+from cpupool.core.node_topology import Scope, TopologyManager
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
 from cpupool.core.quantity import as_quantity
 
@@ -43,6 +44,7 @@ _CONFIGZ: Final = "kubeletconfig"
 _CPU_MANAGER: Final = "cpuManagerPolicy"
 _CPU_MANAGER_OPTIONS: Final = "cpuManagerPolicyOptions"
 _TOPOLOGY_MANAGER: Final = "topologyManagerPolicy"
+_TOPOLOGY_SCOPE: Final = "topologyManagerScope"
 _SYSTEM: Final = "systemReserved"
 _KUBE: Final = "kubeReserved"
 _CPUS: Final = "reservedSystemCPUs"
@@ -58,6 +60,7 @@ class KubeletConfig:
         cpu_manager_policy: `none`, or `static`, which places containers itself.
         cpu_manager_options: the options of that policy: name → value.
         topology_manager_policy: how the devices of a pod are brought together on NUMA nodes.
+        topology_manager_scope: whether those of a container, or of the whole pod.
         system_reserved_milli: the cpu kept from pods for the system.
         kube_reserved_milli: the cpu kept from pods for Kubernetes.
         reserved_cpus: CPUs kept from pods; where there are some, their number counts instead.
@@ -67,10 +70,20 @@ class KubeletConfig:
     cpu_manager_policy: str = NONE
     cpu_manager_options: Mapping[str, str] = field(default_factory=dict)
     topology_manager_policy: str = NONE
+    topology_manager_scope: str = Scope.CONTAINER.value
     system_reserved_milli: int = 0
     kube_reserved_milli: int = 0
     reserved_cpus: CPUSet = field(default_factory=CPUSet)
     locations: Mapping[str, Location] = field(default_factory=dict)
+
+    @property
+    def topology_manager(self) -> TopologyManager | None:
+        """The Topology Manager; None for words with which the kubelet does not start."""
+        try:
+            policy = TopologyPolicy(self.topology_manager_policy)
+            return TopologyManager(policy, Scope(self.topology_manager_scope))
+        except ValueError:
+            return None
 
     @property
     def reserved_milli(self) -> int:
@@ -206,6 +219,7 @@ def parse(name: str, text: str | bytes) -> KubeletConfig:
             for name, value in reader.part(found.get(_CPU_MANAGER_OPTIONS)).entries.items()
         },
         topology_manager_policy=reader.word(found.get(_TOPOLOGY_MANAGER)) or NONE,
+        topology_manager_scope=reader.word(found.get(_TOPOLOGY_SCOPE)) or Scope.CONTAINER.value,
         system_reserved_milli=_milli(reader, reader.part(found.get(_SYSTEM)).get("cpu")),
         kube_reserved_milli=_milli(reader, reader.part(found.get(_KUBE)).get("cpu")),
         reserved_cpus=reader.cpus(found.get(_CPUS)) or CPUSet(),

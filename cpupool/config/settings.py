@@ -15,6 +15,7 @@ from cpupool.config.document import Origin, Text
 from cpupool.config.reader import Reader, hint
 from cpupool.core.errors import Problem, refuse_errors
 from cpupool.core.names import DEFAULT_DOMAIN, DNS_LABEL, STARTER
+from cpupool.core.node_topology import Publishing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -277,6 +278,21 @@ class AgentSettings:
         " CPUs of its own, before it sets the pod's phase to Failed (default: {default}, at once)",
         metavar="SECONDS",
         parse=delay,
+    )
+    node_topology: str = _option(
+        "node-topology",
+        Publishing.OFF.value,
+        "publish what each NUMA node can give in the node's NodeResourceTopology: zones, for the"
+        " NodeResourceTopologyMatch plugin of schedulers; koordinator, with the annotations that"
+        " koord-scheduler reads, too (default: {default})",
+        choices=tuple(each.value for each in Publishing),
+    )
+    kubelet_config: str = _option(
+        "kubelet-config",
+        "",
+        "the kubelet's configuration, whose Topology Manager's policy --node-topology publishes"
+        " (default: var/lib/kubelet/config.yaml below --host-root)",
+        metavar="FILE",
     )
     cri_socket: str = _option(
         "cri-socket",

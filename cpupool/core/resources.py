@@ -108,6 +108,14 @@ class Requirements:
         return 0 if part else cpus
 
 
+def is_extended(resource: str) -> bool:
+    """Return whether a resource is not one of Kubernetes' own, as a device plugin's.
+
+    Source: IsNativeResource in pkg/apis/core/v1/helper/helpers.go.
+    """
+    return "/" in resource and "kubernetes.io/" not in resource
+
+
 def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass:
     """Compute a pod's QoS class as Kubernetes does.
 

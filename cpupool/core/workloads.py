@@ -67,6 +67,9 @@ class Container:
             the container: its native request in a Guaranteed pod, if that is a whole number.
         balanced: whether the scheduler may balance load over its CPUs; false where its pod
             switches that off.
+        lasting: the names of the resources that it holds alone while its pod runs, if they lie on
+            NUMA nodes: extended resources, and in a Guaranteed pod cpu and memory; none for an init
+            container, which ends.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Container:
     limit_milli: int | None = None
     whole_cpus: int = 0
     balanced: bool = True
+    lasting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class Pod:
         cgroup_uid: the id in its cgroup's name: `uid`, or the hash of the static pod that it
             claims to mirror.
         finished: it has succeeded or failed, and no longer owns anything.
+        running: its phase is Running.
         limit_milli: the kubelet's limit for the pod's cgroup; None for no limit.
         node_critical: its priority class is system-node-critical.
         created: when the API server took it, as RFC 3339 in UTC; empty where that is not known.
@@ -105,6 +110,7 @@ class Pod:
     containers: tuple[Container, ...]
     cgroup_uid: str = ""
     finished: bool = False
+    running: bool = False
     limit_milli: int | None = None
     node_critical: bool = False
     created: str = ""
@@ -118,6 +124,21 @@ class Pod:
     def essential(self) -> bool:
         """Whether the node may need the pod to work, so that its containers start in any case."""
         return self.node_critical or self.cgroup_uid != self.uid
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster.
+
+    Attributes:
+        uid: as in the API.
+        labels: its labels.
+        annotations: those that cpupool reads.
+    """
+
+    uid: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def oldest_first(pods: Iterable[Pod]) -> list[Pod]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cpupool.kube import views
+from cpupool.kube import node_topology, views
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.events import EventRecorder
+from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.kube.pod_status import PodStatus
 from cpupool.kube.reflector import Reflector
 from cpupool.kube.resources import NODES, PODS
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.core.names import Names
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Node, Pod
     from cpupool.kube.client import APIServer
     from cpupool.kube.config_map import ConfigMapName
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
+
+_NODE_ANNOTATIONS: Final[tuple[str, ...]] = ()
 
 
 class ClusterView:
@@ -36,11 +39,13 @@ class ClusterView:
         metrics: where the watches and Events are counted.
         changed: called when a pod, a label or the ConfigMap has become different; must not block.
         config_map: the ConfigMap with the pool files; None where its mounted folder has to do.
+        publishes: whether the agent writes the node's topology.
 
     Attributes:
         events: where to tell users of a pod or of the node.
         config_map: that ConfigMap; None without a name.
         pod_status: where to write that a pod of the node has failed.
+        topology: where to write the node's topology; None where nobody asks for it.
     """
 
     def __init__(
@@ -52,12 +57,18 @@ class ClusterView:
         changed: Callable[[], None],
         *,
         config_map: ConfigMapName | None = None,
+        publishes: bool = False,
     ) -> None:
         self.events = EventRecorder(server, node, metrics)
         self.pod_status = PodStatus(server)
         self.config_map = (
             ConfigMapWatch(server, config_map, changed=changed, restarted=metrics.watch_restarted)
             if config_map
+            else None
+        )
+        self.topology = (
+            NodeTopologyObject(server, node, restarted=metrics.watch_restarted)
+            if publishes
             else None
         )
         self._node = node
@@ -73,7 +84,7 @@ class ClusterView:
         self._nodes = Reflector(
             server,
             NODES.collection(),
-            views.node_labels,
+            lambda body: views.node(body, _NODE_ANNOTATIONS),
             fields=f"metadata.name={node}",
             changed=self._node_changed,
             restarted=metrics.watch_restarted,
@@ -85,6 +96,11 @@ class ClusterView:
 
     def labels(self) -> Mapping[str, str] | None:
         """Return this node's labels, or None while there is no such node or it is not known yet."""
+        node = self.node()
+        return node.labels if node else None
+
+    def node(self) -> Node | None:
+        """Return this node, or None while there is no such node or it is not known yet."""
         nodes = self._nodes.items()
         return nodes[0] if nodes else None
 
@@ -103,6 +119,8 @@ class ClusterView:
         }
         if self.config_map:
             loops[CONFIG_MAP_WATCH] = self.config_map.run
+        if self.topology:
+            loops[node_topology.NAME] = self.topology.run
         return {name: partial(run, beat=partial(beat, name)) for name, run in loops.items()}
 
     def wake(self) -> None:
@@ -111,6 +129,8 @@ class ClusterView:
             loop.wake()
         if self.config_map:
             self.config_map.wake()
+        if self.topology:
+            self.topology.wake()
 
     def _node_changed(self) -> None:
         if not self._nodes.items():

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from cpupool.wire import node_topology
+
 
 @dataclass(frozen=True, slots=True)
 class APIPath:
@@ -21,6 +23,11 @@ class APIPath:
 
     resource: str
     text: str
+
+
+def group(name: str) -> APIPath:
+    """Return the path that names the versions of an API group."""
+    return APIPath("apis", f"/apis/{quote(name, safe='')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,11 @@ class Resource:
 
 PODS: Final = Resource("", "v1", "pods")
 NODES: Final = Resource("", "v1", "nodes")
+NODE_TOPOLOGIES: Final = {
+    version: Resource(node_topology.GROUP, version, node_topology.PLURAL)
+    for version in node_topology.VERSIONS
+}
+"""Version → the resource of the nodes' topologies."""
 NAMESPACES: Final = Resource("", "v1", "namespaces")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 SECRETS: Final = Resource("", "v1", "secrets")

@@ -18,13 +18,28 @@ import yaml
 from cpupool.core.errors import Location, ManifestError, QuantityError
 from cpupool.core.names import CRIO_LOAD_BALANCING, DISABLE, STATIC_POD_HASH, STATIC_POD_MIRROR
 from cpupool.core.quantity import Quantity
-from cpupool.core.resources import CPU, Requirements, pod_limit_milli, qos_class
-from cpupool.core.workloads import Container, ContainerID, ContainerKind, Pod, PodUID, QoSClass
+from cpupool.core.resources import (
+    CPU,
+    MEMORY,
+    Requirements,
+    is_extended,
+    pod_limit_milli,
+    qos_class,
+)
+from cpupool.core.workloads import (
+    Container,
+    ContainerID,
+    ContainerKind,
+    Node,
+    Pod,
+    PodUID,
+    QoSClass,
+)
 from cpupool.kube import templates
 from cpupool.kube.fields import Field, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from cpupool.core.names import Names
 
@@ -39,6 +54,7 @@ _STATUS_LISTS: Final = (
     "containerStatuses",
     "ephemeralContainerStatuses",
 )
+_RUNNING: Final = "Running"
 _FINISHED: Final = ("Succeeded", "Failed")
 _NODE_CRITICAL: Final = "system-node-critical"
 
@@ -90,14 +106,23 @@ def pod(body: Body, names: Names) -> Pod:
         raise ManifestError(top.source, error.path, str(error)) from error
 
 
-def node_labels(body: Body) -> dict[str, str]:
-    """Read a node's labels.
+def node(body: Body, read: Collection[str] = ()) -> Node:
+    """Read a node.
+
+    Args:
+        body: the node.
+        read: the annotations to keep.
 
     Raises:
-        ManifestError: they hold something else than texts.
+        ManifestError: a label or an annotation is no text.
     """
-    labels = Field("node", "", body)["metadata"]["labels"]
-    return {key: value.text("") for key, value in labels.entries()}
+    metadata = Field("node", "", body)["metadata"]
+    annotations = metadata["annotations"]
+    return Node(
+        metadata["uid"].text(""),
+        {key: value.text("") for key, value in metadata["labels"].entries()},
+        {key: annotations[key].text("") for key in read if annotations[key].value is not None},
+    )
 
 
 def node_name(body: Body) -> str:
@@ -199,7 +224,9 @@ def _pod(top: Field, names: Names) -> Pod:
     # The kubelet gives no CPUs of their own to containers of a pod with resources of its own
     # (KEP-2837; the gate PodLevelResourceManagers is off by default).
     owns = qos is QoSClass.GUARANTEED and not (pod_level.requests or pod_level.limits)
-    containers = tuple(_containers(top, asked, names, owns=owns))
+    containers = tuple(
+        _containers(top, asked, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
+    )
     return Pod(
         uid=uid,
         namespace=metadata["namespace"].name("default"),
@@ -208,6 +235,7 @@ def _pod(top: Field, names: Names) -> Pod:
         containers=containers,
         cgroup_uid=static if mirrored else "",
         finished=status["phase"].text("") in _FINISHED,
+        running=status["phase"].text("") == _RUNNING,
         limit_milli=pod_limit_milli(pod_level, _overhead(spec), qos, containers),
         node_critical=spec["priorityClassName"].text("") == _NODE_CRITICAL,
         created=metadata["creationTimestamp"].text(""),
@@ -257,6 +285,7 @@ def _containers(
     names: Names,
     *,
     owns: bool,
+    guaranteed: bool,
 ) -> Iterator[Container]:
     spec, annotations = body["spec"], body["metadata"]["annotations"]
     ids = dict(_running_ids(body["status"]))
@@ -275,9 +304,28 @@ def _containers(
             limit_milli=needs.limit_milli,
             whole_cpus=needs.whole_cpus if owns and kind is not ContainerKind.EPHEMERAL else 0,
             balanced=not _unbalanced(annotations, name, names),
+            lasting=_lasting(kind, found["resources"], needs, guaranteed=guaranteed),
         )
     if not seen:
         raise spec["containers"].error("is missing")
+
+
+def _lasting(
+    kind: ContainerKind, resources: Field, needs: Requirements, *, guaranteed: bool
+) -> frozenset[str]:
+    """Return `Container.lasting`.
+
+    Source: IsExclusive in kubernetes-sigs/scheduler-plugins,
+    pkg/noderesourcetopology/resourcerequests.
+    """
+    if kind not in {ContainerKind.APP, ContainerKind.SIDECAR}:
+        return frozenset()
+    requested = (name for part in ("requests", "limits") for name, _ in resources[part].entries())
+    found = {name for name in requested if is_extended(name)}
+    if guaranteed:
+        found |= {CPU} if needs.whole_cpus else set()
+        found |= {MEMORY} & {*needs.limits, *needs.requests}
+    return frozenset(found)
 
 
 def _unbalanced(annotations: Field, container: str, names: Names) -> bool:

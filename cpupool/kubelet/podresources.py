@@ -7,7 +7,7 @@ callers ask once per round, not once per pod.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -20,9 +20,10 @@ from cpupool.channel import dialled
 from cpupool.core.cpuset import MAX_CPU, CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices, nodes_of
 from cpupool.core.errors import RemoteProtocolError
+from cpupool.core.node_topology import Amounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.api.podresources_pb2 import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         ListPodResourcesResponse,
     )
     from cpupool.core.devices import PodDevices
+    from cpupool.core.node_topology import KubeletAmounts
 
 
 _RETRY_SHARE: Final = 5
@@ -39,7 +41,7 @@ _NO_DEVICES: Final = AllocatedDevices(frozenset())
 
 
 class PodResources:
-    """A `DeviceSource` over the kubelet's socket; needs no renewal when the kubelet restarts.
+    """A `DeviceSource` and an `Inventory`; needs no renewal when the kubelet restarts.
 
     Args:
         socket: usually `pod-resources/kubelet.sock`.
@@ -94,6 +96,25 @@ class PodResources:
             )
         return _cpus(answer.cpu_ids)
 
+    def amounts(self) -> KubeletAmounts:
+        """Return how much of other plugins' devices and of pinned memory each NUMA node has.
+
+        A device counts on each of its nodes, as in the hints of the kubelet's device manager.
+        Memory is in bytes, and there only with the kubelet's memory manager.
+
+        Raises:
+            RemoteProtocolError: the kubelet is not there, or does not answer.
+        """
+        with self._calling("asking for the kubelet's allocatable resources") as stub:
+            given: AllocatableResourcesResponse = stub.GetAllocatableResources(
+                AllocatableResourcesRequest(), timeout=self._timeout_s
+            )
+            used: ListPodResourcesResponse = stub.List(
+                ListPodResourcesRequest(), timeout=self._timeout_s
+            )
+        containers = [container for pod in used.pod_resources for container in pod.containers]
+        return {**_device_amounts(given, containers), **_memory_amounts(given, containers)}
+
     @contextmanager
     def _calling(self, purpose: str) -> Iterator[PodResourcesListerStub]:
         if self._now_s() < self._retry_at_s:
@@ -130,6 +151,55 @@ def _devices_of(container: ContainerResources) -> dict[str, AllocatedDevices]:
     if cpus := _cpus(container.cpu_ids):
         grants[NATIVE_CPU] = AllocatedDevices(frozenset(map(str, cpus)), cpus)
     return grants
+
+
+def _device_amounts(
+    given: AllocatableResourcesResponse, containers: Sequence[ContainerResources]
+) -> KubeletAmounts:
+    nodes: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for listed in given.devices:
+        on = {node.ID for node in listed.topology.nodes if node.ID >= 0}
+        for identifier in listed.device_ids if on else ():
+            nodes[listed.resource_name][identifier] |= on
+    used = {
+        (listed.resource_name, identifier)
+        for container in containers
+        for listed in container.devices
+        for identifier in listed.device_ids
+    }
+    found = {}
+    for resource, on_nodes in nodes.items():
+        total = Counter(node for on in on_nodes.values() for node in on)
+        free = Counter(
+            node
+            for identifier, on in on_nodes.items()
+            if (resource, identifier) not in used
+            for node in on
+        )
+        found[resource] = {node: Amounts(count, count, free[node]) for node, count in total.items()}
+    return found
+
+
+def _memory_amounts(
+    given: AllocatableResourcesResponse, containers: Sequence[ContainerResources]
+) -> KubeletAmounts:
+    total: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for block in given.memory:
+        for node in block.topology.nodes:
+            total[block.memory_type][node.ID] += block.size
+    free = {kind: Counter(by_node) for kind, by_node in total.items()}
+    for container in containers:
+        for block in container.memory:
+            left, by_node = block.size, free.get(block.memory_type, Counter())
+            # The memory manager fills the nodes of a block from the lowest on (policy_static.go).
+            for identifier in sorted(node.ID for node in block.topology.nodes):
+                taken = min(left, by_node[identifier])
+                by_node[identifier] -= taken
+                left -= taken
+    return {
+        kind: {node: Amounts(size, size, free[kind][node]) for node, size in by_node.items()}
+        for kind, by_node in total.items()
+    }
 
 
 def _cpus(ids: Iterable[int]) -> CPUSet:

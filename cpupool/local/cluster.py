@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cpupool.core.workloads import Node
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class EmbeddedCluster:
         events: receives the Events.
         config_map: None: the folder of pool files counts.
         pod_status: None: the status of a pod is the kubelet's alone.
+        topology: None: there is no scheduler.
     """
 
     source: PodSource
@@ -46,6 +48,7 @@ class EmbeddedCluster:
     events: EventSink = field(default_factory=EventLog)
     config_map: None = None
     pod_status: None = None
+    topology: None = None
 
     def pods(self) -> tuple[Pod, ...] | None:
         """Return the source's pods.
@@ -58,6 +61,10 @@ class EmbeddedCluster:
     def labels(self) -> Mapping[str, str]:
         """Return the labels."""
         return self.node_labels
+
+    def node(self) -> Node:
+        """Return the node."""
+        return Node("", self.node_labels)
 
     def loops(
         self, beat: Callable[[str], None] = lambda _loop: None

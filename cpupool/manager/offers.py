@@ -81,20 +81,29 @@ def lists(
     for resource in offered(facts, held):
         listed = before.get(resource.name)
         ids = held.get(resource.name, frozenset())
-        offer = _offer(facts, resolution, resource, ids, listed)
-        same = listed is not None and listed.offer.looks_like(offer)
+        offered_now = offer(facts, resolution, resource, ids, listed)
+        same = listed is not None and listed.offer.looks_like(offered_now)
         number = listed.generation if listed is not None and same else next(numbers)
-        found[resource.name] = DeviceList(number, offer, ids)
+        found[resource.name] = DeviceList(number, offered_now, ids)
     return found
 
 
-def _offer(
+def offer(
     facts: NodeFacts,
     resolution: Resolution,
     resource: Advertised,
     held: frozenset[str],
-    before: DeviceList | None,
+    before: DeviceList | None = None,
 ) -> Offer:
+    """Return the devices of a resource.
+
+    Args:
+        facts: as for `lists`.
+        resolution: as for `lists`.
+        resource: the resource.
+        held: its ids that pods hold.
+        before: its list until now; None for no list.
+    """
     taken = resolution.held_elsewhere(resource.name)
     beside = facts.blocked
     if resource.name.kind.exclusive:

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.devices import PodDevices
+    from cpupool.core.node_topology import KubeletAmounts
     from cpupool.core.quota import Bandwidth
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
+    from cpupool.wire.node_topology import Observed, Values
 
 POD_ITSELF: Final = ContainerID("")
 """The id of a pod's own directory; no container has this id."""
@@ -117,6 +119,47 @@ class PodStatusSink(Protocol):
 
     def interrupt(self) -> None:
         """End the request that is going on, and every later one."""
+        ...
+
+
+class NodeTopologySink(Protocol):
+    """The object in which schedulers read this node's topology."""
+
+    @property
+    def version(self) -> str:
+        """The version of the API in which the object is written; empty until it is known."""
+        ...
+
+    def observed(self) -> tuple[Observed, ...] | None:
+        """Return the object, or nothing where there is none; None until that is known."""
+        ...
+
+    def wakes(self, changed: Callable[[], None]) -> None:
+        """Call this at each change of the object; it must not block."""
+        ...
+
+    def apply(self, node_uid: str, values: Values) -> None:
+        """Set these fields of the object, and give up every other field.
+
+        Args:
+            node_uid: the UID of the Node, which owns the object.
+            values: the fields.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        ...
+
+
+class Inventory(Protocol):
+    """The kubelet's books of what it pins to NUMA nodes."""
+
+    def amounts(self) -> KubeletAmounts:
+        """Return how much of each resource of device plugins, and of memory, is where.
+
+        Raises:
+            RemoteProtocolError: the kubelet does not answer.
+        """
         ...
 
 

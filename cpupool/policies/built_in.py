@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
-    from cpupool.policies.base import CPUManagerPolicies
+    from cpupool.policies.base import CPUManagerPolicies, CPUManagerPolicy
 
 BUILT_IN: Final[CPUManagerPolicies] = {
     NONE: lambda _pools, _machine: NonePolicy(),
@@ -32,9 +32,12 @@ def assignable(pools: NodePools, machine: CPUTopology) -> CPUSet | None:
     factory = BUILT_IN.get(pools.cpu_manager.policy)
     if factory is None or not pools.cpu_manager.chooses:
         return None
-    empty = NodeView(machine, pools, pools.default_cpus(machine))
-    given = factory(pools, machine).available(empty)
-    if pools.cpu_manager.options.full_pcpus_only:
-        # A core with a reserved CPU is never given as a whole.
-        given -= machine.with_siblings(empty.free - given)
-    return given
+    return given(factory(pools, machine), NodeView(machine, pools, pools.default_cpus(machine)))
+
+
+def given(policy: CPUManagerPolicy, view: NodeView) -> CPUSet:
+    """Return the CPUs that containers can get of their own; with `full-pcpus-only` whole cores."""
+    cpus = policy.available(view)
+    if not view.pools.cpu_manager.options.full_pcpus_only:
+        return cpus
+    return cpus - view.topology.with_siblings(view.cpus & view.topology.online - cpus)

@@ -289,6 +289,13 @@ class Metrics(ProcessMetrics):
             "Containers that started while others ran on their CPUs, or on CPUs of another pod",
             registry=registry,
         )
+        self._topology_writes = Counter(
+            "cpupool_node_topology_writes",
+            "Writes of the node's NodeResourceTopology, by outcome: changed (the node has), again"
+            " (another program had overwritten it), refused",
+            ("outcome",),
+            registry=registry,
+        )
         self.containers({})
         self.confined({})
 
@@ -375,6 +382,10 @@ class Metrics(ProcessMetrics):
     def nri_answered(self, request: str, outcome: str, seconds: float) -> None:
         """Count an answer; request and outcome are each one of a few words."""
         self._nri_answers.labels(request, outcome).observe(seconds)
+
+    def topology_written(self, outcome: str) -> None:
+        """Count a write of the NodeResourceTopology; the outcome is one of a few words."""
+        self._topology_writes.labels(outcome).inc()
 
     def start_breached(self) -> None:
         """Count a container that started although others had not left its CPUs."""

@@ -45,7 +45,6 @@ class Objects:
         # By the path of the collection, and there pods and nodes by UID, and the rest by name.
         self._bodies: defaultdict[Path, dict[str, Body]] = defaultdict(dict)
         self._pages: dict[str, tuple[str, list[Body]]] = {}
-        self._owners: defaultdict[Path, dict[str, patches.Fields]] = defaultdict(dict)
 
     def everywhere(self, collection: Path) -> dict[str, tuple[Path, Body]]:
         """Give each object of a collection by UID, with the collection that holds it."""
@@ -161,13 +160,11 @@ class Objects:
         if not found and content_type != patches.APPLY:
             return _not_found(path)
         key, known = found or (path.name, {"metadata": {"name": path.name}})
-        owners = copy.deepcopy(self._owners[replace(path, subresource="")])
         try:
-            body = patches.changed(known, content_type, text, parameters, owners)
+            body = patches.changed(known, content_type, text, parameters)
         except RefusedPatchError as error:
             code, reason, message = error.args
             return code, {}, refusal(code, reason, message)
-        self._owners[replace(path, subresource="")] = owners
         body = _stored(known, body, path.subresource)
         if not found:
             self.keep(path, body)

@@ -21,6 +21,8 @@ Fields = set[tuple[str, ...]]
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"
+_MANAGED = "managedFields"
+_NAMES = {"apiVersion", "kind"}
 
 
 class RefusedPatchError(Exception):
@@ -30,14 +32,8 @@ class RefusedPatchError(Exception):
         super().__init__(status, reason, message)
 
 
-def changed(
-    known: Body,
-    content_type: str,
-    text: bytes,
-    parameters: Mapping[str, str],
-    owners: dict[str, Fields],
-) -> Body:
-    """Change an object as the content type says; `owners` as for `applied`.
+def changed(known: Body, content_type: str, text: bytes, parameters: Mapping[str, str]) -> Body:
+    """Change an object as the content type says.
 
     Raises:
         RefusedPatchError: it is not taken.
@@ -47,7 +43,7 @@ def changed(
     if content_type == JSON:
         return patched(known, json.loads(text))
     if content_type == APPLY:
-        return applied(known, owners, text, parameters)
+        return applied(known, text, parameters)
     what = f"the body of the request was in an unknown format: {content_type}"
     raise RefusedPatchError(415, "UnsupportedMediaType", what)
 
@@ -78,10 +74,8 @@ def patched(body: Body, operations: Any) -> Body:
     return result
 
 
-def applied(
-    body: Body, owners: dict[str, Fields], text: bytes, parameters: Mapping[str, str]
-) -> Body:
-    """Apply fields as their manager; `owners` has each manager's fields, and is changed.
+def applied(body: Body, text: bytes, parameters: Mapping[str, str]) -> Body:
+    """Apply fields as their manager; `metadata.managedFields` says who has which.
 
     Raises:
         RefusedPatchError: no manager is named, or another one owns a field that would be changed.
@@ -90,25 +84,56 @@ def applied(
     if not manager:
         raise RefusedPatchError(400, "BadRequest", "fieldManager is required for apply patch")
     given = json.loads(text)
-    wanted = {
-        path: value for path, value in _leaves(given) if path[0] not in {"apiVersion", "kind"}
-    }
+    wanted = {path: value for path, value in _leaves(given) if path[0] not in _NAMES}
     before = dict(_leaves(body))
     different = {path for path, value in wanted.items() if before.get(path) != value}
-    rivals = {other: fields & different for other, fields in owners.items() if other != manager}
+    owners = _owners(body)
+    rivals = {other: fields & different for other, fields in owners.items() if other[0] != manager}
     conflicts = sorted(other for other, fields in rivals.items() if fields)
     if conflicts and parameters.get("force") != "true":
-        what = f"Apply failed with conflicts with {', '.join(conflicts)}"
+        what = f"Apply failed with conflicts with {', '.join(name for name, _ in conflicts)}"
         raise RefusedPatchError(409, "Conflict", what)
     for other in conflicts:
         owners[other] -= rivals[other]
     result = copy.deepcopy(body)
-    others = set().union(*(fields for other, fields in owners.items() if other != manager))
-    for path in owners.get(manager, set()) - wanted.keys() - others:
+    mine = (manager, "Apply")
+    others = set().union(*(fields for other, fields in owners.items() if other != mine))
+    for path in owners.get(mine, set()) - wanted.keys() - others:
         _remove(result, path)
-    owners[manager] = set(wanted)
+    owners[mine] = set(wanted)
     whole: Body = merged(result, given)
+    whole["metadata"][_MANAGED] = [
+        {"manager": name, "operation": operation, "fieldsV1": _tree(fields)}
+        for (name, operation), fields in owners.items()
+        if fields
+    ]
     return whole
+
+
+def _owners(body: Body) -> dict[tuple[str, str], Fields]:
+    """Give the fields of each manager, by its name and its way of writing."""
+    return {
+        (entry["manager"], entry["operation"]): set(_paths(entry["fieldsV1"]))
+        for entry in body["metadata"].get(_MANAGED, ())
+    }
+
+
+def _paths(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, inner in tree.items():
+        below = (*path, key.removeprefix("f:"))
+        if inner:
+            yield from _paths(inner, below)
+        else:
+            yield below
+
+
+def _tree(fields: Fields) -> Body:
+    tree: Body = {}
+    for path in sorted(fields):
+        place = tree
+        for key in path:
+            place = place.setdefault(f"f:{key}", {})
+    return tree
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -14,14 +14,18 @@ KINDS = {
     "nodes": "Node",
     "configmaps": "ConfigMap",
     "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
+    "noderesourcetopologies": "NodeResourceTopology",
 }
 """What cpupool's parts may list and watch."""
+CUSTOM = {"NodeResourceTopology"}
+"""The kinds that a CRD defines."""
 _SINGLE = {
     ("", "namespaces"),
     ("", "secrets"),
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
 }
 """What they may read and replace, by group and plural."""
+_GROUP = re.compile(r"/apis/(?P<group>[^/]+)")
 # The path of a namespace's own subresource looks like that of a collection in it.
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>[^/]+)"
@@ -43,6 +47,8 @@ class Path:
 
     @classmethod
     def of(cls, text: str) -> Path:
+        if group := _GROUP.fullmatch(text):
+            return cls(group["group"], "", "apis")
         found = _PATH.fullmatch(text)
         if found is None:
             return cls("", "", text.rpartition("/")[2])
@@ -76,6 +82,8 @@ class Path:
 
 def verb(method: str, path: Path, parameters: Mapping[str, str]) -> str:
     """Give the verb of RBAC."""
+    if path.plural == "apis":
+        return "get"
     if method == "GET":
         return "get" if path.name else "watch" if "watch" in parameters else "list"
     return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(method, method.lower())
@@ -83,6 +91,8 @@ def verb(method: str, path: Path, parameters: Mapping[str, str]) -> str:
 
 def is_granted(verb: str, path: Path, parameters: Mapping[str, str]) -> bool:
     """Return whether RBAC lets some part of cpupool ask for this."""
+    if path.plural == "apis" or (verb, path.plural) == ("patch", "noderesourcetopologies"):
+        return True
     if path.subresource:
         return (verb, path.group, path.resource) == ("patch", "", "pods/status")
     if verb in {"get", "update"}:

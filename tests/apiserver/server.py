@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from tests.apiserver.events import problems_of_event
 from tests.apiserver.http import Listener
 from tests.apiserver.objects import Objects, refusal
-from tests.apiserver.paths import KINDS, Path, is_granted, verb
+from tests.apiserver.paths import CUSTOM, KINDS, Path, is_granted, verb
 from tests.apiserver.watches import DROP, END, Watch, line
 from tests.waiting import DEADLINE_S
 
@@ -63,6 +63,7 @@ class FakeAPIServer:
         forbidden: every (verb, resource) that is refused for want of a right.
         proxied: what is behind the proxy of a node or a pod, by path.
         page: the most objects that a list gives at once, whatever was asked for.
+        crds: group → the versions that it serves.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class FakeAPIServer:
         self.forbidden: set[tuple[str, str]] = set()
         self.proxied: dict[str, Body] = {}
         self.page = 500
+        self.crds: dict[str, list[str]] = {}
         self._admin = admin
         self._lock = threading.Condition()
         self._objects = Objects()
@@ -278,6 +280,8 @@ class FakeAPIServer:
     def _answered(self, path: Path, request: Request) -> Answer:
         if request.verb == "create":
             return self._create_event(path.namespace, json.loads(request.body))
+        if path.plural == "apis" or (path.kind in CUSTOM and not self._serves(path)):
+            return self._discovered(path)
         with self._lock:
             if request.verb == "list":
                 limit = min(int(request.parameters.get("limit", "500")), self.page)
@@ -294,6 +298,19 @@ class FakeAPIServer:
             if answer[0] < 300:
                 self.updates.append((urlsplit(request.path).path, answer[2]))
             return answer
+
+    def _serves(self, path: Path) -> bool:
+        return path.version in self.crds.get(path.group, ())
+
+    def _discovered(self, path: Path) -> Answer:
+        """Answer for a group, or for what no CRD defines."""
+        versions = self.crds.get(path.group, []) if path.plural == "apis" else []
+        if not versions:
+            # Without a Status, as for every path that no handler has.
+            return 404, {}, refusal(404, "NotFound", "404 page not found")
+        found = [{"groupVersion": f"{path.group}/{each}", "version": each} for each in versions]
+        body = {"kind": "APIGroup", "name": path.group, "versions": found}
+        return 200, {}, {**body, "preferredVersion": found[-1]}
 
     def _stream(self, handler: Handler, collection: Path, parameters: Mapping[str, str]) -> None:
         since = int(parameters.get("resourceVersion", "0"))

@@ -274,6 +274,8 @@ def test_server_side_apply(
     force: bool,
 ) -> None:
     leases, custom = CoordinationV1Api(official), CustomObjectsApi(official)
+    for server in (theirs, ours):
+        server.crds = {TOPOLOGIES.group: [TOPOLOGIES.version]}
     forced = {"force": True} if force else {}
     options: Any = {"_content_type": APPLY, "field_manager": "cpupool", **forced, **RAW}
     answers = [

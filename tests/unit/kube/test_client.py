@@ -88,11 +88,14 @@ def test_a_missing_or_damaged_token_says_so(folder: Path, text: bytes | None) ->
 
 def test_a_watch_over_tls_tells_changes_and_ends_when_it_shall(folder: Path) -> None:
     with pod_of_a_cluster(folder) as (fake, server):
-        nodes = Reflector(server, NODES.collection(), views.node_labels, changed=lambda: None)
+        nodes = Reflector(server, NODES.collection(), views.node, changed=lambda: None)
         with running(nodes.run, wake=nodes.wake):
             eventually(lambda: fake.watching("nodes"), "a watch")
             fake.set_labels({"nodeType": "dpdk"})
-            eventually(lambda: nodes.items() == ({"nodeType": "dpdk"},), "the label")
+            eventually(
+                lambda: [node.labels for node in nodes.items() or ()] == [{"nodeType": "dpdk"}],
+                "the label",
+            )
 
 
 def test_an_ipv6_service_address_is_understood(folder: Path) -> None:

@@ -146,14 +146,19 @@ def test_the_admission_requests_of_cpu_pooler_hold_pods() -> None:
 
 
 def test_a_node_has_labels() -> None:
-    assert views.node_labels({"metadata": {"name": "n", "labels": {"a": "1", "b": ""}}}) == {
-        "a": "1",
-        "b": "",
-    }
-    assert views.node_labels({"metadata": {"name": "n"}}) == {}
+    found = views.node({"metadata": {"name": "n", "uid": "u", "labels": {"a": "1", "b": ""}}})
+    assert (found.uid, found.labels) == ("u", {"a": "1", "b": ""})
+    assert views.node({"metadata": {"name": "n"}}).labels == {}
+
+
+def test_a_node_has_the_annotations_that_are_read() -> None:
+    found = views.node(
+        {"metadata": {"annotations": {"read": "", "other": "2"}}}, ("read", "absent")
+    )
+    assert found.annotations == {"read": ""}
 
 
 @pytest.mark.parametrize("labels", [["a"], {"a": 1}])
 def test_labels_that_are_none_are_refused(labels: object) -> None:
     with pytest.raises(ManifestError, match=r"node: metadata\.labels"):
-        views.node_labels({"metadata": {"name": "n", "labels": labels}})
+        views.node({"metadata": {"name": "n", "labels": labels}})
