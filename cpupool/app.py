@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.config.settings import AgentSettings
-from cpupool.core.errors import HostFileError
+from cpupool.core.koordinator import CPUModel
 from cpupool.core.names import Names
 from cpupool.core.node_topology import Publishing
 from cpupool.enforce.load_balancing import LoadBalancingGoal
@@ -18,7 +17,7 @@ from cpupool.enforce.mover import Mover
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writers import Writers
-from cpupool.host import node_memory
+from cpupool.host import cpu_model, node_memory
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
@@ -32,7 +31,9 @@ from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
+from cpupool.manager.node_topology import Surroundings
 from cpupool.manager.ports import NodeLabels, PodSource, Writer
+from cpupool.one_agent import OneAgent
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.roles import (
     configurator,
@@ -65,6 +66,7 @@ from cpupool.telemetry.metrics import Metrics
 from cpupool.telemetry.server import TelemetryServer
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
@@ -166,58 +168,6 @@ class Cluster(PodSource, NodeLabels, Protocol):
         ...
 
 
-class OneAgent:
-    """Runs loops only while no other agent runs on this node.
-
-    Args:
-        lock: the file that the node's one agent holds locked.
-        health: hears of waiting, and which loops must beat.
-        silent_s: how long a loop may say nothing.
-    """
-
-    def __init__(self, lock: FileLock, health: Health, silent_s: float) -> None:
-        self._lock = lock
-        self._health = health
-        self._silent_s = silent_s
-        self._entering = threading.Lock()
-        self._entered = False
-
-    def run(self, name: str, loop: Loop, stop: threading.Event) -> None:
-        """Run a loop until `stop` is set, and before that wait for the end of another agent."""
-        if self._alone(stop):
-            self._health.expect(name, self._silent_s)
-            loop(stop)
-
-    def release(self) -> None:
-        """Let another agent work."""
-        self._lock.release()
-
-    def _alone(self, stop: threading.Event) -> bool:
-        """Wait until no other agent runs on this node; return whether it came to that."""
-        # The first loop that comes here asks for all.
-        with self._entering:
-            if not self._entered and not stop.is_set():
-                try:
-                    self._entered = self._lock.acquire(stop, self._tell_waiting)
-                except HostFileError as error:
-                    log.warning("another agent on this node would not be noticed", reason=error)
-                    self._entered = True
-                if self._entered:
-                    # A role that has not spoken yet must not look ready.
-                    for condition in (
-                        cpusetter.NAME,
-                        device_manager.CONDITION,
-                        configurator.CONDITION,
-                    ):
-                        self._health.set(condition, ok=False, message="it is starting; wait")
-                    self._health.set("node", ok=True)
-            return self._entered
-
-    def _tell_waiting(self) -> None:
-        self._health.set("node", ok=False, message="another agent runs here; end one of the two")
-        log.warning("another agent runs on this node, waiting for its end")
-
-
 class Agent:
     """Everything that runs on a node.
 
@@ -255,7 +205,12 @@ class Agent:
         self._metrics = Metrics()
         self._signals = signals = Signals()
         self._observe = observe
-        self._one_agent = OneAgent(FileLock(root.lock), self.health, self._silent_s)
+        self._one_agent = OneAgent(
+            FileLock(root.lock),
+            self.health,
+            self._silent_s,
+            unready=(cpusetter.NAME, device_manager.CONDITION, configurator.CONDITION),
+        )
         self._cluster = join(self._metrics, signals.cluster)
         cri = CRI(
             [settings.cri_socket] if settings.cri_socket else root.cri_sockets, settings.names
@@ -343,9 +298,7 @@ class Agent:
             names=settings.names,
             node=self._cluster.node,
             node_name=settings.node_name,
-            inventory=PodResources(root.podresources_socket),
-            memory=partial(node_memory.read, root.sysfs),
-            kubelet=KubeletConfigFile(settings.kubelet_config or root.kubelet_config).read,
+            around=_surroundings(settings, root),
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
@@ -490,3 +443,18 @@ class Agent:
 
     def _is_ready(self) -> bool:
         return self._cpusetter.ready
+
+
+def _surroundings(settings: Setup, root: HostRoot) -> Callable[[], Surroundings]:
+    """Return what reads the facts that the published topology needs from this machine."""
+    devices = PodResources(root.podresources_socket)
+    kubelet = KubeletConfigFile(settings.kubelet_config or root.kubelet_config)
+    # Once: before Linux 5.17 each reading of /proc/cpuinfo interrupts every CPU.
+    model = cache(partial(cpu_model.read, root.proc, root.sysfs))
+    for_koordinator = settings.publishing is Publishing.KOORDINATOR
+    return lambda: Surroundings(
+        memory=node_memory.read(root.sysfs),
+        amounts=devices.amounts(),
+        kubelet=kubelet.read(),
+        model=model() if for_koordinator else CPUModel(),
+    )

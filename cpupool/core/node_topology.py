@@ -81,13 +81,15 @@ class NodeTopology:
         zones: its NUMA nodes, sorted by id.
         manager: the Topology Manager that refuses pods; None where it is not known.
         fingerprint: names the pods that `available` takes into account.
-        annotations: for other readers of the object.
+        annotations: annotations of the object, for other readers of it.
+        labels: labels of the object.
     """
 
     zones: tuple[Zone, ...]
     manager: TopologyManager | None
     fingerprint: str
     annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cpupool.kube import node_topology, views
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
@@ -13,6 +13,7 @@ from cpupool.kube.pod_status import PodStatus
 from cpupool.kube.reflector import Reflector
 from cpupool.kube.resources import NODES, PODS
 from cpupool.telemetry import log as logs
+from cpupool.wire import koordinator
 
 if TYPE_CHECKING:
     import threading
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
-
-_NODE_ANNOTATIONS: Final[tuple[str, ...]] = ()
 
 
 class ClusterView:
@@ -84,7 +83,7 @@ class ClusterView:
         self._nodes = Reflector(
             server,
             NODES.collection(),
-            lambda body: views.node(body, _NODE_ANNOTATIONS),
+            lambda body: views.node(body, koordinator.NODE_ANNOTATIONS),
             fields=f"metadata.name={node}",
             changed=self._node_changed,
             restarted=metrics.watch_restarted,

@@ -41,7 +41,7 @@ _NO_DEVICES: Final = AllocatedDevices(frozenset())
 
 
 class PodResources:
-    """A `DeviceSource` and an `Inventory`; needs no renewal when the kubelet restarts.
+    """A `DeviceSource`; needs no renewal when the kubelet restarts.
 
     Args:
         socket: usually `pod-resources/kubelet.sock`.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.devices import PodDevices
-    from cpupool.core.node_topology import KubeletAmounts
     from cpupool.core.quota import Bandwidth
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
@@ -147,18 +146,6 @@ class NodeTopologySink(Protocol):
 
         Raises:
             APIError: the API server does not answer, or refuses.
-        """
-        ...
-
-
-class Inventory(Protocol):
-    """The kubelet's books of what it pins to NUMA nodes."""
-
-    def amounts(self) -> KubeletAmounts:
-        """Return how much of each resource of device plugins, and of memory, is where.
-
-        Raises:
-            RemoteProtocolError: the kubelet does not answer.
         """
         ...
 

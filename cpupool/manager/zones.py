@@ -101,16 +101,23 @@ def refusing(facts: NodeFacts, kubelet: TopologyManager | None) -> TopologyManag
     return TopologyManager(own.topology_policy) if own.chooses else kubelet
 
 
+def allocatable_cpus(facts: NodeFacts, view: NodeView) -> CPUSet:
+    """Return the CPUs that pods without pools can get while no pod runs."""
+    if facts.pools.cpu_manager.chooses:
+        return given(facts.policy, NodeView(facts.topology, facts.pools, view.cpus))
+    if view.kubelet_places:
+        return facts.static_cpus & facts.topology.online
+    return view.cpus & facts.topology.online
+
+
 def _cpus(facts: NodeFacts, resolution: Resolution, *, every_cpu: bool) -> Mapping[int, Amounts]:
     topology, view = facts.topology, resolution.view
+    allocatable = allocatable_cpus(facts, view)
     if facts.pools.cpu_manager.chooses:
-        empty = NodeView(topology, facts.pools, view.cpus)
-        allocatable, available = given(facts.policy, empty), given(facts.policy, view)
+        available = given(facts.policy, view)
     elif view.kubelet_places:
-        allocatable = facts.static_cpus & topology.online
         available = allocatable - resolution.grants.cpus
     else:
-        allocatable = view.cpus & topology.online
         available = allocatable & view.common
     if every_cpu:
         allocatable = topology.online

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.errors import CPUPoolError
-from cpupool.core.node_topology import NodeTopology, Publishing
 from cpupool.kube.client import APIError
-from cpupool.manager import zones
+from cpupool.manager.node_topology import node_topology
 from cpupool.telemetry import log as logs
-from cpupool.wire import node_topology
-from cpupool.wire.pod_fingerprint import fingerprint
+from cpupool.wire import koordinator
+from cpupool.wire.koordinator import AnnotationError
+from cpupool.wire.node_topology import values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cpupool.config.kubelet_config import KubeletConfig
     from cpupool.core.names import Names
-    from cpupool.core.node_topology import NodeMemories
+    from cpupool.core.node_topology import Publishing
     from cpupool.core.workloads import Node
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import EventSink, Inventory, NodeTopologySink
-    from cpupool.manager.resolve import Snapshot
+    from cpupool.manager.node_topology import Surroundings
+    from cpupool.manager.ports import EventSink, NodeTopologySink
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
     from cpupool.wire.node_topology import Observed, Values
 
+_T = TypeVar("_T")
 log = logs.get(__name__)
 
 NAME: Final = "topology reporter"
@@ -53,9 +54,7 @@ class TopologyReporter:
         names: the names of the pools' resources.
         node: returns the Node, None while it is not known.
         node_name: its name.
-        inventory: the kubelet's books.
-        memory: reads the memory of the NUMA nodes.
-        kubelet: reads the kubelet's configuration; None where it is not known.
+        around: reads what the node's state does not have, but the Node's annotations.
         events: hears of other managers of the object.
         metrics: where writes are counted.
         health: hears that the loop turns.
@@ -71,9 +70,7 @@ class TopologyReporter:
         names: Names,
         node: Callable[[], Node | None],
         node_name: str,
-        inventory: Inventory,
-        memory: Callable[[], NodeMemories],
-        kubelet: Callable[[], KubeletConfig | None],
+        around: Callable[[], Surroundings],
         events: EventSink,
         metrics: Metrics,
         health: Health,
@@ -85,9 +82,7 @@ class TopologyReporter:
         self._names = names
         self._node = node
         self._node_name = node_name
-        self._inventory = inventory
-        self._memory = memory
-        self._kubelet = kubelet
+        self._around = around
         self._events = events
         self._metrics = metrics
         self._health = health
@@ -97,6 +92,7 @@ class TopologyReporter:
         self._written: Values | None = None
         self._complaint = ""
         self._left: Mapping[str, str] = {}
+        self._unread: Mapping[str, str | None] = {}
         self._wake = threading.Event()
         sink.wakes(self.look)
 
@@ -124,13 +120,14 @@ class TopologyReporter:
         if seen is None or node is None or not known:
             return _IDLE_S
         try:
-            topology = self._topology(snapshot)
+            around = self._with_annotations(self._around(), node)
         except CPUPoolError as error:
             self._complain(f"node's topology is not known: {error}", "it is tried again")
             self._due_s = self._now_s() + _PAUSE_S
             return _PAUSE_S
+        topology = node_topology(snapshot, self._names, around, self._publishing)
         present = seen[0] if seen else None
-        wanted = node_topology.values(topology, self._sink.version, self._labels())
+        wanted = values(topology, self._sink.version)
         others = present.others if present else {}
         given = {field: value for field, value in wanted.items() if field not in others}
         self._tell({field.name: others[field] for field in wanted.keys() & others.keys()})
@@ -138,26 +135,25 @@ class TopologyReporter:
             self._write(node.uid, given, present)
         return _IDLE_S
 
-    def _topology(self, snapshot: Snapshot) -> NodeTopology:
-        facts, resolution = snapshot
-        kubelet = self._kubelet()
-        found = zones.zones(
-            facts,
-            resolution,
-            self._names,
-            self._memory(),
-            self._inventory.amounts(),
-            every_cpu=self._publishing is Publishing.KOORDINATOR,
-        )
-        resources = frozenset(name for zone in found for name in zone.resources)
-        return NodeTopology(
-            found,
-            zones.refusing(facts, kubelet.topology_manager if kubelet else None),
-            fingerprint(zones.fingerprinted(facts.pods or (), resources)),
+    def _with_annotations(self, around: Surroundings, node: Node) -> Surroundings:
+        return replace(
+            around,
+            reservation=self._read(node, koordinator.RESERVATION, koordinator.reservation),
+            system=self._read(node, koordinator.SYSTEM_QOS, koordinator.system_cpus),
         )
 
-    def _labels(self) -> Mapping[str, str]:
-        return {}
+    def _read(self, node: Node, key: str, parse: Callable[[str | None], _T]) -> _T:
+        """Read an annotation of the Node; one that is not readable counts as none."""
+        text = node.annotations.get(key)
+        try:
+            found = parse(text)
+        except AnnotationError as error:
+            if self._unread.get(key) != text:
+                log.warning("annotation of the Node left out", reason=error.what, so=error.remedy)
+            self._unread = {**self._unread, key: text}
+            return parse(None)
+        self._unread = {**self._unread, key: None}
+        return found
 
     def _write(self, node_uid: str, given: Values, present: Observed | None) -> None:
         try:

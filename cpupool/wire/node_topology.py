@@ -27,7 +27,6 @@ VERSIONS: Final = (V1ALPHA2, V1ALPHA1)
 """The versions that cpupool writes, the better one first."""
 MANAGER: Final = "cpupool"
 """The field manager of server-side apply."""
-MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 ZONES: Final = "zones"
 ATTRIBUTES: Final = "attributes"
@@ -109,13 +108,12 @@ class Observed:
         )
 
 
-def values(topology: NodeTopology, version: str, labels: Mapping[str, str]) -> Values:
+def values(topology: NodeTopology, version: str) -> Values:
     """Return every field that the agent sets, but the owner reference.
 
     Args:
         topology: the node's topology.
         version: the version of the object.
-        labels: labels of the object.
     """
     manager = topology.manager
     found: dict[Field, Any] = {
@@ -127,7 +125,7 @@ def values(topology: NodeTopology, version: str, labels: Mapping[str, str]) -> V
         found[Field((ATTRIBUTES,))] = [
             {"name": name, "value": value} for name, value in _attributes(topology)
         ]
-    for part, entries in zip(_PARTS, (topology.annotations, labels), strict=True):
+    for part, entries in zip(_PARTS, (topology.annotations, topology.labels), strict=True):
         for key, value in entries.items():
             found[Field(("metadata", part, key))] = value
     return found

@@ -1,0 +1,114 @@
+"""The part of a node's state that koord-scheduler reads in annotations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpu_manager import NONE, STATIC
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import Sharing
+from cpupool.core.koordinator import EffectiveCPUManager, PodCPUs
+from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.manager import zones
+from cpupool.policies.koordinator_pools import shared_pools
+from cpupool.policies.kubelet_accumulator import take_packed
+from cpupool.policies.layout import Layout
+from cpupool.wire.koordinator import Published
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cpupool.config.kubelet_config import KubeletConfig
+    from cpupool.core.koordinator import CPUModel, Reservation, SystemCPUs
+    from cpupool.core.topology import CPUTopology
+    from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.resolve import Resolution, Snapshot
+    from cpupool.policies.base import NodeView
+
+
+def published(
+    snapshot: Snapshot,
+    model: CPUModel,
+    kubelet: KubeletConfig | None,
+    reservation: Reservation,
+    system: SystemCPUs,
+) -> Published:
+    """Return what koord-scheduler reads of a node.
+
+    CPUs outside the default pool count as reserved: koord-scheduler never gives out a pool's CPU.
+
+    Args:
+        snapshot: the facts and the decisions.
+        model: the kind of the machine's CPUs.
+        kubelet: the kubelet's configuration; None where it is not known.
+        reservation: the admin's reservation.
+        system: the admin's CPUs for pods of the class SYSTEM.
+    """
+    facts, resolution = snapshot
+    topology, view = facts.topology, resolution.view
+    ours = view.cpus & topology.online
+    reserved = reservation.cpus or _packed(topology, ours, reservation.count)
+    reserved |= topology.online - ours
+    owned = [(grant.cpus, grant.sharing) for grant in view.grants]
+    idle = view.barred - view.grants.cpus
+    return Published(
+        topology,
+        model,
+        _manager(facts, view, kubelet),
+        tuple(_pods(resolution)),
+        shared_pools(
+            topology,
+            topology.online,
+            [*owned, (idle, Sharing.NOBODY)],
+            reserved | system.withheld,
+        ),
+        reservation,
+        reserved,
+        system,
+    )
+
+
+def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
+    owned: dict[str, CPUSet] = {}
+    for uid, grant in resolution.grants.of_pods:
+        owned[uid] = owned.get(uid, CPUSet()) | grant.cpus
+    for uid, cpus in owned.items():
+        pod = resolution.pods.get(uid)
+        yield PodCPUs(
+            pod.namespace if pod else "", pod.name if pod else "", pod.uid if pod else uid, cpus
+        )
+
+
+def _manager(
+    facts: NodeFacts, view: NodeView, kubelet: KubeletConfig | None
+) -> EffectiveCPUManager:
+    ours = view.cpus & facts.topology.online
+    own = facts.pools.cpu_manager
+    if own.chooses:
+        reserved = ours - zones.allocatable_cpus(facts, view)
+        return EffectiveCPUManager(own.policy, own.options.written(), reserved)
+    if facts.static_cpus:
+        options = kubelet.cpu_manager_options if kubelet else {}
+        return EffectiveCPUManager(STATIC, options, ours - facts.static_cpus)
+    return EffectiveCPUManager(NONE, {}, _kubelet_reserved(facts.topology, ours, kubelet))
+
+
+def _kubelet_reserved(topology: CPUTopology, ours: CPUSet, kubelet: KubeletConfig | None) -> CPUSet:
+    """Return the CPUs that the kubelet keeps from pods, those of pools left out.
+
+    Koordinator takes the amounts that the kubelet reserves as that many CPUs, but the CPUs of pools
+    are among these amounts.
+    """
+    if kubelet is None:
+        return CPUSet()
+    if kubelet.reserved_cpus:
+        return kubelet.reserved_cpus & ours
+    milli = kubelet.reserved_milli - len(topology.online - ours) * MILLI_PER_CPU
+    return _packed(topology, ours, -(-milli // MILLI_PER_CPU))
+
+
+def _packed(topology: CPUTopology, cpus: CPUSet, count: int) -> CPUSet:
+    count = min(count, len(cpus))
+    if count <= 0:
+        return CPUSet()
+    return take_packed(Layout.of_topology(topology, cpus), cpus, count).cpus
