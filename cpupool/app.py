@@ -27,6 +27,7 @@ from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
 from cpupool.host.pool_files import PoolFiles
 from cpupool.host.status_file import StatusFile
+from cpupool.host.sysfs import FolderTree
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner
@@ -450,10 +451,11 @@ def _surroundings(settings: Setup, root: HostRoot) -> Callable[[], Surroundings]
     devices = PodResources(root.podresources_socket)
     kubelet = KubeletConfigFile(settings.kubelet_config or root.kubelet_config)
     # Once: before Linux 5.17 each reading of /proc/cpuinfo interrupts every CPU.
-    model = cache(partial(cpu_model.read, root.proc, root.sysfs))
+    sysfs = FolderTree(root.sysfs)
+    model = cache(partial(cpu_model.read, FolderTree(root.proc), sysfs))
     for_koordinator = settings.publishing is Publishing.KOORDINATOR
     return lambda: Surroundings(
-        memory=node_memory.read(root.sysfs),
+        memory=node_memory.read(sysfs),
         amounts=devices.amounts(),
         kubelet=kubelet.read(),
         model=model() if for_koordinator else CPUModel(),

@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TextIO
+import os
+import platform
+from typing import TYPE_CHECKING, Final, TextIO
+
+import yaml
 
 from cpupool.commands import (
+    NODE_NAME,
+    UsageError,
     add_command,
     add_node_labels,
     add_resource_domain,
+    add_setting,
     add_shape,
     add_topology,
     input_file,
     open_machine,
     pool_files,
+    read_file,
 )
+from cpupool.config import kubelet_config
+from cpupool.core.errors import CPUPoolError
 from cpupool.core.names import Names
+from cpupool.core.node_topology import Publishing
+from cpupool.core.pools import NodePools
 from cpupool.core.topology import describe
+from cpupool.host import node_memory
+from cpupool.host.sysfs import open_tree
+from cpupool.manager.manager import Manager
+from cpupool.manager.node_topology import Surroundings, node_topology
+from cpupool.wire import node_topology as wire
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
     from cpupool.commands import Commands
-    from cpupool.core.pools import NodePools
+    from cpupool.config.kubelet_config import KubeletConfig
     from cpupool.core.topology import CPUTopology
+
+_WIDE: Final = 1 << 20
+"""Longer than any line: YAML breaks no text of an annotation."""
 
 _EXAMPLES = """\
 examples:
   cpupool topology
   cpupool topology --topology recorded.tar.gz --json
   cpupool topology --pools poolconfig-dpdk.yaml --svg machine.svg
+  cpupool topology --pools poolconfig-dpdk.yaml --nrt
 
 A machine is recorded with: tar czf recorded.tar.gz -C / sys/devices/system/cpu \\
     sys/devices/system/node (tar tells of files that shrank: that does no harm)
@@ -60,6 +81,18 @@ def add_parser(commands: Commands, summary: str) -> None:
     add_node_labels(parser)
     add_resource_domain(parser)
     add_shape(parser)
+    parser.add_argument(
+        "--nrt",
+        nargs="?",
+        const=Publishing.ZONES.value,
+        choices=[each.value for each in Publishing if each is not Publishing.OFF],
+        metavar="FOR",
+        help="print the NodeResourceTopology that an agent publishes while no pod runs, as YAML, or"
+        " as JSON with --json; FOR is the value of its --node-topology: zones (the default), or"
+        " koordinator",
+    )
+    add_setting(parser, "node-name")
+    add_setting(parser, "kubelet-config")
     parser.set_defaults(run=run)
 
 
@@ -76,11 +109,40 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         names = Names(arguments.resource_domain)
         _, file = pool_files.choose(arguments.pools, arguments.node_labels, names, topology)
         pools = file.pools
-    if arguments.json:
+    if arguments.nrt:
+        _print_nrt(arguments, topology, pools or NodePools(), out)
+    elif arguments.json:
         out.write(json.dumps(describe(topology), indent=2) + "\n")
     else:
         _draw(topology, pools, arguments.svg, out)
     return 0
+
+
+def _print_nrt(
+    arguments: argparse.Namespace, topology: CPUTopology, pools: NodePools, out: TextIO
+) -> None:
+    names = Names(arguments.resource_domain)
+    manager = Manager(names)
+    manager.reconfigure(pools, topology)
+    manager.observe(pods=())
+    try:
+        around = Surroundings(
+            memory=node_memory.read(open_tree(arguments.topology)),
+            kubelet=_kubelet(arguments.kubelet_config),
+        )
+    except CPUPoolError as error:
+        raise UsageError(str(error)) from error
+    found = node_topology(manager.snapshot(), names, around, Publishing(arguments.nrt))
+    name = arguments.node_name or os.environ.get(NODE_NAME) or platform.node()
+    body = wire.applied(name, None, wire.V1ALPHA2, wire.values(found, wire.V1ALPHA2))
+    if arguments.json:
+        out.write(json.dumps(body, indent=2) + "\n")
+    else:
+        out.write(yaml.safe_dump(body, sort_keys=False, width=_WIDE))
+
+
+def _kubelet(path: str) -> KubeletConfig | None:
+    return kubelet_config.parse(path, read_file(input_file(path))) if path else None
 
 
 def _draw(topology: CPUTopology, pools: NodePools | None, svg: Path | None, out: TextIO) -> None:

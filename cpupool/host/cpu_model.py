@@ -10,30 +10,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.koordinator import CPUModel
-from cpupool.host.sysfs import FolderTree
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from cpupool.host.sysfs import FileTree
 
 _NO_TURBO: Final = "devices/system/cpu/intel_pstate/no_turbo"
 _BOOST: Final = "devices/system/cpu/cpufreq/boost"
 _L3_MASKS: Final = ("fs/resctrl/info/L3/cbm_mask", "fs/resctrl/info/L3CODE/cbm_mask")
 
 
-def read(proc: Path, sysfs: Path) -> CPUModel:
+def read(proc: FileTree, sysfs: FileTree) -> CPUModel:
     """Return the kind of the machine's CPUs.
 
     Args:
-        proc: the folder that stands for `/proc`.
-        sysfs: the folder that stands for `/sys`.
+        proc: the machine's procfs.
+        sysfs: its sysfs.
 
     Raises:
         HostFileError: a file is there and cannot be read.
     """
-    tree = FolderTree(sysfs)
-    described = _first_cpu(FolderTree(proc).read("cpuinfo") or "")
-    turbo = (tree.read(_NO_TURBO) or "1") == "0" or tree.read(_BOOST) == "1"
-    masks = (tree.read(path) for path in _L3_MASKS)
+    described = _first_cpu(proc.read("cpuinfo") or "")
+    turbo = (sysfs.read(_NO_TURBO) or "1") == "0" or sysfs.read(_BOOST) == "1"
+    masks = (sysfs.read(path) for path in _L3_MASKS)
     return CPUModel(
         described.get("model name", ""),
         described.get("vendor_id", ""),

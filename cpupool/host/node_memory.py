@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import HostFileError
 from cpupool.core.node_topology import NodeMemory
-from cpupool.host.sysfs import FolderTree
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cpupool.core.node_topology import NodeMemories
+    from cpupool.host.sysfs import FileTree
 
 _NODES: Final = "devices/system/node"
 _NODE: Final = re.compile(r"node(\d+)")
@@ -24,16 +22,15 @@ _PAGES: Final = re.compile(r"hugepages-(\d+)kB")
 _KIB: Final = 1024
 
 
-def read(sysfs: Path) -> NodeMemories:
+def read(tree: FileTree) -> NodeMemories:
     """Return NUMA node id → its memory; nothing where the kernel does not tell.
 
     Args:
-        sysfs: the folder that stands for `/sys`.
+        tree: the machine's sysfs.
 
     Raises:
         HostFileError: a file is there and cannot be read.
     """
-    tree = FolderTree(sysfs)
     found = {}
     for name in tree.names(_NODES):
         node = _NODE.fullmatch(name)
@@ -43,7 +40,7 @@ def read(sysfs: Path) -> NodeMemories:
     return found
 
 
-def _memory(tree: FolderTree, folder: str) -> NodeMemory | None:
+def _memory(tree: FileTree, folder: str) -> NodeMemory | None:
     total = _TOTAL.search(tree.read(f"{folder}/meminfo") or "")
     if total is None:
         return None

@@ -311,7 +311,16 @@ class Sysfs:
 
 
 def open_topology(spec: str) -> CPUTopology:
-    """Read the topology of a machine that a user names.
+    """Read the topology of a machine that a user names, as `open_tree`.
+
+    Raises:
+        HostFileError: names what to give instead.
+    """
+    return Sysfs(open_tree(spec)).topology()
+
+
+def open_tree(spec: str) -> FileTree:
+    """Return the sysfs of a machine that a user names.
 
     Args:
         spec: `this` or `sysfs` for this machine, a folder with a copy of `/sys` or of its parent,
@@ -321,18 +330,18 @@ def open_topology(spec: str) -> CPUTopology:
         HostFileError: names what to give instead.
     """
     if spec in ("this", "sysfs"):
-        return Sysfs.at(HostRoot().sysfs).topology()
+        return FolderTree(HostRoot().sysfs)
     path = Path(spec)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError as error:
         raise HostFileError(spec, error.strerror or str(error), _OTHER_SOURCE) from error
     if is_file:
-        return Sysfs(RecordedTree.from_archive(path)).topology()
+        return RecordedTree.from_archive(path)
     if not is_folder:
         raise HostFileError(spec, "no such file or folder", _OTHER_SOURCE)
     below = path / "sys"
-    return Sysfs.at(below if below.is_dir() else path).topology()
+    return FolderTree(below if below.is_dir() else path)
 
 
 def _text(content: bytes) -> str:

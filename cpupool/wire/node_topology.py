@@ -131,21 +131,24 @@ def values(topology: NodeTopology, version: str) -> Values:
     return found
 
 
-def applied(name: str, node_uid: str, version: str, given: Values) -> dict[str, Any]:
+def applied(name: str, node_uid: str | None, version: str, given: Values) -> dict[str, Any]:
     """Return the body of a server-side apply.
 
     Args:
         name: the node's name.
-        node_uid: the UID of the Node: with the Node goes the object.
+        node_uid: the UID of the Node: with the Node goes the object. None for an object without
+            an owner.
         version: of the object.
         given: the fields to set.
     """
-    owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid}
     body: dict[str, Any] = {
         "apiVersion": f"{GROUP}/{version}",
         "kind": _KIND,
-        "metadata": {"name": name, "ownerReferences": [owner]},
+        "metadata": {"name": name},
     }
+    if node_uid is not None:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid}
+        body["metadata"]["ownerReferences"] = [owner]
     for field, value in given.items():
         field.written(body, value)
     return body

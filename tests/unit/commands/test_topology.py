@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from cpupool import cli
 from cpupool.core.topology import describe
@@ -132,3 +133,95 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
+
+
+POOLS = """\
+pools:
+  exclusive_a: {cpus: 2-3, hyperThreadingPolicy: multiThreaded}
+  default: {cpus: "0-1,8-9,16-17,24-25"}
+"""
+
+
+class TestNodeResourceTopology:
+    @pytest.fixture
+    def asked(self, tmp_path: Path) -> list[str]:
+        machine = tmp_path / "machine"
+        MACHINES["telco_2s_2n_16c32t"].write(machine)
+        node = machine / "sys/devices/system/node/node0"
+        (node / "meminfo").write_text("Node 0 MemTotal:       4096 kB\n")
+        (node / "hugepages/hugepages-2048kB").mkdir(parents=True)
+        (node / "hugepages/hugepages-2048kB/nr_hugepages").write_text("1\n")
+        pools = tmp_path / "poolconfig-a.yaml"
+        pools.write_text(POOLS)
+        command = ["topology", "--topology", str(machine), "--pools", str(pools)]
+        return [*command, "--node-name", "node1", "--nrt"]
+
+    def test_it_is_the_object_of_a_node_on_which_no_pod_runs(
+        self, asked: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main([*asked, "--json"]) == 0
+
+        body = json.loads(capsys.readouterr().out)
+        assert (body["kind"], body["metadata"]) == ("NodeResourceTopology", {"name": "node1"})
+        zones = {
+            zone["name"]: {each["name"]: each["available"] for each in zone["resources"]}
+            for zone in body["zones"]
+        }
+        assert zones == {
+            "node-0": {
+                "cpu": "4",
+                "hugepages-2Mi": str(2 << 20),
+                "memory": str(2 << 20),
+                "nokia.k8s.io/exclusive_a": "2",
+            },
+            "node-1": {
+                "cpu": "4",
+                "hugepages-2Mi": "0",
+                "memory": "0",
+                "nokia.k8s.io/exclusive_a": "0",
+            },
+        }
+
+    def test_without_json_it_is_yaml_for_kubectl(
+        self, asked: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main([*asked, "--json"]) == 0
+        as_json = capsys.readouterr().out
+
+        assert cli.main(asked) == 0
+
+        assert yaml.safe_load(capsys.readouterr().out) == json.loads(as_json)
+
+    def test_koordinators_scheduler_never_gives_out_a_cpu_of_a_pool(
+        self, asked: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main([*asked, "koordinator", "--json"]) == 0
+
+        metadata = json.loads(capsys.readouterr().out)["metadata"]
+        assert metadata["labels"] == {"app.kubernetes.io/managed-by": "Koordinator"}
+        reservation = json.loads(metadata["annotations"]["node.koordinator.sh/reservation"])
+        assert reservation == {"reservedCPUs": "2-7,10-15,18-23,26-31"}
+
+    def test_the_kubelets_topology_manager_is_published(
+        self, asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        kubelet = tmp_path / "config.yaml"
+        kubelet.write_text(
+            "kind: KubeletConfiguration\n"
+            "topologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\n"
+        )
+
+        assert cli.main([*asked, "--kubelet-config", str(kubelet), "--json"]) == 0
+
+        body = json.loads(capsys.readouterr().out)
+        assert body["topologyPolicies"] == ["SingleNUMANodePodLevel"]
+        assert {"name": "topologyManagerScope", "value": "pod"} in body["attributes"]
+
+    def test_a_file_that_is_no_kubelets_is_bad_usage(
+        self, asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "config.yaml").write_text("kind: Pod\n")
+
+        assert cli.main([*asked, "--kubelet-config", str(tmp_path / "config.yaml")]) == 2
+
+        assert "KubeletConfiguration" in capsys.readouterr().err
