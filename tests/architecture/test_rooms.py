@@ -18,6 +18,7 @@ ELSEWHERE = {
     },
     "tests/unit/commands/test_admit.py": {"commands/rules"},
     "tests/unit/commands/explain": {"commands/reasons"},
+    "tests/unit/commands/test_topology.py": {"manager/node_topology"},
     "tests/unit/commands/test_simulate.py": {"commands/outcomes", "commands/plotting"},
     "tests/unit/commands/test_live.py": {"commands/samples"},
     "tests/unit/config/poolconfig": {"config/reader"},
@@ -30,7 +31,7 @@ ELSEWHERE = {
         "local/workload",
     },
     "tests/unit/manager": {
-        *("core/assignments", "core/grants", "core/requests"),
+        *("core/assignments", "core/grants", "core/koordinator", "core/requests"),
         *("manager/facts", "manager/requested"),
     },
     "tests/unit/policies": {
@@ -41,7 +42,7 @@ ELSEWHERE = {
         *("enforce/intruders", "roles/nri_answers", "roles/nri_obstacles"),
         *("runtime/nri", "runtime/nri_containers"),
     },
-    "tests/unit/test_app.py": {"roles/reporter"},
+    "tests/unit/test_app.py": {"one_agent", "roles/reporter"},
     "tests/scenarios/device_manager": {"roles/device_manager", "roles/mount_keeper"},
     "tests/unit/runtime/nri_session": {"runtime/nri_messages"},
     "tests/unit/kubelet/device_plugin": {"channel", "kubelet/interceptor"},
