@@ -51,6 +51,7 @@ RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
     },
     "kubelet_oracle/topology_merge.jsonl.gz": {Verdict.EQUAL: 500},
     "koordinator_oracle/take_cpus.jsonl.gz": {Verdict.EQUAL: 1099, Verdict.WRONG_SIZE: 1},
+    "koordinator_node_oracle/pod_fingerprint.jsonl.gz": {Verdict.EQUAL: 134},
 }
 
 
@@ -120,6 +121,35 @@ def test_a_difference_is_listed_and_is_a_failure(
     assert main([str(tmp_path)]) == 1
 
     assert capsys.readouterr().out.splitlines()[-1].endswith(".gz:2: 0 instead of 1")
+
+
+@pytest.mark.parametrize("pods", [[["default", "web"]], [["web", "default"], ["a", "b"]]])
+def test_a_fingerprint_of_other_pods_is_a_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pods: list[list[str]]
+) -> None:
+    of_no_pods = "pfp0v001ef46db3751d8e999"
+    cases = ({"pods": listed, "fingerprint": of_no_pods} for listed in ([], pods))
+    record(tmp_path, *cases, name="pod_fingerprint.jsonl.gz")
+
+    assert main([str(tmp_path)]) == 1
+
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert "pod_fingerprint.jsonl.gz:2: pfp0v001" in shown
+    assert shown.endswith(f" instead of {of_no_pods}")
+
+
+def test_a_recording_that_nothing_judges_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, CASE | {"result": "0"})
+    record(tmp_path, {"any": "case"}, name="be_quota.jsonl.gz")
+
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["be_quota.jsonl.gz", "not", "judged"]
+
+    assert main([str(tmp_path), "--json"]) == 0
+    judged = {one["file"]: one["judged"] for one in json.loads(capsys.readouterr().out)}
+    assert judged == {"be_quota.jsonl.gz": False, "take_by_topology.jsonl.gz": True}
 
 
 @pytest.mark.parametrize(
