@@ -16,7 +16,7 @@ from cpupool.core.errors import CPUPoolError
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 COMMANDS: Final = {
     "demo": "run a whole node on this machine and watch containers stay on their CPUs",
@@ -91,8 +91,20 @@ class _Parser(argparse.ArgumentParser):
         """Refuse unknown arguments here, where the command and its help are known."""
         parsed, left_over = super().parse_known_args(args, namespace)
         if left_over:
-            self.error(f"unrecognized arguments: {' '.join(left_over)}")
+            meant = [
+                near
+                for word in left_over
+                if word.startswith("--")
+                for near in _nearest(word.partition("=")[0], self._option_string_actions)
+            ]
+            hint = f" (did you mean {' and '.join(meant)}?)" if meant else ""
+            self.error(f"unrecognized arguments: {' '.join(left_over)}{hint}")
         return parsed, left_over
+
+
+def _nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known word that is nearest; nothing if none is near."""
+    return difflib.get_close_matches(word, list(known), n=1)
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -105,7 +117,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cpupool {VERSION}")
     asked = next((word for word in arguments if not word.startswith("-")), None)
     if asked is not None and asked not in COMMANDS:
-        near = difflib.get_close_matches(asked, COMMANDS, n=1)
+        near = _nearest(asked, COMMANDS)
         hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(COMMANDS)}"
         raise UsageError(f"{asked!r} is no command; {hint}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -21,7 +21,17 @@ from tests.waiting import DEADLINE_S
         pytest.param([], "COMMAND; see cpupool --help", id="nothing"),
         pytest.param(["status", "--fil"], "see cpupool status --help", id="half an option"),
         pytest.param(["topology", "x"], "see cpupool topology --help", id="one word too many"),
-        pytest.param(["demo", "--jsn"], "--jsn; see cpupool demo --help", id="no such option"),
+        pytest.param(
+            ["demo", "--jsn"],
+            "--jsn (did you mean --json?); see cpupool demo",
+            id="a typo in an option",
+        ),
+        pytest.param(
+            ["agent", "--cofnig=/a", "--sweep-intervall", "9"],
+            " (did you mean --config and --sweep-interval?); see cpupool agent",
+            id="typos in two options",
+        ),
+        pytest.param(["demo", "--xyzzy"], "--xyzzy; see cpupool demo --help", id="no such option"),
         pytest.param(["validate", "nowhere.yaml"], "nowhere.yaml: No such file", id="no file"),
         pytest.param(
             ["validate", "a.yaml", "--node-labels", "worker"],
