@@ -73,10 +73,12 @@ class Text(Value):
         text: its characters.
         origin: where the text begins, for one that is a document itself: inside a literal block
             scalar (`|`); for other styles the key stands for all of it.
+        null: whether there is no value: nothing after the key, `~` or `null`.
     """
 
     text: str
     origin: Origin
+    null: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +205,9 @@ class _Viewer:
         if isinstance(node, yaml.MappingNode):
             return Table(path, key, where, self._entries(node, path))
         if isinstance(node, yaml.ScalarNode):
-            text = "" if node.tag == _NULL_TAG else node.value
-            return Text(path, key, where, text, self._origin_of(node, key))
+            null = node.tag == _NULL_TAG
+            text = "" if null else node.value
+            return Text(path, key, where, text, self._origin_of(node, key), null=null)
         items = (
             self.view(item, f"{path}[{place}]", self._locate(item))
             for place, item in enumerate(node.value)
@@ -262,7 +265,7 @@ def _joined(path: str, key: str) -> str:
 
 
 def _null(path: str, where: Location) -> Text:
-    return Text(path, where, where, "", _beside(where))
+    return Text(path, where, where, "", _beside(where), null=True)
 
 
 def _beside(key: Location) -> Origin:

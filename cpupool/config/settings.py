@@ -362,8 +362,9 @@ def parse(name: str, source: bytes) -> dict[str, Any]:
 
 def _value(option: Option, written: Text) -> Any:  # noqa: ANN401 - each setting has its own type
     text = written.text
-    if not text and not option.empty:
-        raise SettingRefused("this is empty", "write a value, or leave the key out")
+    if written.null or not (text or option.empty):
+        value = "a value, or '' for none" if option.empty else "a value"
+        raise SettingRefused("this is empty", f"write {value}, or leave the key out")
     if not text.isprintable():
         # No command line has a NUL, and no path has a lone surrogate.
         raise SettingRefused(f"{text!r} has characters that cannot be printed", "remove them")

@@ -104,6 +104,11 @@ def test_an_empty_file_sets_nothing(text: str) -> None:
             "config:\nverbose: true",
             "1:8: config: this is empty; write a value, or leave the key out",
         ),
+        (
+            "configmap:",
+            "1:11: configmap: this is empty; write a value, or '' for none, or leave the key out",
+        ),
+        ("config: ''", "1:9: config: this is empty; write a value, or leave the key out"),
         ("config: [a]", "1:9: config: this must be text; write a single value"),
         ("config: {a: b}", "1:9: config: this must be text; write a single value"),
         (
