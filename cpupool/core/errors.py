@@ -147,6 +147,18 @@ class ManifestError(CPUPoolError):
         super().__init__(": ".join(part for part in (source, field, what) if part))
 
 
+class NoObjectName(CPUPoolError, ValueError):
+    """A text that cannot be the name of an object of the Kubernetes API.
+
+    Attributes:
+        name: the text.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"{name!r} is no name of an object; write it as `kubectl get` shows it")
+
+
 class PodRefused(CPUPoolError):
     """A pod that the scheduler or the kubelet refuses.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from cpupool.core.errors import NoObjectName
 from cpupool.wire import node_topology
 
 
@@ -49,11 +50,14 @@ class Resource:
 
         Args:
             namespace: theirs; empty for the objects of the whole cluster.
+
+        Raises:
+            NoObjectName: the namespace cannot be part of a path.
         """
         group = f"apis/{self.group}" if self.group else "api"
         parts = ["", group, self.version]
         if namespace:
-            parts += ["namespaces", quote(namespace, safe="")]
+            parts += ["namespaces", _segment(namespace)]
         return APIPath(self.plural, "/".join([*parts, self.plural]))
 
     def object(self, name: str, namespace: str = "", *, subresource: str = "") -> APIPath:
@@ -64,12 +68,22 @@ class Resource:
             namespace: where it is; empty for an object that has no namespace.
             subresource: a part of it, as `status`, or what is behind it, as `proxy/configz`; empty
                 for the object itself.
+
+        Raises:
+            NoObjectName: the name or the namespace cannot be part of a path.
         """
-        parts = [self.collection(namespace).text, quote(name, safe="")]
+        parts = [self.collection(namespace).text, _segment(name)]
         if not subresource:
             return APIPath(self.plural, "/".join(parts))
         part = subresource.partition("/")[0]
         return APIPath(f"{self.plural}/{part}", "/".join([*parts, subresource]))
+
+
+def _segment(name: str) -> str:
+    """Return a name as a part of a path; an empty one, or dots alone, would name another path."""
+    if name in {"", ".", ".."}:
+        raise NoObjectName(name)
+    return quote(name, safe="")
 
 
 PODS: Final = Resource("", "v1", "pods")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import cpupool
+from cpupool.core.errors import NoObjectName
 from cpupool.kube.resources import NODES, PODS, APIPath, Resource
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
@@ -47,6 +48,16 @@ def test_each_path_is_as_the_api_conventions_have_it(
     path: APIPath, resource: str, text: str
 ) -> None:
     assert path == APIPath(resource, text)
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_leads_to_another_path_is_refused(name: str) -> None:
+    with pytest.raises(NoObjectName) as refused:
+        NODES.object(name)
+    assert refused.value.name == name
+    if name:
+        with pytest.raises(NoObjectName):
+            PODS.collection(name)
 
 
 def test_no_other_file_builds_a_path_of_the_api() -> None:
