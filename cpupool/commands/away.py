@@ -21,13 +21,14 @@ from cpupool.config.poolconfig import Source
 from cpupool.config.settings import AgentSettings
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, ManifestError, refuse_errors
-from cpupool.core.names import Names
+from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.core.pools import NodePools, PoolKind
 from cpupool.kube import views
 from cpupool.kube.client import APIError
 from cpupool.kube.config_map import ConfigMapName
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
+from cpupool.manager.requested import native
 from cpupool.policies.base import Step
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from cpupool.config.poolconfig import PoolFile
     from cpupool.core.errors import Problem
+    from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container
     from cpupool.kube.resources import APIPath
     from cpupool.kube.views import Body, SentEvent
@@ -222,33 +224,41 @@ def _explanation(
     name: str, container: Container, file: PoolFile | None, where: str, events: Sequence[SentEvent]
 ) -> Explanation:
     pools = file.pools if file else NodePools.of()
+    requests = container.requests
+    if own := pools.cpu_manager.chooses and native(container):
+        requests = {POLICY_CPUS: container.whole_cpus, **requests}
     missing = [resource for resource in container.requests if pools.behind(resource) is None]
     behind = [
         *map(pools.behind, container.requests),
-        *(() if container.requests else pools.of_kind(PoolKind.DEFAULT)),
+        *(pools.of_kind(PoolKind.DEFAULT) if own or not requests else ()),
     ]
     cpus = CPUSet.union(pool.cpus for pool in behind if pool)
-    steps = [*_requested(container, pools, where, cpus)]
+    steps = [*_requested(requests, pools, where, cpus)]
     steps += [
         Step("event", f"{event.at}: {event.reason}: {event.message}", cpus) for event in events
     ]
-    if container.requests and not missing:
-        steps.append(Step("devices", _ON_NODE, cpus))
+    if requests and not missing:
+        steps.append(Step("cpuManager" if own else "devices", _ON_NODE, cpus))
     right = not missing and not any(event.warning for event in events)
     return Explanation(name, tuple(steps), None, right, cpus)
 
 
-def _requested(container: Container, pools: NodePools, where: str, cpus: CPUSet) -> Iterator[Step]:
-    if not container.requests:
+def _requested(
+    requests: Mapping[Resource, int], pools: NodePools, where: str, cpus: CPUSet
+) -> Iterator[Step]:
+    if not requests:
         yield Step("request", "it requests no pool, so it runs on the default pool", cpus)
         yield Step("node", where, cpus)
         return
-    wishes = " and ".join(amount(resource, many) for resource, many in container.requests.items())
+    wishes = " and ".join(amount(resource, many) for resource, many in requests.items())
     yield Step("request", f"it requests {wishes}", cpus)
     yield Step("node", where, cpus)
-    for resource in container.requests:
+    for resource in requests:
         pool = pools.behind(resource)
-        if pool is None:
+        if resource == POLICY_CPUS:
+            why = f"the policy {pools.cpu_manager.named} gives it CPUs of its own"
+            yield Step("cpuManager", why, cpus)
+        elif pool is None:
             yield Step("pool", f"this node has no pool {resource}", CPUSet())
         else:
             yield Step("pool", ", ".join(pool_facts(resource, pool)), pool.cpus)

@@ -188,6 +188,26 @@ def test_a_container_without_a_pool_runs_on_the_default_pool(
     )
 
 
+def test_whole_cpus_of_a_guaranteed_pod_come_from_the_cpu_manager_policy(
+    cluster: Login, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = 'cpuManager: {policy: static, reserved: 1, options: {full-pcpus-only: "true"}}\n'
+    policy = DPDK.replace('default: {cpus: "0"}', 'default: {cpus: "0,6-9"}') + manager
+    cluster.server.keep_config_map(CONFIG_MAP, dpdk=policy)
+    whole = {"limits": {"cpu": "2", "memory": "1Gi"}}
+    cluster.server.set_pods(
+        [pod("own", {"name": "main", "resources": whole}), pod("plain", container())]
+    )
+    assert explain(cluster, "own") == 0
+    printed = capsys.readouterr().out
+    assert "1. request: it requests 2 whole CPUs in a Guaranteed pod => 0,6-9" in printed
+    gives = "cpuManager: the policy static, full-pcpus-only gives it CPUs of its own => 0,6-9"
+    assert gives in printed
+    assert f"cpuManager: {ON_NODE} => 0,6-9" in printed
+    assert explain(cluster, "plain") == 0
+    assert "it requests no pool, so it runs on the default pool" in capsys.readouterr().out
+
+
 def test_the_configmap_and_the_domain_may_have_other_names(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:
