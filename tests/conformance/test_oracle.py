@@ -51,7 +51,11 @@ RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
     },
     "kubelet_oracle/topology_merge.jsonl.gz": {Verdict.EQUAL: 500},
     "koordinator_oracle/take_cpus.jsonl.gz": {Verdict.EQUAL: 1099, Verdict.WRONG_SIZE: 1},
+    "koordinator_node_oracle/be_quota.jsonl.gz": {Verdict.EQUAL: 134},
+    "koordinator_node_oracle/be_select.jsonl.gz": {Verdict.EQUAL: 400},
+    "koordinator_node_oracle/be_suppress_cpus.jsonl.gz": {Verdict.EQUAL: 377, Verdict.PANIC: 23},
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": {Verdict.EQUAL: 134},
+    "koordinator_node_oracle/share_pools.jsonl.gz": {Verdict.EQUAL: 400},
 }
 
 
@@ -142,14 +146,40 @@ def test_a_recording_that_nothing_judges_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path, CASE | {"result": "0"})
-    record(tmp_path, {"any": "case"}, name="be_quota.jsonl.gz")
+    record(tmp_path, {"any": "case"}, name="scheduling.jsonl.gz")
 
     assert main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["be_quota.jsonl.gz", "not", "judged"]
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "scheduling.jsonl.gz",
+        "not",
+        "judged",
+    ]
 
     assert main([str(tmp_path), "--json"]) == 0
     judged = {one["file"]: one["judged"] for one in json.loads(capsys.readouterr().out)}
-    assert judged == {"be_quota.jsonl.gz": False, "take_by_topology.jsonl.gz": True}
+    assert judged == {"scheduling.jsonl.gz": False, "take_by_topology.jsonl.gz": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("be_quota", "new_quota_us"),
+        ("be_select", "order"),
+        ("be_suppress_cpus", "be_cpus"),
+        ("share_pools", "cpu_shared_pools"),
+        ("share_pools", "pod_cpu_allocs"),
+    ],
+)
+def test_a_changed_recording_of_koordinators_is_a_difference(
+    tmp_path: Path, name: str, answer: str
+) -> None:
+    file = f"koordinator_node_oracle/{name}.jsonl.gz"
+    cases = [json.loads(line) for line in gzip.decompress((DATA / file).read_bytes()).splitlines()]
+    case = next(case for case in cases if case.get(answer))
+    other = next(other for other in cases if other.get(answer) not in (None, case[answer]))
+    record(tmp_path, {**case, answer: other[answer]}, name=f"{name}.jsonl.gz")
+
+    assert main([str(tmp_path)]) == 1
 
 
 @pytest.mark.parametrize(

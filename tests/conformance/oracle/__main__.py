@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import CPUPoolError
 from tests.conformance.oracle import (
+    best_effort,
     cpu_hints,
     pod_fingerprint,
+    share_pools,
     static_policy,
     take_by_topology,
     take_cpus,
@@ -34,15 +36,15 @@ if TYPE_CHECKING:
     from tests.conformance.oracle.verdicts import Suite
 
 _SUITES: Final[Mapping[str, Suite | None]] = {
-    "be_quota.jsonl.gz": None,
-    "be_select.jsonl.gz": None,
-    "be_suppress_cpus.jsonl.gz": None,
+    "be_quota.jsonl.gz": best_effort.check_quota,
+    "be_select.jsonl.gz": best_effort.check_order,
+    "be_suppress_cpus.jsonl.gz": best_effort.check_cpus,
     "container_cpuset.jsonl.gz": None,
     "cpu_hints.jsonl.gz": cpu_hints.check,
     "numa_merge.jsonl.gz": None,
     "pod_fingerprint.jsonl.gz": pod_fingerprint.check,
     "scheduling.jsonl.gz": None,
-    "share_pools.jsonl.gz": None,
+    "share_pools.jsonl.gz": share_pools.check,
     "static_policy.jsonl.gz": static_policy.check,
     "take_by_topology.jsonl.gz": take_by_topology.check,
     "take_cpus.jsonl.gz": take_cpus.check,

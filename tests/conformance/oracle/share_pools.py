@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Sharing
 from cpupool.core.koordinator import PodCPUs
-from cpupool.core.topology import CPUFacts, assemble
 from cpupool.policies.koordinator_pools import shared_pools
 from cpupool.wire import koordinator
-from tests.conformance.oracle.verdicts import Verdict
+from tests.conformance.oracle.verdicts import Verdict, machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpupool.core.topology import CPUTopology
     from tests.conformance.oracle.verdicts import Case, Machines
 
 _SHARERS: Final = ("LS", "BE")
@@ -24,7 +21,7 @@ _SHARERS: Final = ("LS", "BE")
 
 def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     """Publish the case's pods and pools; it brings its own machine."""
-    topology = _machine(case["cpus"])
+    topology = machine_of(case["cpus"])
     kubelet = list(_of_kubelet(case))
     owned = [(pod.cpus, Sharing.NOBODY) for pod in kubelet]
     owned += [
@@ -59,27 +56,3 @@ def _of_kubelet(case: Case) -> Iterator[PodCPUs]:
         cpus = CPUSet.union(CPUSet.parse_or_empty(text) for text in containers.values())
         if uid not in managed and cpus:
             yield PodCPUs("d", f"n-{uid}", uid, cpus)
-
-
-def _machine(rows: list[list[int]]) -> CPUTopology:
-    cores, sockets, nodes = (_grouped(rows, level) for level in (1, 2, 3))
-    online = CPUSet(row[0] for row in rows)
-    facts = {
-        cpu: CPUFacts(core=cores[core], socket=sockets[socket]) for cpu, core, socket, _ in rows
-    }
-    return assemble(
-        online=online,
-        present=online,
-        isolated=CPUSet(),
-        facts=facts,
-        nodes=nodes,
-        distances={},
-        hybrid={},
-    )
-
-
-def _grouped(rows: list[list[int]], level: int) -> dict[int, CPUSet]:
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for row in rows:
-        found[row[level]].append(row[0])
-    return {group: CPUSet(cpus) for group, cpus in found.items()}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.topology import CPUFacts, CPUTopology, assemble
 from cpupool.policies.layout import Layout, Place
 
 if TYPE_CHECKING:
@@ -134,3 +136,28 @@ def judge_taken(case: Case, layout: Layout, taken: CPUSet | None) -> tuple[Verdi
     if given != recorded:
         return Verdict.DIFFERENT, f"{given} instead of {recorded}"
     return (Verdict.EQUAL if noalias is None else Verdict.NOALIAS), ""
+
+
+def machine_of(rows: list[list[int]]) -> CPUTopology:
+    """Make the machine of a case: CPU, core, socket and NUMA node in each row."""
+    cores, sockets, nodes = (_grouped(rows, level) for level in (1, 2, 3))
+    online = CPUSet(row[0] for row in rows)
+    facts = {
+        cpu: CPUFacts(core=cores[core], socket=sockets[socket]) for cpu, core, socket, _ in rows
+    }
+    return assemble(
+        online=online,
+        present=online,
+        isolated=CPUSet(),
+        facts=facts,
+        nodes=nodes,
+        distances={},
+        hybrid={},
+    )
+
+
+def _grouped(rows: list[list[int]], level: int) -> dict[int, CPUSet]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for row in rows:
+        found[row[level]].append(row[0])
+    return {group: CPUSet(cpus) for group, cpus in found.items()}
