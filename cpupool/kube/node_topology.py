@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 NAME: Final = "topology watch"
-_MISSING_S: Final = 60.0
-"""How often to look for the CRD while the cluster has none."""
+CREATE_CRD: Final = "create the CRD: kubectl create -k daemonsets/topology-crd"
+GRANT: Final = "apply the overlay daemonsets/topology-reporter, or set --node-topology=off"
+_LOOK_S: Final = 60.0
+"""How often to look for a CRD or a right that is missing."""
 _NOT_FOUND: Final = 404
+_VERSIONS: Final = " or ".join(node_topology.VERSIONS)
+_NO_CRD: Final = f"the API server serves no {node_topology.KIND} of {_VERSIONS}"
+_OBSTACLES: Final = {
+    "404": (_NO_CRD, CREATE_CRD),
+    "403": ("the agent may not list and watch the object", GRANT),
+}
+"""Status of a list or a watch → what it says, and what a person must do."""
 
 
 class NodeTopologyObject:
@@ -33,6 +42,7 @@ class NodeTopologyObject:
         server: the API server.
         node: the node's name, and the object's.
         restarted: as for `Reflector`.
+        look_s: how often to look for a CRD or a right that is missing.
     """
 
     def __init__(
@@ -41,16 +51,18 @@ class NodeTopologyObject:
         node: str,
         *,
         restarted: Callable[[str, str], None],
+        look_s: float = _LOOK_S,
     ) -> None:
         self._server = server
         self._node = node
         self._changed: Callable[[], None] = lambda: None
         self._restarted = restarted
+        self._look_s = look_s
         self._asking = APIConnection(server)
         self._applying = APIConnection(server)
         self._reflector: Reflector[Observed] | None = None
         self._version = ""
-        self._waiting = threading.Event()
+        self._over = threading.Event()
         self._told = ""
 
     @property
@@ -59,8 +71,9 @@ class NodeTopologyObject:
         return self._version
 
     def observed(self) -> tuple[Observed, ...] | None:
-        """Return the object, or nothing where there is none; None until that is known."""
-        return self._reflector.items() if self._reflector else None
+        """Return the object, or nothing where there is none; None while that is not known."""
+        reflector = self._reflector
+        return reflector.items() if reflector else None
 
     def wakes(self, changed: Callable[[], None]) -> None:
         """Call this at each change of the object; it must not block."""
@@ -79,55 +92,88 @@ class NodeTopologyObject:
 
     def run(self, stop: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
         """Follow the object until `stop` is set and `wake` called; wait while there is no CRD."""
-        while not stop.is_set():
+        failures = 0
+        while self._goes_on(stop):
             beat()
-            self._asking.resume()
-            version = self._served()
-            if not version:
-                self._waiting.wait(_MISSING_S)
-                self._waiting.clear()
+            try:
+                version = served(self._asking)
+            except APIError as error:
+                self._tell(str(error))
+                self._asking.pause(failures, error.retry_after_s)
+                failures += 1
                 continue
-            self._reflector = Reflector(
-                self._server,
-                NODE_TOPOLOGIES[version].collection(),
-                node_topology.observed,
-                fields=f"metadata.name={self._node}",
-                changed=self._changed,
-                restarted=self._restarted,
-            )
-            self._version = version
-            self._reflector.run(stop, beat)
+            failures = 0
+            if version:
+                self._follow(version, beat)
+                if not self._goes_on(stop):
+                    return
+            else:
+                self._tell(_NO_CRD, CREATE_CRD)
+            self._over.wait(self._look_s)
 
     def wake(self) -> None:
         """End any wait, so that `run` and `apply` notice that they shall end."""
-        self._waiting.set()
+        self._over.set()
         self._asking.interrupt()
         self._applying.interrupt()
         if self._reflector:
             self._reflector.wake()
 
-    def _served(self) -> str:
-        """Return the best version that the API server serves; empty without one."""
-        complaint = ""
-        try:
-            found = set(_versions(self._asking.get(group(node_topology.GROUP))))
-            for version in node_topology.VERSIONS:
-                if version in found:
-                    return version
-            complaint = f"the cluster serves none of {', '.join(node_topology.VERSIONS)}"
-        except APIError as error:
-            complaint = str(error) if error.status != _NOT_FOUND else "the cluster has no such CRD"
-        if complaint != self._told and not self._asking.interrupted:
-            log.warning(
-                "node's topology not published",
-                reason=complaint,
-                remedy="create the CRD: kubectl create -k daemonsets/topology-crd",
-            )
-            self._told = complaint
-        return ""
+    def _goes_on(self, stop: threading.Event) -> bool:
+        """Return whether `run` goes on; a `wake` from now on ends what it meets."""
+        self._over.clear()
+        self._asking.resume()
+        return not stop.is_set()
+
+    def _follow(self, version: str, beat: Callable[[], None]) -> None:
+        """Follow the object in this version, until `wake` or a refusal that only a person ends."""
+
+        def restarted(resource: str, reason: str) -> None:
+            self._restarted(resource, reason)
+            if reason in _OBSTACLES:
+                self._over.set()
+                self._tell(*_OBSTACLES[reason])
+
+        self._version = version
+        self._reflector = Reflector(
+            self._server,
+            NODE_TOPOLOGIES[version].collection(),
+            node_topology.observed,
+            fields=f"metadata.name={self._node}",
+            changed=self._found,
+            restarted=restarted,
+        )
+        self._reflector.run(self._over, beat)
+        self._reflector = None
+
+    def _found(self) -> None:
+        self._told = ""
+        self._changed()
+
+    def _tell(self, reason: str, remedy: str = "") -> None:
+        """Log once why the object cannot be followed."""
+        if reason != self._told and not self._asking.interrupted:
+            log.warning("node's topology not published", reason=reason, remedy=remedy)
+            self._told = reason
 
 
-def _versions(body: Mapping[str, Any]) -> list[str]:
+def served(connection: APIConnection) -> str:
+    """Return the best version of the object that the API server serves; empty without its CRD.
+
+    Raises:
+        APIError: there is no answer, or it is another refusal.
+    """
+    try:
+        body = connection.get(group(node_topology.GROUP))
+    except APIError as error:
+        if error.status == _NOT_FOUND:
+            return ""
+        raise
+    found = _versions(body)
+    return next((version for version in node_topology.VERSIONS if version in found), "")
+
+
+def _versions(body: Mapping[str, Any]) -> list[object]:
     versions = body.get("versions")
     found = versions if isinstance(versions, list) else []
-    return [str(each.get("version")) for each in found if isinstance(each, dict)]
+    return [each.get("version") for each in found if isinstance(each, dict)]

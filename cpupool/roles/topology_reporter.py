@@ -15,6 +15,7 @@ from cpupool.core.errors import CPUPoolError
 from cpupool.kube.client import APIError
 from cpupool.manager.node_topology import node_topology
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.metrics import WriteOutcome
 from cpupool.wire import koordinator
 from cpupool.wire.koordinator import AnnotationError
 from cpupool.wire.node_topology import values
@@ -30,18 +31,22 @@ if TYPE_CHECKING:
     from cpupool.manager.ports import EventSink, NodeTopologySink
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
-    from cpupool.wire.node_topology import Observed, Values
+    from cpupool.wire.node_topology import Values
 
 _T = TypeVar("_T")
 log = logs.get(__name__)
 
 NAME: Final = "topology reporter"
 _PAUSE_S: Final = 5.0
-"""The time between two writes: a burst of pods is one."""
+"""The time between two looks at the node: a burst of pods is one or two writes."""
 _LONGEST_PAUSE_S: Final = 60.0
 _IDLE_S: Final = 60.0
 """No event tells of other plugins' devices, and of memory."""
-_FORBIDDEN: Final = 403
+_REMEDIES: Final = {
+    403: "apply the overlay daemonsets/topology-reporter, or set --node-topology=off",
+    404: "create the CRD: kubectl create -k daemonsets/topology-crd",
+}
+"""Status of a refused write → what to do."""
 
 
 class TopologyReporter:
@@ -88,12 +93,15 @@ class TopologyReporter:
         self._health = health
         self._now_s = now_s
         self._due_s = 0.0
-        self._tries = 0
+        self._failures = 0
         self._written: Values | None = None
+        self._rewrites = 0
+        self._rewrite_s = 0.0
         self._complaint = ""
         self._left: Mapping[str, str] = {}
         self._unread: Mapping[str, str | None] = {}
         self._wake = threading.Event()
+        metrics.topology_published()
         sink.wakes(self.look)
 
     def look(self) -> None:
@@ -108,12 +116,18 @@ class TopologyReporter:
         """Publish until `stop` is set; `wake` after setting it returns at once."""
         while not stop.is_set():
             self._health.beat(NAME)
-            self._wake.wait(self.step())
+            wait_s = self.step()
+            self._wake.wait(wait_s)
             self._wake.clear()
-            stop.wait(max(0.0, min(self._due_s - self._now_s(), _LONGEST_PAUSE_S)))
 
     def step(self) -> float:
-        """Write the object if it differs from the node; return the seconds to the next step."""
+        """Write the object if it differs from the node; return the seconds to the next step.
+
+        Soon after a look it does nothing.
+        """
+        pause_s = self._due_s - self._now_s()
+        if pause_s > 0:
+            return pause_s
         seen, node = self._sink.observed(), self._node()
         snapshot = self._manager.snapshot()
         known = snapshot.facts.configured and snapshot.facts.pods is not None
@@ -122,9 +136,7 @@ class TopologyReporter:
         try:
             around = self._with_annotations(self._around(), node)
         except CPUPoolError as error:
-            self._complain(f"node's topology is not known: {error}", "it is tried again")
-            self._due_s = self._now_s() + _PAUSE_S
-            return _PAUSE_S
+            return self._failed(error, "it is tried again")
         topology = node_topology(snapshot, self._names, around, self._publishing)
         present = seen[0] if seen else None
         wanted = values(topology, self._sink.version)
@@ -132,8 +144,8 @@ class TopologyReporter:
         given = {field: value for field, value in wanted.items() if field not in others}
         self._tell({field.name: others[field] for field in wanted.keys() & others.keys()})
         if present is None or not present.shows(self._node_name, node.uid, given):
-            self._write(node.uid, given, present)
-        return _IDLE_S
+            return self._write(node.uid, given)
+        return self._settled()
 
     def _with_annotations(self, around: Surroundings, node: Node) -> Surroundings:
         return replace(
@@ -155,29 +167,38 @@ class TopologyReporter:
         self._unread = {**self._unread, key: None}
         return found
 
-    def _write(self, node_uid: str, given: Values, present: Observed | None) -> None:
+    def _write(self, node_uid: str, given: Values) -> float:
+        """Write the object; the same values that another program removes, later and later."""
+        now_s, again = self._now_s(), given == self._written
+        if again and now_s < self._rewrite_s:
+            self._settled()
+            return self._rewrite_s - now_s
         try:
             self._sink.apply(node_uid, given)
         except APIError as refusal:
-            self._tries += 1
-            so = ""
-            if refusal.status == _FORBIDDEN:
-                so = "apply the overlay daemonsets/topology-reporter, or set --node-topology=off"
-            self._complain(f"node's topology not written: {refusal}", so)
-            self._metrics.topology_written("refused")
-        else:
-            # The same again: another program has changed what nobody else manages.
-            again = given == self._written and present is not None
-            self._tries = self._tries + 1 if again else 0
-            self._written = given
-            self._complaint = ""
-            self._metrics.topology_written("again" if again else "changed")
-        self._due_s = self._now_s() + min(_PAUSE_S * 2 ** min(self._tries, 10), _LONGEST_PAUSE_S)
+            self._metrics.topology_written(WriteOutcome.REFUSED)
+            remedy = _REMEDIES.get(refusal.status, "")
+            return self._failed(refusal, remedy, refusal.retry_after_s)
+        self._written = given
+        self._rewrites = self._rewrites + 1 if again else 0
+        self._rewrite_s = now_s + _pause_s(self._rewrites)
+        self._metrics.topology_written(WriteOutcome.AGAIN if again else WriteOutcome.CHANGED)
+        return self._settled()
 
-    def _complain(self, what: str, so: str) -> None:
-        if what != self._complaint:
-            self._complaint = what
-            log.warning("topology reporter waits", reason=what, so=so)
+    def _settled(self) -> float:
+        self._failures, self._complaint = 0, ""
+        self._due_s = self._now_s() + _PAUSE_S
+        return _IDLE_S
+
+    def _failed(self, error: CPUPoolError, so: str, at_least_s: float = 0.0) -> float:
+        """Log an error once; return the seconds to the next try."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.warning("node's topology not published", reason=error, so=so)
+        pause_s = max(_pause_s(self._failures), at_least_s)
+        self._failures += 1
+        self._due_s = self._now_s() + pause_s
+        return pause_s
 
     def _tell(self, left: Mapping[str, str]) -> None:
         """Tell once which fields another manager has."""
@@ -195,3 +216,7 @@ class TopologyReporter:
         self._events.node(
             "NodeTopologyShared", f"the NodeResourceTopology has {what}; cpupool leaves them; {so}"
         )
+
+
+def _pause_s(tries: int) -> float:
+    return min(_PAUSE_S * float(2 ** min(tries, 10)), _LONGEST_PAUSE_S)

@@ -6,6 +6,7 @@ process, as in the tests, count separately.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import (
@@ -30,6 +31,15 @@ _PLACED_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SWEPT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _ANSWERED_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 2)
 _REVIEWED_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1)
+
+
+class WriteOutcome(Enum):
+    """Why an object was written, or that it was not."""
+
+    CHANGED = "changed"
+    AGAIN = "again"
+    """Another program had overwritten it."""
+    REFUSED = "refused"
 
 
 class ProcessMetrics:
@@ -383,9 +393,14 @@ class Metrics(ProcessMetrics):
         """Count an answer; request and outcome are each one of a few words."""
         self._nri_answers.labels(request, outcome).observe(seconds)
 
-    def topology_written(self, outcome: str) -> None:
-        """Count a write of the NodeResourceTopology; the outcome is one of a few words."""
-        self._topology_writes.labels(outcome).inc()
+    def topology_published(self) -> None:
+        """Show the writes of the NodeResourceTopology from 0 on: this agent publishes it."""
+        for outcome in WriteOutcome:
+            self._topology_writes.labels(outcome.value)
+
+    def topology_written(self, outcome: WriteOutcome) -> None:
+        """Count a write of the NodeResourceTopology."""
+        self._topology_writes.labels(outcome.value).inc()
 
     def start_breached(self) -> None:
         """Count a container that started although others had not left its CPUs."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cpupool.core.node_topology import Amounts, Zone
 
 GROUP: Final = "topology.node.k8s.io"
+KIND: Final = "NodeResourceTopology"
 PLURAL: Final = "noderesourcetopologies"
 V1ALPHA1: Final = "v1alpha1"
 V1ALPHA2: Final = "v1alpha2"
@@ -35,7 +36,6 @@ _LISTS: Final = (ZONES, ATTRIBUTES, POLICIES)
 """Each is one field of server-side apply: the schema names no keys of their items."""
 _PARTS: Final = ("annotations", "labels")
 _COUNTED_PODS: Final = "with-exclusive-resources"
-_KIND: Final = "NodeResourceTopology"
 _WORDS: Final = {
     TopologyPolicy.BEST_EFFORT: "BestEffort",
     TopologyPolicy.RESTRICTED: "Restricted",
@@ -143,7 +143,7 @@ def applied(name: str, node_uid: str | None, version: str, given: Values) -> dic
     """
     body: dict[str, Any] = {
         "apiVersion": f"{GROUP}/{version}",
-        "kind": _KIND,
+        "kind": KIND,
         "metadata": {"name": name},
     }
     if node_uid is not None:
