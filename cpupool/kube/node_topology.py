@@ -133,6 +133,8 @@ class NodeTopologyObject:
             if reason in _OBSTACLES:
                 self._over.set()
                 self._tell(*_OBSTACLES[reason])
+            else:
+                self._told = ""
 
         self._version = version
         self._reflector = Reflector(
@@ -140,15 +142,11 @@ class NodeTopologyObject:
             NODE_TOPOLOGIES[version].collection(),
             node_topology.observed,
             fields=f"metadata.name={self._node}",
-            changed=self._found,
+            changed=self._changed,
             restarted=restarted,
         )
         self._reflector.run(self._over, beat)
         self._reflector = None
-
-    def _found(self) -> None:
-        self._told = ""
-        self._changed()
 
     def _tell(self, reason: str, remedy: str = "") -> None:
         """Log once why the object cannot be followed."""

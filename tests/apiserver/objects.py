@@ -107,6 +107,13 @@ class Objects:
         assert found, f"there is no {path}"
         return copy.deepcopy(found[1])
 
+    def change_as(self, manager: str, path: Path, changes: Body) -> None:
+        """Change fields of an object as another manager does."""
+        self.keep(path, patches.updated(self.kept(path), changes, manager))
+
+    def has(self, path: Path) -> bool:
+        return self._find(path) is not None
+
     def forget(self, path: Path) -> None:
         found = self._find(path)
         assert found, f"there is no {path}"

@@ -101,13 +101,35 @@ def applied(body: Body, text: bytes, parameters: Mapping[str, str]) -> Body:
     for path in owners.get(mine, set()) - wanted.keys() - others:
         _remove(result, path)
     owners[mine] = set(wanted)
-    whole: Body = merged(result, given)
-    whole["metadata"][_MANAGED] = [
+    return _managed(merged(result, given), owners)
+
+
+def updated(body: Body, changes: Body, manager: str) -> Body:
+    """Change fields as a manager that updates or patches: it owns what gets another value.
+
+    Args:
+        body: the object.
+        changes: the fields with their new values; None removes one.
+        manager: who changes them.
+    """
+    whole = merged(body, changes)
+    before, after = dict(_leaves(body)), dict(_leaves(whole))
+    taken = {path for path, value in after.items() if path not in before or before[path] != value}
+    owners = {
+        other: fields - taken - (before.keys() - after.keys())
+        for other, fields in _owners(body).items()
+    }
+    mine = (manager, "Update")
+    return _managed(whole, {**owners, mine: owners.get(mine, set()) | taken})
+
+
+def _managed(body: Body, owners: Mapping[tuple[str, str], Fields]) -> Body:
+    body["metadata"][_MANAGED] = [
         {"manager": name, "operation": operation, "fieldsV1": _tree(fields)}
         for (name, operation), fields in owners.items()
         if fields
     ]
-    return whole
+    return body
 
 
 def _owners(body: Body) -> dict[tuple[str, str], Fields]:

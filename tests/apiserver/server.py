@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from tests.apiserver.events import problems_of_event
 from tests.apiserver.http import Listener
 from tests.apiserver.objects import Objects, refusal
+from tests.apiserver.patches import APPLY
 from tests.apiserver.paths import CUSTOM, KINDS, Path, is_granted, verb
 from tests.apiserver.watches import DROP, END, Watch, line
 from tests.waiting import DEADLINE_S
@@ -61,6 +62,7 @@ class FakeAPIServer:
         updates: the path and the new body of every update and patch that was taken, in their order.
         tokens: the bearer tokens that it takes; None for all and none.
         forbidden: every (verb, resource) that is refused for want of a right.
+        created: the resources of which an apply has created an object.
         proxied: what is behind the proxy of a node or a pod, by path.
         page: the most objects that a list gives at once, whatever was asked for.
         crds: group → the versions that it serves.
@@ -80,6 +82,7 @@ class FakeAPIServer:
         self.updates: list[tuple[str, Body]] = []
         self.tokens: set[str] | None = None
         self.forbidden: set[tuple[str, str]] = set()
+        self.created: set[str] = set()
         self.proxied: dict[str, Body] = {}
         self.page = 500
         self.crds: dict[str, list[str]] = {}
@@ -132,14 +135,20 @@ class FakeAPIServer:
         with self._lock:
             return self._objects.kept(Path.of(path))
 
+    def change_as(self, manager: str, path: str, changes: Body) -> None:
+        """Change fields of an object, None removes one, as an Update of another manager does."""
+        with self._lock:
+            self._objects.change_as(manager, Path.of(path), changes)
+
     def forget(self, path: str) -> None:
         """Delete what is held at a path."""
         with self._lock:
             self._objects.forget(Path.of(path))
 
     def verbs(self) -> set[tuple[str, str]]:
-        """Give every (verb, resource) that was asked for."""
-        return {(asked.verb, asked.resource) for asked in list(self.requests)}
+        """Give every (verb, resource) that was asked for; an apply that creates asks for both."""
+        asked = {(asked.verb, asked.resource) for asked in list(self.requests)}
+        return asked | {("create", resource) for resource in self.created}
 
     def count(self, verb: str, resource: str) -> int:
         counts = Counter((asked.verb, asked.resource) for asked in list(self.requests))
@@ -272,6 +281,8 @@ class FakeAPIServer:
         ):
             what = f"{asked} {path.resource} is forbidden"
             handler.reply(403, {}, refusal(403, "Forbidden", what))
+        elif path.plural == "apis" or (path.kind in CUSTOM and not self._serves(path)):
+            handler.reply(*self._discovered(path))
         elif asked == "watch":
             self._stream(handler, path, parameters)
         else:
@@ -280,8 +291,6 @@ class FakeAPIServer:
     def _answered(self, path: Path, request: Request) -> Answer:
         if request.verb == "create":
             return self._create_event(path.namespace, json.loads(request.body))
-        if path.plural == "apis" or (path.kind in CUSTOM and not self._serves(path)):
-            return self._discovered(path)
         with self._lock:
             if request.verb == "list":
                 limit = min(int(request.parameters.get("limit", "500")), self.page)
@@ -292,9 +301,15 @@ class FakeAPIServer:
             if request.verb == "update":
                 answer = self._objects.update(path, request.body)
             else:
+                creates = request.content_type == APPLY and not self._objects.has(path)
+                if creates and ("create", path.resource) in self.forbidden:
+                    what = f"create {path.resource} is forbidden"
+                    return 403, {}, refusal(403, "Forbidden", what)
                 answer = self._objects.patch(
                     path, request.content_type, request.body, request.parameters
                 )
+                if answer[0] == 201:
+                    self.created.add(path.resource)
             if answer[0] < 300:
                 self.updates.append((urlsplit(request.path).path, answer[2]))
             return answer
