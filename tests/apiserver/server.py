@@ -135,6 +135,11 @@ class FakeAPIServer:
         with self._lock:
             return self._objects.kept(Path.of(path))
 
+    def has(self, path: str) -> bool:
+        """Return whether something is held at a path."""
+        with self._lock:
+            return self._objects.has(Path.of(path))
+
     def change_as(self, manager: str, path: str, changes: Body) -> None:
         """Change fields of an object, None removes one, as an Update of another manager does."""
         with self._lock:
