@@ -150,6 +150,25 @@ def test_the_documented_overlay_changes_the_resource_domain_everywhere(tmp_path:
     assert resource_domains(found) == {"example.com"}
 
 
+def test_the_topology_reporter_is_a_setting_of_any_overlay_with_the_agent(
+    tmp_path: Path, daemonset: dict[str, Any]
+) -> None:
+    folder = os.path.relpath(ROOT / "daemonsets", tmp_path.resolve())
+    overlay = {
+        "resources": [f"{folder}/agent", f"{folder}/fail-misfits"],
+        "components": [f"{folder}/topology-reporter"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+
+    built = only("DaemonSet", kustomized(tmp_path))
+
+    (container,) = built["spec"]["template"]["spec"]["containers"]
+    assert parsed(container["args"]).node_topology == "zones"
+    container["args"].pop()
+    # Its rights on the node stay as they are.
+    assert built == daemonset
+
+
 def test_the_agent_takes_its_arguments_and_serves_its_probes(
     agent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,14 +15,16 @@ from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.kube.config_map import ConfigMapName
+from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.kube.pod_status import PodStatus
 from cpupool.roles.certificates import CertificateKeeper, Installed
 from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics, WebhookMetrics
+from cpupool.wire.node_topology import GROUP, PLURAL, VERSIONS
 from tests import builders
 from tests.apiserver import FakeAPIServer
-from tests.loops import running_all
+from tests.loops import running, running_all
 from tests.pods import container, pod, review
 from tests.waiting import eventually
 from tests.webhooks import LOCALHOST
@@ -130,6 +132,30 @@ def test_who_fails_pods_is_granted_the_patch_of_their_status_alone() -> None:
         found["ValidatingAdmissionPolicyBinding"]["spec"]["policyName"]
         == (policy["metadata"]["name"])
     )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_topology_reporter_is_granted_what_following_and_applying_its_object_takes(
+    version: str,
+) -> None:
+    with FakeAPIServer(NODE) as server:
+        server.crds = {GROUP: [version]}
+        followed = NodeTopologyObject(
+            APIServer.at(server.url), NODE, restarted=lambda _resource, _reason: None
+        )
+        with running(followed.run, wake=followed.wake):
+            eventually(lambda: server.watching(PLURAL), "a watch of the object")
+            followed.apply("1-2-3", {})
+            followed.apply("4-5-6", {})
+        asked = server.verbs()
+
+    # Every service account may read which versions a group has (system:discovery).
+    assert granted("topology-reporter") == sorted(asked - {("get", "apis")})
+    assert groups("topology-reporter") == {PLURAL: GROUP}
+    found, account = documents("topology-reporter"), documents("agent")["ServiceAccount"]
+    assert_bound({**found, "ServiceAccount": {"metadata": account["metadata"]}})
+    binding = found["ValidatingAdmissionPolicyBinding"]["spec"]
+    assert binding["policyName"] == found["ValidatingAdmissionPolicy"]["metadata"]["name"]
 
 
 def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
