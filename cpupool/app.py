@@ -300,6 +300,7 @@ class Agent:
             node=self._cluster.node,
             node_name=settings.node_name,
             around=_surroundings(settings, root),
+            ready=self._is_ready,
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,

@@ -60,6 +60,7 @@ class TopologyReporter:
         node: returns the Node, None while it is not known.
         node_name: its name.
         around: reads what the node's state does not have, but the Node's annotations.
+        ready: whether it is known who owns which CPU; before that nothing is published.
         events: hears of other managers of the object.
         metrics: where writes are counted.
         health: hears that the loop turns.
@@ -76,6 +77,7 @@ class TopologyReporter:
         node: Callable[[], Node | None],
         node_name: str,
         around: Callable[[], Surroundings],
+        ready: Callable[[], bool],
         events: EventSink,
         metrics: Metrics,
         health: Health,
@@ -88,6 +90,7 @@ class TopologyReporter:
         self._node = node
         self._node_name = node_name
         self._around = around
+        self._ready = ready
         self._events = events
         self._metrics = metrics
         self._health = health
@@ -128,10 +131,10 @@ class TopologyReporter:
         pause_s = self._due_s - self._now_s()
         if pause_s > 0:
             return pause_s
+        # Readiness first: the snapshot is not older.
+        known, snapshot = self._ready(), self._manager.snapshot()
         seen, node = self._sink.observed(), self._node()
-        snapshot = self._manager.snapshot()
-        known = snapshot.facts.configured and snapshot.facts.pods is not None
-        if seen is None or node is None or not known:
+        if seen is None or node is None or not (known and snapshot.facts.configured):
             return _IDLE_S
         try:
             around = self._with_annotations(self._around(), node)

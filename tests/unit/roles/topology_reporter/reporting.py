@@ -67,21 +67,22 @@ class Reporting:
 
     Args:
         api: the API server.
-        listed: whether the pods of the node are known.
+        ready: as below.
 
     Attributes:
         now_s: the role's clock.
+        ready: whether it is known who owns which CPU.
     """
 
-    def __init__(self, api: FakeAPIServer, *, listed: bool = True) -> None:
+    def __init__(self, api: FakeAPIServer, *, ready: bool = True) -> None:
         self.api = api
         self.now_s = 1000.0
+        self.ready = ready
         self.books = Books()
         self.manager, self.metrics = Manager(), Metrics()
         self.manager.reconfigure(POOLS, MACHINE.topology())
         self.manager.adopt(())
-        if listed:
-            self.run_pods()
+        self.run_pods()
         server = APIServer.at(api.url)
         self.cluster = ClusterView(server, NODE, Names(), self.metrics, lambda: None)
         self.sink = NodeTopologyObject(
@@ -95,6 +96,7 @@ class Reporting:
             node=self.cluster.node,
             node_name=NODE,
             inventory=self.books,
+            ready=lambda: self.ready,
             memory=dict,
             kubelet=lambda: None,
             events=self.cluster.events,
@@ -166,9 +168,9 @@ def running_pod(name: str) -> Pod:
 
 
 @contextmanager
-def reporting(api: FakeAPIServer, *, listed: bool = True) -> Iterator[Reporting]:
+def reporting(api: FakeAPIServer, *, ready: bool = True) -> Iterator[Reporting]:
     """Run a node that knows its cluster."""
-    found = Reporting(api, listed=listed)
+    found = Reporting(api, ready=ready)
     with running_all(found.cluster), running(found.sink.run, wake=found.sink.wake):
         for resource in ("pods", "nodes"):
             eventually(lambda: api.watching(resource), f"a watch of {resource}")  # noqa: B023
