@@ -27,9 +27,11 @@ from cpupool.kube import views
 from cpupool.kube.client import APIError
 from cpupool.kube.config_map import ConfigMapName
 from cpupool.kube.connection import APIConnection
-from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
+from cpupool.kube.node_topology import served
+from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODE_TOPOLOGIES, NODES, PODS
 from cpupool.manager.requested import native
 from cpupool.policies.base import Step
+from cpupool.wire.node_topology import observed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Container
     from cpupool.kube.resources import APIPath
     from cpupool.kube.views import Body, SentEvent
+    from cpupool.wire.node_topology import Observed
 
 _PAGE: Final = 500
 _NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -160,6 +163,25 @@ class Away:
             APIError: the API server or the kubelet does not answer, or refuses.
         """
         return self.connection.get(NODES.object(node, subresource="proxy/configz"))
+
+    def node_topology(self, node: str) -> tuple[str, Observed | None]:
+        """Return the version of a node's NodeResourceTopology, and the object if there is one.
+
+        The version is empty where the API server serves none.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        version = served(self.connection)
+        if not version:
+            return "", None
+        try:
+            body = self.connection.get(NODE_TOPOLOGIES[version].object(node))
+        except APIError as error:
+            if error.status != 404:
+                raise
+            return version, None
+        return version, observed(body)
 
     def _existing(self, path: APIPath, title: str, command: str) -> Body:
         try:

@@ -16,6 +16,7 @@ from cpupool.core.errors import Severity
 from cpupool.core.pools import PoolKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.learner import POOL_FILE
+from cpupool.wire.node_topology import PLURAL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -105,6 +106,15 @@ def agent(found: tuple[NodeStatus, float] | None, readiness: str | None) -> Iter
         yield Row("agent", Verdict.OK, f"it wrote its status {max(age_s, 0):.0f} s ago{said}")
 
 
+def refused(metrics: str | None) -> set[str]:
+    """Return the resources that the API server has not let the agent watch.
+
+    Args:
+        metrics: the agent's answer to /metrics; None without one.
+    """
+    return set(_REFUSED.findall(metrics or ""))
+
+
 def rights(found: tuple[NodeStatus, float] | None, metrics: str | None) -> Row:
     """Check what the API server lets the agent do, as the agent has met it.
 
@@ -112,10 +122,11 @@ def rights(found: tuple[NodeStatus, float] | None, metrics: str | None) -> Row:
         found: as for `agent`.
         metrics: its answer to /metrics; None without one.
     """
-    refused = sorted(set(_REFUSED.findall(metrics or "")))
+    # The object of the node's topology has a check of its own.
+    missing = sorted(refused(metrics) - {PLURAL})
     waits_for_pods = found is not None and "pods" in found[0].waiting_for
-    if refused:
-        fact = f"the API server has refused the agent: {', '.join(refused)}"
+    if missing:
+        fact = f"the API server has refused the agent: {', '.join(missing)}"
         verdict = Verdict.PROBLEM if waits_for_pods else Verdict.WARNING
         return Row("rights", verdict, fact, _GRANT)
     if waits_for_pods:

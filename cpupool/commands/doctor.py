@@ -28,6 +28,7 @@ from cpupool.commands import (
     input_file,
     node,
     runtime_checks,
+    topology_checks,
 )
 from cpupool.commands.checks import Row, Verdict
 from cpupool.config import kubelet_config, poolconfig
@@ -52,6 +53,7 @@ from cpupool.host.interrupts import interrupts
 from cpupool.host.pool_files import read_pool_files
 from cpupool.host.processes import daemons
 from cpupool.host.sysfs import Sysfs
+from cpupool.kube.client import APIError
 from cpupool.kubelet.podresources import PodResources
 from cpupool.policies import built_in
 from cpupool.runtime.cri import CRI
@@ -77,7 +79,8 @@ examples:
   cpupool doctor --bundle node1.tar.gz --kubeconfig ~/.kube/config --node-name node1
 
 With --kubeconfig or --context the API server gives what is not on the command line: the node's
-labels, the pool files, and the kubelet's configuration. It needs --node-name.
+labels, the pool files, and the kubelet's configuration; and it tells who writes the node's
+NodeResourceTopology. It needs --node-name.
 
 Run it on the node as root, so that it sees the host's daemons and sockets; elsewhere it says what
 it could not see. A bundle is what `cpupool support-bundle` has written.
@@ -268,6 +271,15 @@ def _rights(known: _Known) -> Iterable[Row]:
     yield checks.rights(known.status, known.node.ask_agent(node.METRICS))
 
 
+def _node_topology(known: _Known) -> Iterable[Row]:
+    try:
+        asked = known.node.topology()
+    except APIError as error:
+        yield from _failed(topology_checks.CHECK, error, Verdict.UNSEEN)
+        return
+    yield from topology_checks.node_topology(known.node.ask_agent(node.METRICS), asked)
+
+
 def _cgroups(known: _Known) -> Iterable[Row]:
     base, version = hierarchy(known.node.root.cgroup)
     places = cgroup_names.kubepods(known.node.cgroup_root)
@@ -412,6 +424,7 @@ def _owners(known: _Known) -> Iterable[Row]:
 _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "agent": _agent,
     "rights": _rights,
+    topology_checks.CHECK: _node_topology,
     "cgroups": _cgroups,
     "kubelet": _kubelet,
     "CPU manager": _cpu_manager,

@@ -22,6 +22,7 @@ from cpupool.commands import (
     away,
     input_file,
 )
+from cpupool.commands.topology_checks import InCluster
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host import recording
@@ -31,6 +32,7 @@ from cpupool.manager import report
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.commands.away import Away
     from cpupool.manager.report import NodeStatus
 
 READY: Final = "readyz"
@@ -55,6 +57,8 @@ class Node:
         now_s: the time that ages are counted from, in seconds since 1970.
         bundle: where a support bundle was unpacked; None for a node that can be asked.
         titles: what users call files that are not where they know them.
+        name: its name in the cluster of `cluster`.
+        cluster: the API server that knows it; None where none is named.
     """
 
     root: HostRoot
@@ -67,6 +71,8 @@ class Node:
     now_s: float
     bundle: Path | None = None
     titles: Mapping[Path, str] = field(default_factory=dict)
+    name: str = ""
+    cluster: Away | None = None
 
     def shown(self, path: Path) -> str:
         """Name a file as the user knows it."""
@@ -89,6 +95,16 @@ class Node:
             return None
         finally:
             connection.close()
+
+    def topology(self) -> InCluster | None:
+        """Ask the API server for the node's NodeResourceTopology; None where none is named.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        if self.cluster is None:
+            return None
+        return InCluster(self.name, *self.cluster.node_topology(self.name))
 
     def status(self) -> tuple[NodeStatus, float] | None:
         """Read what the agent has written, and its age in seconds; None without a file.
@@ -210,7 +226,15 @@ def of_cluster(node: Node, arguments: argparse.Namespace, folder: Path) -> Node:
         kubelet_config.write_text(json.dumps(server.kubelet_configuration(name)))
         titles[kubelet_config] = f"configz of {name}"
     labels = server.labels(name) if node.labels is None else node.labels
-    return replace(node, config=config, kubelet_config=kubelet_config, labels=labels, titles=titles)
+    return replace(
+        node,
+        config=config,
+        kubelet_config=kubelet_config,
+        labels=labels,
+        titles=titles,
+        name=name,
+        cluster=server,
+    )
 
 
 def _named(path: Path | None) -> Path | None:

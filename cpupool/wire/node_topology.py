@@ -32,7 +32,7 @@ MANAGER: Final = "cpupool"
 ZONES: Final = "zones"
 ATTRIBUTES: Final = "attributes"
 POLICIES: Final = "topologyPolicies"
-_LISTS: Final = (ZONES, ATTRIBUTES, POLICIES)
+LISTS: Final = (ZONES, ATTRIBUTES, POLICIES)
 """Each is one field of server-side apply: the schema names no keys of their items."""
 _PARTS: Final = ("annotations", "labels")
 _COUNTED_PODS: Final = "with-exclusive-resources"
@@ -169,7 +169,7 @@ def observed(body: Mapping[str, Any]) -> Observed:
             others.update(dict.fromkeys(fields, manager))
     owners = map(_mapping, _list(metadata.get("ownerReferences")))
     return Observed(
-        {"metadata": kept, **{name: body.get(name) for name in _LISTS}},
+        {"metadata": kept, **{name: body.get(name) for name in LISTS}},
         frozenset((str(owner.get("name")), str(owner.get("uid"))) for owner in owners),
         frozenset(ours),
         others,
@@ -177,7 +177,7 @@ def observed(body: Mapping[str, Any]) -> Observed:
 
 
 def _owned(fields: Mapping[str, Any]) -> Iterator[Field]:
-    for name in _LISTS:
+    for name in LISTS:
         if f"f:{name}" in fields:
             yield Field((name,))
     metadata = _mapping(fields.get("f:metadata"))
