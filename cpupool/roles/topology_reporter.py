@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.errors import CPUPoolError
 from cpupool.kube.client import APIError
+from cpupool.kube.node_topology import CREATE_CRD, GRANT
 from cpupool.manager.node_topology import node_topology
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.metrics import WriteOutcome
@@ -42,10 +43,7 @@ _PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 60.0
 _IDLE_S: Final = 60.0
 """No event tells of other plugins' devices, and of memory."""
-_REMEDIES: Final = {
-    403: "apply the overlay daemonsets/topology-reporter, or set --node-topology=off",
-    404: "create the CRD: kubectl create -k daemonsets/topology-crd",
-}
+_REMEDIES: Final = {403: GRANT, 404: CREATE_CRD}
 """Status of a refused write → what to do."""
 
 

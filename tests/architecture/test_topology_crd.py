@@ -23,6 +23,7 @@ FULL = NodeTopology(
     TopologyManager(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD),
     "pfp0v001aa",
     {"node.koordinator.sh/cpu-topology": "{}"},
+    {"app.kubernetes.io/managed-by": "Koordinator"},
 )
 EMPTY = NodeTopology((), None, "")
 
@@ -44,7 +45,7 @@ def schema(version: str) -> Any:
 
 
 def applied(topology: NodeTopology, version: str) -> dict[str, Any]:
-    values = node_topology.values(topology, version, {"app.kubernetes.io/managed-by": "cpupool"})
+    values = node_topology.values(topology, version)
     return node_topology.applied("node-a", "1-2-3", version, values)
 
 

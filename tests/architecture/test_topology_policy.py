@@ -30,10 +30,17 @@ NOTE, LABEL = "node.koordinator.sh/cpu-topology", "app.kubernetes.io/managed-by"
 Body = dict[str, Any]
 
 
+def owner(**fields: str) -> Body:
+    return {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "1-2-3", **fields}
+
+
+NFD: Body = {"apiVersion": "v1", "kind": "ConfigMap", "name": "nfd", "uid": "4-5-6"}
+
+
 def applied(version: str = node_topology.V1ALPHA2, uid: str = "1-2-3") -> Body:
     """Return the object as the agent's apply makes it."""
-    topology = NodeTopology((), None, "pfp0v001aa", {NOTE: "{}"})
-    values = node_topology.values(topology, version, {LABEL: "Koordinator"})
+    topology = NodeTopology((), None, "pfp0v001aa", {NOTE: "{}"}, {LABEL: "Koordinator"})
+    values = node_topology.values(topology, version)
     return node_topology.applied("node-a", uid, version, values)
 
 
@@ -51,7 +58,7 @@ def old() -> Body:
             "annotations": {"example.com/note": "yes"},
             "labels": {"example.com/team": "a"},
             "ownerReferences": [
-                {"apiVersion": "v1", "kind": "ConfigMap", "name": "nfd", "uid": "4-5-6"},
+                NFD,
                 *ours["metadata"]["ownerReferences"],
             ],
         },
@@ -95,7 +102,7 @@ def test_an_agent_may_make_the_object_of_its_node(version: str) -> None:
         {"metadata": {"annotations": {NOTE: "[]", "kubelet.koordinator.sh/x": "y"}}},
         {"metadata": {"annotations": {NOTE: None}, "labels": {LABEL: None}}},
         {"metadata": {"labels": {LABEL: "cpupool"}}},
-        {"metadata": {"ownerReferences": applied(uid="other")["metadata"]["ownerReferences"]}},
+        {"metadata": {"ownerReferences": [NFD, owner(uid="other")]}},
     ],
 )
 def test_an_agent_may_change_what_it_publishes(changes: Body) -> None:
@@ -108,10 +115,6 @@ def test_no_agent_may_write_the_object_of_another_node(extra: Body) -> None:
     why = {"an agent may write only the object of its own node"}
     assert denials(applied(), user=user) == why
     assert denials(changed({"zones": []}), old(), user) == why
-
-
-def owner(**fields: str) -> Body:
-    return {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "1-2-3", **fields}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,12 @@ def test_the_owner_is_the_node_and_no_other_is_added(owners: list[Body] | None) 
 def test_an_agent_may_write_nothing_else(changes: Body, why: str) -> None:
     (found,) = denials(changed(changes), old())
     assert why in found
+
+
+@pytest.mark.parametrize("owners", [[NFD], [owner()]])
+def test_an_agent_may_remove_neither_the_node_nor_another_owner(owners: list[Body]) -> None:
+    why = {"an agent may make only the object's Node its owner"}
+    assert denials(changed({"metadata": {"ownerReferences": owners}}), old()) == why
 
 
 def test_a_new_object_has_nothing_else_either() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,18 +30,21 @@ TOPOLOGY = NodeTopology(
 )
 
 
+LABELLED = replace(TOPOLOGY, labels={LABEL.name: "cpupool"})
+
+
 def with_manager(policy: TopologyPolicy, scope: Scope) -> NodeTopology:
     return NodeTopology((), TopologyManager(policy, scope), "")
 
 
 def attributes(topology: NodeTopology) -> dict[str, str]:
-    found = node_topology.values(topology, V1ALPHA2, {})[ATTRIBUTES]
+    found = node_topology.values(topology, V1ALPHA2)[ATTRIBUTES]
     return {each["name"]: each["value"] for each in found}
 
 
 class TestValues:
     def test_a_zone_has_the_amounts_of_a_numa_node_and_its_distances(self) -> None:
-        first, second = node_topology.values(TOPOLOGY, V1ALPHA2, {})[ZONES]
+        first, second = node_topology.values(TOPOLOGY, V1ALPHA2)[ZONES]
         assert first == {
             "name": "node-0",
             "type": "Node",
@@ -65,7 +69,7 @@ class TestValues:
             "nodeTopologyPodsFingerprint",
             "nodeTopologyPodsFingerprintMethod",
         }
-        assert node_topology.values(unknown, V1ALPHA2, {})[POLICIES] == []
+        assert node_topology.values(unknown, V1ALPHA2)[POLICIES] == []
 
     @pytest.mark.parametrize(
         ("policy", "scope", "word"),
@@ -83,22 +87,22 @@ class TestValues:
     def test_policy_and_scope_are_one_word(
         self, policy: TopologyPolicy, scope: Scope, word: str
     ) -> None:
-        values = node_topology.values(with_manager(policy, scope), V1ALPHA2, {})
+        values = node_topology.values(with_manager(policy, scope), V1ALPHA2)
         assert values[POLICIES] == [word]
 
     def test_v1alpha1_has_no_attributes(self) -> None:
-        old, new = (node_topology.values(TOPOLOGY, version, {}) for version in (V1ALPHA1, V1ALPHA2))
+        old, new = (node_topology.values(TOPOLOGY, version) for version in (V1ALPHA1, V1ALPHA2))
         assert new.keys() - old.keys() == {ATTRIBUTES}
         assert {**old, ATTRIBUTES: new[ATTRIBUTES]} == new
 
     def test_each_annotation_and_each_label_is_a_field_of_its_own(self) -> None:
-        noted = NodeTopology((), None, "", {NOTE.name: "{}"})
-        values = node_topology.values(noted, V1ALPHA2, {LABEL.name: "Koordinator"})
+        noted = NodeTopology((), None, "", {NOTE.name: "{}"}, {LABEL.name: "Koordinator"})
+        values = node_topology.values(noted, V1ALPHA2)
         assert (values[NOTE], values[LABEL]) == ("{}", "Koordinator")
 
 
 def apply(version: str = V1ALPHA2) -> dict[str, Any]:
-    values = node_topology.values(TOPOLOGY, version, {LABEL.name: "cpupool"})
+    values = node_topology.values(LABELLED, version)
     return node_topology.applied("node-a", UID, version, values)
 
 
@@ -120,7 +124,7 @@ def stored(**changes: Any) -> dict[str, Any]:
 
 
 def shown(body: dict[str, Any], node_uid: str = UID, version: str = V1ALPHA2) -> bool:
-    wanted = node_topology.values(TOPOLOGY, version, {LABEL.name: "cpupool"})
+    wanted = node_topology.values(LABELLED, version)
     return node_topology.observed(body).shows("node-a", node_uid, wanted)
 
 

@@ -14,6 +14,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.manager.manager import Manager
+from cpupool.manager.node_topology import Surroundings
 from cpupool.roles.topology_reporter import TopologyReporter
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -95,15 +96,16 @@ class Reporting:
             names=Names(),
             node=self.cluster.node,
             node_name=NODE,
-            inventory=self.books,
+            around=self._around,
             ready=lambda: self.ready,
-            memory=dict,
-            kubelet=lambda: None,
             events=self.cluster.events,
             metrics=self.metrics,
             health=Health(),
             now_s=lambda: self.now_s,
         )
+
+    def _around(self) -> Surroundings:
+        return Surroundings(amounts=self.books.amounts())
 
     def run_pods(self, *names: str) -> None:
         """Make these the pods of the node; each counts in the fingerprint."""
