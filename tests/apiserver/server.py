@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import threading
 import time
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.apiserver.cluster import Cluster, Request
 from tests.apiserver.events import problems_of_event
 from tests.apiserver.http import Listener
-from tests.apiserver.objects import Objects, refusal
+from tests.apiserver.objects import refusal
 from tests.apiserver.patches import APPLY
 from tests.apiserver.paths import CUSTOM, KINDS, Path, is_granted, verb
 from tests.apiserver.watches import DROP, END, Watch, line
@@ -21,32 +19,15 @@ from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from tests.apiserver.http import Handler
     from tests.apiserver.objects import Answer
 
 Body = dict[str, Any]
 
-PODS, NODES = Path("", "v1", "pods"), Path("", "v1", "nodes")
 
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked: in the words of RBAC, and as it came over the wire."""
-
-    verb: str
-    resource: str
-    parameters: Mapping[str, str]
-    method: str
-    path: str
-    content_type: str
-    body: bytes
-    user: str
-    """The common name of the client's certificate; empty without one."""
-
-
-class FakeAPIServer:
+class FakeAPIServer(Cluster):
     """Use it as a context manager. Any thread, and any process that knows `url`, may use it.
 
     Args:
@@ -76,26 +57,21 @@ class FakeAPIServer:
         *,
         admin: bool = False,
     ) -> None:
-        self.node = node
-        self.requests: list[Request] = []
+        super().__init__(node, labels or {})
         self.events: list[Body] = []
         self.updates: list[tuple[str, Body]] = []
         self.tokens: set[str] | None = None
         self.forbidden: set[tuple[str, str]] = set()
-        self.created: set[str] = set()
         self.proxied: dict[str, Body] = {}
         self.page = 500
         self.crds: dict[str, list[str]] = {}
         self._admin = admin
-        self._lock = threading.Condition()
-        self._objects = Objects()
         self._refusals: deque[tuple[int, dict[str, str], Body | bytes]] = deque()
         self._gone_as_status = False
         self._slow: Callable[[str], bool] = _none
         self._closing = False
         self._listener = Listener(self._answer, tls)
         self.url = self._listener.url
-        self.set_labels(labels or {})
 
     def __enter__(self) -> Self:
         self.up()
@@ -103,66 +79,6 @@ class FakeAPIServer:
 
     def __exit__(self, *_: object) -> None:
         self._close()
-
-    # -- what the cluster holds ------------------------------------------------------------------
-
-    def set_pods(self, bodies: Iterable[Body]) -> None:
-        """Make these the pods, and tell the watches of every difference."""
-        given = {body["metadata"]["uid"]: self._bound_to_node(body) for body in bodies}
-        with self._lock:
-            self._objects.replace_all(PODS, given)
-
-    def set_labels(self, labels: Mapping[str, str]) -> None:
-        """Give the node these labels."""
-        uid = f"{self.node}-uid"
-        body = {"metadata": {"name": self.node, "uid": uid, "labels": dict(labels)}}
-        with self._lock:
-            known = uid in self._objects.everywhere(NODES)
-            self._objects.change("MODIFIED" if known else "ADDED", NODES, uid, body)
-
-    def keep(self, path: str, body: Body) -> None:
-        """Hold this object at its path, as a new version of the one that is there, if there is."""
-        with self._lock:
-            self._objects.keep(Path.of(path), body)
-
-    def keep_config_map(self, path: str, **files: str) -> None:
-        """Hold a ConfigMap at this path, with these texts as `poolconfig-<name>.yaml`."""
-        data = {f"poolconfig-{name}.yaml": text for name, text in files.items()}
-        self.keep(path, {"kind": "ConfigMap", "data": data})
-
-    def kept(self, path: str) -> Body:
-        """Give what is held at a path."""
-        with self._lock:
-            return self._objects.kept(Path.of(path))
-
-    def has(self, path: str) -> bool:
-        """Return whether something is held at a path."""
-        with self._lock:
-            return self._objects.has(Path.of(path))
-
-    def change_as(self, manager: str, path: str, changes: Body) -> None:
-        """Change fields of an object, None removes one, as an Update of another manager does."""
-        with self._lock:
-            self._objects.change_as(manager, Path.of(path), changes)
-
-    def forget(self, path: str) -> None:
-        """Delete what is held at a path."""
-        with self._lock:
-            self._objects.forget(Path.of(path))
-
-    def verbs(self) -> set[tuple[str, str]]:
-        """Give every (verb, resource) that was asked for; an apply that creates asks for both."""
-        asked = {(asked.verb, asked.resource) for asked in list(self.requests)}
-        return asked | {("create", resource) for resource in self.created}
-
-    def count(self, verb: str, resource: str) -> int:
-        counts = Counter((asked.verb, asked.resource) for asked in list(self.requests))
-        return counts[verb, resource]
-
-    def watching(self, resource: str) -> int:
-        """Say how many watches of a resource are open."""
-        with self._lock:
-            return sum(watch.collection.plural == resource for watch in self._objects.watches)
 
     # -- how it fails ----------------------------------------------------------------------------
 
@@ -247,11 +163,6 @@ class FakeAPIServer:
             self._lock.notify_all()
         self._listener.hang_up()
         self._closing = False
-
-    def _bound_to_node(self, body: Body) -> Body:
-        bound = copy.deepcopy(body)
-        bound.setdefault("spec", {}).setdefault("nodeName", self.node)
-        return bound
 
     def _answer(self, handler: Handler, method: str) -> None:
         """Answer one request, on a thread of its own."""
