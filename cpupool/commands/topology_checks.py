@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.commands.checks import Row, Verdict, refused
 from cpupool.kube.node_topology import CREATE_CRD, GRANT
-from cpupool.wire.node_topology import KIND, LISTS, MANAGED_BY, MANAGER, PLURAL, VERSIONS, Field
+from cpupool.wire.koordinator import MANAGED_BY
+from cpupool.wire.node_topology import KIND, LISTS, MANAGER, PLURAL, VERSIONS, Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 CHECK: Final = "node topology"
 _WRITES: Final = "cpupool_node_topology_writes_total{"
 """A sample of the agent, in its metrics: only an agent that publishes has one."""
-_LABEL: Final = Field(("metadata", "labels", MANAGED_BY))
+_LABEL: Final = Field(("metadata", "labels", MANAGED_BY[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _writers(asked: InCluster, found: Observed, *, publishes: bool, silent: bool
         fields[manager].append(field.name)
     told = [f"{manager} writes {', '.join(sorted(names))}" for manager, names in fields.items()]
     if label := _LABEL.of(found.body):
-        told.append(f"the label {MANAGED_BY} says {label}")
+        told.append(f"the label {_LABEL.name} says {label}")
     fact = f"{asked.version}: {'; '.join(told) or 'no manager is named'}"
     delete = f"kubectl delete {PLURAL} {asked.node}"
     if publishes and any(name in LISTS for field in found.others for name in field.path[:1]):
