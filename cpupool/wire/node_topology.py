@@ -85,7 +85,8 @@ class Observed:
         body: its fields.
         owners: the Nodes of its owner references, as name and UID.
         ours: the fields that cpupool has set.
-        others: field → the other manager that has set it.
+        others: field → the other manager that has set it; the attributes also where a manager has
+            written the object in v1alpha1, be it cpupool: its next apply ends that.
     """
 
     body: Mapping[str, Any]
@@ -167,6 +168,10 @@ def observed(body: Mapping[str, Any]) -> Observed:
             ours |= fields
         else:
             others.update(dict.fromkeys(fields, manager))
+        if entry.get("apiVersion") == f"{GROUP}/{V1ALPHA1}":
+            # The API server converts the object back to the version of each manager, and answers
+            # 500 where v1alpha1 has no such field.
+            others[Field((ATTRIBUTES,))] = f"{manager} in {V1ALPHA1}"
     owners = map(_mapping, _list(metadata.get("ownerReferences")))
     return Observed(
         {"metadata": kept, **{name: body.get(name) for name in LISTS}},
