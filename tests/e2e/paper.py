@@ -1,0 +1,159 @@
+"""Nodes that are only objects of the API server, and the agent's rights on them.
+
+A cluster without a kubelet is enough, and one without a controller manager.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import yaml
+
+from cpupool.kube.client import APIServer, Token
+from cpupool.kube.kubeconfig import KubeconfigCredentials
+from tests.e2e.cluster import kubectl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+DAEMONSETS: Final = Path(__file__).parents[2] / "daemonsets"
+NAMESPACE: Final = "cpupool"
+_LEFT_OUT: Final = {"Kustomization", "Component", "DaemonSet"}
+ACCOUNT: Final = "cpupool-agent"
+_LEASE: Final = "kube-controller-manager"
+_NODE_NAME: Final = "authentication.kubernetes.io/node-name"
+
+
+@dataclass(frozen=True, slots=True)
+class PaperNode:
+    """A Node without a kubelet.
+
+    Attributes:
+        name: its name.
+        uid: its UID.
+        folder: for tokens.
+    """
+
+    name: str
+    uid: str
+    folder: Path
+
+    def agent(self) -> APIServer:
+        """Return the API server for the agent of this node: as a pod's, its token names the node.
+
+        There must be the pod `self.name` on the node.
+        """
+        return self.server(
+            kubectl(
+                *("-n", NAMESPACE, "create", "token", ACCOUNT),
+                *("--bound-object-kind=Pod", f"--bound-object-name={self.name}"),
+            )
+        )
+
+    def server(self, token: str) -> APIServer:
+        """Return the API server for the owner of a token."""
+        path = self.folder / hashlib.sha256(token.encode()).hexdigest()
+        path.write_text(token)
+        found = KubeconfigCredentials(os.environ["KUBECONFIG"], "").load()
+        return APIServer(
+            found.host,
+            ca=Path(found.ssl_ca_cert) if found.ssl_ca_cert else None,
+            credentials=Token(path),
+            server_name=found.tls_server_name or "",
+        )
+
+
+@contextmanager
+def paper_node(folder: Path) -> Iterator[PaperNode]:
+    """Create a Node, and delete it with its NodeResourceTopology."""
+    metadata = {"generateName": "cpupool-e2e-"}
+    made = created({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    name = made["metadata"]["name"]
+    try:
+        yield PaperNode(name, made["metadata"]["uid"], folder)
+    finally:
+        kubectl("delete", "node", name, "--ignore-not-found")
+
+
+@contextmanager
+def agent_pod(node: PaperNode) -> Iterator[dict[str, Any]]:
+    """Create the pod of an agent that is bound to the node and never starts."""
+    body = created(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": node.name, "namespace": NAMESPACE},
+            "spec": {
+                "nodeName": node.name,
+                "serviceAccountName": ACCOUNT,
+                "automountServiceAccountToken": False,
+                "containers": [{"name": "agent", "image": "none.example/agent"}],
+            },
+        }
+    )
+    try:
+        yield body
+    finally:
+        kubectl("-n", NAMESPACE, "delete", "pod", node.name, "--force", "--ignore-not-found")
+
+
+def created(body: dict[str, Any]) -> Any:
+    """Create an object, and return it."""
+    return yaml.safe_load(kubectl("create", "-f", "-", "-o", "yaml", given=body))
+
+
+@contextmanager
+def present(bodies: Iterable[dict[str, Any]]) -> Iterator[frozenset[str]]:
+    """Create those objects that the cluster lacks, give their names, and delete them at the end."""
+    with ExitStack() as opened:
+        new = set()
+        for body in bodies:
+            if kubectl("get", "-f", "-", "--ignore-not-found", "-o", "name", given=body):
+                continue
+            created(body)
+            new.add(body["metadata"]["name"])
+            # Only a controller manager ends what is in a namespace.
+            if body["kind"] != "Namespace" or controllers():
+                opened.callback(
+                    kubectl, "delete", "-f", "-", "--ignore-not-found", "--wait=false", given=body
+                )
+        yield frozenset(new)
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    """Return the objects of a folder in `daemonsets/`, but pods and what makes pods."""
+    files = sorted(DAEMONSETS.joinpath(name).glob("*.yaml"))
+    found = [body for file in files for body in yaml.safe_load_all(file.read_text())]
+    return [body for body in found if body["kind"] not in _LEFT_OUT]
+
+
+def controllers() -> bool:
+    """Return whether a controller manager runs in the cluster."""
+    return bool(kubectl("-n", "kube-system", "get", "lease", _LEASE, "--ignore-not-found"))
+
+
+def needs_controllers(what: str) -> None:
+    """Skip the test where the cluster is an API server alone."""
+    if not controllers():
+        pytest.skip(f"no controller manager, which {what}")
+
+
+def needs_named_nodes(agent: APIServer) -> None:
+    """Skip the test where the token of a pod does not name the pod's node."""
+    token = agent.headers()["Authorization"].removeprefix("Bearer ")
+    review = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": token},
+    }
+    user = created(review)["status"]["user"]
+    if _NODE_NAME not in user.get("extra", {}):
+        version = json.loads(kubectl("get", "--raw", "/version"))["gitVersion"]
+        pytest.skip(f"API server {version}: the token of a pod does not name the pod's node")

@@ -1,0 +1,223 @@
+"""An agent writes only what is its node's, on a real API server with the agent's own token.
+
+The nodes are only objects, so any cluster will do.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.core.workloads import Pod, PodUID
+from cpupool.kube.client import APIError
+from cpupool.kube.connection import APIConnection
+from cpupool.kube.node_topology import NodeTopologyObject
+from cpupool.kube.pod_status import PodStatus
+from cpupool.kube.resources import NODE_TOPOLOGIES, PODS
+from cpupool.wire.node_topology import (
+    ATTRIBUTES,
+    GROUP,
+    MANAGER,
+    PLURAL,
+    POLICIES,
+    V1ALPHA2,
+    VERSIONS,
+    ZONES,
+    Field,
+    applied,
+)
+from tests.e2e.cluster import kubectl, missing, patiently, read
+from tests.e2e.paper import (
+    ACCOUNT,
+    NAMESPACE,
+    agent_pod,
+    manifests,
+    needs_controllers,
+    needs_named_nodes,
+    paper_node,
+    present,
+)
+from tests.loops import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cpupool.kube.client import APIServer
+    from cpupool.wire.node_topology import Values
+    from tests.e2e.paper import PaperNode
+
+if missing(node=False):
+    pytest.skip(
+        f"no {' and no '.join(missing(node=False))}: needs a cluster", allow_module_level=True
+    )
+
+pytestmark = pytest.mark.timeout(900)
+FOLDERS = ("fail-misfits", "topology-reporter")
+Body = dict[str, Any]
+LABEL = "app.kubernetes.io/managed-by"
+GIVEN: Values = {
+    Field((ZONES,)): [{"name": "node-0", "type": "Node"}],
+    Field((POLICIES,)): ["SingleNUMANodePodLevel"],
+    Field((ATTRIBUTES,)): [{"name": "topologyManagerPolicy", "value": "single-numa-node"}],
+    Field(("metadata", "annotations", "node.koordinator.sh/cpu-topology")): "{}",
+    Field(("metadata", "labels", LABEL)): "Koordinator",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rights() -> Iterator[None]:
+    folders = ("agent", "topology-crd", *FOLDERS)
+    with present(body for folder in folders for body in manifests(folder)):
+        yield
+
+
+def policy(folder: str) -> Body:
+    bodies = manifests(folder)
+    (found,) = (body for body in bodies if body["kind"] == "ValidatingAdmissionPolicy")
+    return found
+
+
+def typed(body: Body) -> Body:
+    """Return a copy under another name, which is in no force, for resources that have types.
+
+    The API server checks neither subresources nor all versions at once.
+    """
+    copied = copy.deepcopy(body)
+    copied["metadata"]["name"] += "-e2e"
+    for rule in copied["spec"]["matchConstraints"]["resourceRules"]:
+        rule["resources"] = [name.partition("/")[0] for name in rule["resources"]]
+        if rule["apiVersions"] == ["*"]:
+            rule["apiVersions"] = list(VERSIONS)
+    return copied
+
+
+def faults(body: Body) -> list[Body]:
+    """Return what the check of a policy's types says, once it has."""
+    kind, name = "validatingadmissionpolicy", body["metadata"]["name"]
+    patiently(lambda: "typeChecking" in read(kind, name).get("status", {}), lambda: "no check")
+    found: list[Body] = read(kind, name)["status"]["typeChecking"].get("expressionWarnings", [])
+    return found
+
+
+@pytest.fixture
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PaperNode, PaperNode]]:
+    """Two nodes, each with the pod of its agent, which is pending."""
+    folder = tmp_path_factory.mktemp("tokens")
+    with paper_node(folder) as one, paper_node(folder) as other, agent_pod(one), agent_pod(other):
+        yield one, other
+
+
+def refused(write: Callable[[], object]) -> str:
+    """Return why a write is refused; empty if it is not."""
+    try:
+        write()
+    except APIError as refusal:
+        return str(refusal)
+    return ""
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_api_server_finds_no_fault_in_the_types_of_a_policy(name: str) -> None:
+    needs_controllers("checks the types of policies")
+    right, wrong = typed(policy(name)), typed(policy(name))
+    wrong["metadata"]["name"] += "-wrong"
+    wrong["spec"]["validations"][0]["expression"] += " && object.metadata.nonsense == ''"
+
+    with present((right, wrong)):
+        assert faults(right) == []
+        (found,) = faults(wrong)
+
+    assert "undefined field 'nonsense'" in found["warning"]
+
+
+def test_an_agent_fails_pending_pods_of_its_node_alone(nodes: tuple[PaperNode, PaperNode]) -> None:
+    one, other = nodes
+    own, others = one.agent(), other.agent()
+    needs_named_nodes(own)
+    target = PODS.object(one.name, NAMESPACE, subresource="status")
+
+    def note(server: APIServer) -> str:
+        patch = {"status": {"message": "a note"}}
+        return refused(lambda: APIConnection(server).merge_patch(target, patch))
+
+    def fail(server: APIServer) -> str:
+        uid = PodUID(read("-n", NAMESPACE, "pod", one.name)["metadata"]["uid"])
+        pod = Pod(uid, NAMESPACE, one.name, None, ())
+        return refused(lambda: PodStatus(server).fail(pod, "E2E", "a test"))
+
+    # A policy is in force some moments after it is there.
+    patiently(lambda: "only pods of its own node" in note(others), lambda: note(others))
+    assert "only pods of its own node" in fail(others)
+    assert "only set the phase of a pending pod to Failed" in note(own)
+    assert fail(own) == ""
+
+    status = read("-n", NAMESPACE, "pod", one.name)["status"]
+    assert (status["phase"], status["reason"], status["message"]) == ("Failed", "E2E", "a test")
+
+
+def test_an_agent_writes_the_topology_of_its_node_alone(nodes: tuple[PaperNode, PaperNode]) -> None:
+    one, other = nodes
+    own, others = one.agent(), other.agent()
+    needs_named_nodes(own)
+    nobodys = one.server(kubectl("-n", NAMESPACE, "create", "token", ACCOUNT))
+    alien = "only the object of its own node"
+    patiently(lambda: alien in apply(others, one), lambda: apply(others, one))
+    assert alien in apply(nobodys, one)
+
+    sink = NodeTopologyObject(own, one.name, restarted=lambda *_: None)
+    with running(sink.run, wake=sink.wake):
+        patiently(lambda: sink.observed() is not None, lambda: "the object is not followed")
+        sink.apply(one.uid, GIVEN)
+        patiently(
+            lambda: any(seen.shows(one.name, one.uid, GIVEN) for seen in sink.observed() or ()),
+            sink.observed,
+        )
+        fewer = {field: value for field, value in GIVEN.items() if field.name in (ZONES, LABEL)}
+        sink.apply(one.uid, fewer)
+
+    assert alien in apply(others, one)
+    assert alien in apply(nobodys, one)
+    target = NODE_TOPOLOGIES[V1ALPHA2].object(one.name)
+    body = read(f"{PLURAL}.{V1ALPHA2}.{GROUP}", one.name)
+    assert "403 Forbidden" in refused(lambda: APIConnection(own).update(target, body))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ({"finalizers": ["e2e.example/keep"]}, "metadata of the object"),
+        ({"annotations": {"e2e.example/note": "1"}}, "only the annotations"),
+        ({"labels": {"tier": "a"}}, "only the label"),
+        ({"ownerReferences": []}, "only the object's Node its owner"),
+        (
+            {
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1-2-3"}
+                ]
+            },
+            "only the object's Node its owner",
+        ),
+    ],
+    ids=["finalizer", "annotation", "label", "no owner", "other owner"],
+)
+def test_an_agent_writes_no_other_field_of_its_object(
+    nodes: tuple[PaperNode, PaperNode], metadata: Body, why: str
+) -> None:
+    one, other = nodes
+    own, others = one.agent(), other.agent()
+    needs_named_nodes(own)
+    patiently(lambda: apply(others, one), lambda: "the policy is not in force")
+
+    assert why in apply(own, one, **metadata)
+    assert apply(own, one) == ""
+    assert why in apply(own, one, **metadata)
+
+
+def apply(server: APIServer, node: PaperNode, **metadata: Any) -> str:
+    """Apply a node's object with fields in its metadata, and return why that is refused."""
+    target = NODE_TOPOLOGIES[V1ALPHA2].object(node.name)
+    body = applied(node.name, node.uid, V1ALPHA2, GIVEN)
+    body["metadata"] |= metadata
+    return refused(lambda: APIConnection(server).apply(target, body, manager=MANAGER))
