@@ -110,7 +110,7 @@ class CPUAssignment:
         """
         if self.placement not in {Placement.POOLS, Placement.POLICY}:
             return {}
-        isolated = any(resource.kind is ResourceKind.BESIDE for resource in self.resources)
+        isolated = any(resource.kind is ResourceKind.ADDITIONAL for resource in self.resources)
         return environment(self.exclusive, self.shared, self.resources, isolated=isolated)
 
     def annotations(self, names: Names) -> Mapping[str, str]:

@@ -163,9 +163,9 @@ class Offer:
         topology: the machine, for NUMA nodes and offline CPUs.
         taken: online CPUs that the kubelet cannot give out, and no CPU of their cores either: pods
             hold them through another pool.
-        beside: CPUs that the kubelet cannot give out, while it can give out others of their cores:
-            siblings that pods have with devices of this pool, where it did not always list them,
-            and blocked CPUs.
+        withheld: CPUs that the kubelet cannot give out, while it can give out others of their
+            cores: siblings that pods have with devices of this pool, where it did not always list
+            them, and blocked CPUs.
         draining: ids that pods hold and that the pool no longer lists.
         withdrawn: as many free ids of a shared pool, which the list leaves out.
     """
@@ -173,7 +173,7 @@ class Offer:
     resource: Advertised
     topology: CPUTopology
     taken: CPUSet
-    beside: CPUSet = field(default_factory=CPUSet)
+    withheld: CPUSet = field(default_factory=CPUSet)
     draining: frozenset[str] = frozenset()
     withdrawn: frozenset[str] = frozenset()
 
@@ -184,7 +184,7 @@ class Offer:
         topology: CPUTopology,
         taken: CPUSet,
         held: Collection[str],
-        beside: CPUSet | None = None,
+        withheld: CPUSet | None = None,
     ) -> Self:
         """Return the offer of a resource.
 
@@ -193,7 +193,7 @@ class Offer:
             topology: the machine.
             taken: as the attribute.
             held: its ids that pods hold.
-            beside: as the attribute.
+            withheld: as the attribute.
         """
         draining = frozenset(filter(_is_id, resource.unlisted(held)))
         withdrawn: Iterator[str] = iter(())
@@ -203,7 +203,7 @@ class Offer:
             numbers = map(str, range(resource.capacity - 1, -1, -1))
             withdrawn = (number for number in numbers if number not in held)
         room = frozenset(islice(withdrawn, len(draining)))
-        return cls(resource, topology, taken, beside or CPUSet(), draining, room)
+        return cls(resource, topology, taken, withheld or CPUSet(), draining, room)
 
     @property
     def pool(self) -> Pool:
@@ -294,7 +294,7 @@ class Offer:
 
     def _available(self, cpu: int) -> bool:
         # The whole core counts: an exclusive CPU must have no foreign load on its sibling.
-        free = self.topology.core_of(cpu).isdisjoint(self.taken) and cpu not in self.beside
+        free = self.topology.core_of(cpu).isdisjoint(self.taken) and cpu not in self.withheld
         return free and cpu in self.topology.online
 
     def _check_whole_cores(self, ids: Collection[str]) -> None:

@@ -59,7 +59,7 @@ class Source(Enum):
 class Sharing(Enum):
     """Which others may run on granted CPUs."""
 
-    NOBODY = "nobody"
+    NONE = "none"
     BEST_EFFORT = "best effort"
     POOL = "pool"
     """Other owners of the same resource."""
@@ -76,7 +76,7 @@ class Grant:
         parts: container → its CPUs; an unclaimed answer has one part without a name.
         sharing: which others may run on them.
         whole_cores: no other owner runs on their SMT siblings either.
-        beside: other owners of the same resource may have CPUs of the same cores.
+        shares_cores: other owners of the same resource may have CPUs of the same cores.
         leaving: CPUs that the owner had before a transition, until the kernel reports that it no
             longer runs there.
         cpus: the CPUs that no other owner may have: in a transition the old and the new CPUs.
@@ -86,9 +86,9 @@ class Grant:
     resource: Resource
     source: Source
     parts: Mapping[str, CPUSet]
-    sharing: Sharing = Sharing.NOBODY
+    sharing: Sharing = Sharing.NONE
     whole_cores: bool = True
-    beside: bool = False
+    shares_cores: bool = False
     leaving: CPUSet = field(default_factory=CPUSet)
     cpus: CPUSet = field(init=False, compare=False)
 
@@ -177,7 +177,7 @@ class Grants:
         Args:
             claims: their owners may have grants already, also of the same resource.
             topology: with it a core has one owner, too, except where the grants of a resource may
-                share cores (`Grant.beside`). Existing grants are not checked again.
+                share cores (`Grant.shares_cores`). Existing grants are not checked again.
         """
         found, taken = dict(self.all), self.cpus
         first: dict[int, _Key] = {}
@@ -188,7 +188,7 @@ class Grants:
 
         def suits(cpu: int, claim: Grant, key: _Key) -> bool:
             of_core, resource = first.get(cpu, key)
-            return of_core == claim.owner or (claim.beside and resource == claim.resource)
+            return of_core == claim.owner or (claim.shares_cores and resource == claim.resource)
 
         claims = tuple(claims)
         for key, grant in self.all.items() if topology and claims else ():

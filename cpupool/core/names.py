@@ -27,7 +27,7 @@ _DEFAULT_POOL: Final = "default"
 _ALIKE: Final = 0.75
 """The least likeness of a mistyped prefix, from 0 to 1 (`difflib.SequenceMatcher.ratio`)."""
 
-ENABLE_SHARED_CPUS: Final = Resource("enable-shared-cpus", ResourceKind.BESIDE)
+ENABLE_SHARED_CPUS: Final = Resource("enable-shared-cpus", ResourceKind.ADDITIONAL)
 """The part of OpenShift's resource after the slash: one device lets one container use a node's
 shared pool in addition to CPUs of its own."""
 OPENSHIFT_DOMAIN: Final = "workload.openshift.io"

@@ -143,7 +143,7 @@ class NodePools:
 
     def behind(self, resource: Resource) -> Pool | None:
         """Return the configured pool whose CPUs come with a resource, or None."""
-        if resource.kind is not ResourceKind.BESIDE:
+        if resource.kind is not ResourceKind.ADDITIONAL:
             return self.by_name(resource)
         if self.mixed is None:
             return None

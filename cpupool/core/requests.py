@@ -17,7 +17,7 @@ class ResourceKind(Enum):
     """CPUs of an exclusive pool; each device is a CPU."""
     SHARED = "shared"
     """A shared pool's CPUs; a device is a milli-CPU."""
-    BESIDE = "beside"
+    ADDITIONAL = "additional"
     """A shared pool's CPUs in addition to exclusive CPUs, by OpenShift's resource."""
     KUBELET = "kubelet"
     """CPUs that the kubelet's static CPU manager gives out, for a whole native request."""

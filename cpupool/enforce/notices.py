@@ -207,7 +207,7 @@ def _of(placed: PlacedContainer, refusal: Refusal | None) -> Iterator[Notice]:
 def _about_pools_alone(resolution: Resolution, placed: PlacedContainer) -> Iterator[Notice]:
     """Yield that a container with pools gets no CPUs for its whole cpu request."""
     manager, container = resolution.view.pools.cpu_manager, placed.container
-    pools = [pool for pool in container.requests if pool.kind is not ResourceKind.BESIDE]
+    pools = [pool for pool in container.requests if pool.kind is not ResourceKind.ADDITIONAL]
     if manager.chooses and container.whole_cpus and pools:
         yield Notice(
             "CPURequestOfPoolsOnly",

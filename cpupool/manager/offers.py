@@ -105,12 +105,12 @@ def offer(
         before: its list until now; None for no list.
     """
     taken = resolution.held_elsewhere(resource.name)
-    beside = facts.blocked
+    withheld = facts.blocked
     if resource.name.kind.exclusive:
-        beside |= _additional_cpus(facts, resolution, resource, held)
+        withheld |= _additional_cpus(facts, resolution, resource, held)
     if before is not None and before.held is held and before.offer.resource == resource:
-        return replace(before.offer, topology=facts.topology, taken=taken, beside=beside)
-    return Offer.of(resource, facts.topology, taken, held, beside)
+        return replace(before.offer, topology=facts.topology, taken=taken, withheld=withheld)
+    return Offer.of(resource, facts.topology, taken, held, withheld)
 
 
 def _additional_cpus(

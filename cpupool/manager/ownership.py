@@ -139,7 +139,7 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
                     # The kubelet may give the siblings of its CPUs to other containers.
                     whole_cores=not kubelets,
                     # The pool may have listed siblings when Allocate announced the CPUs.
-                    beside=lists_siblings or announced,
+                    shares_cores=lists_siblings or announced,
                 )
                 yield _Claim(grant, announced, pod.cgroup_uid in idle)
 
@@ -150,4 +150,4 @@ def answers(facts: NodeFacts, promises: Iterable[Promise]) -> Iterator[Grant]:
         given = AllocatedDevices(promise.ids, promise.announced)
         if cpus := granted(facts, promise.resource, given):
             owner = AnswerOwner(promise.number)
-            yield Grant(owner, promise.resource, Source.DEVICES, {"": cpus}, beside=True)
+            yield Grant(owner, promise.resource, Source.DEVICES, {"": cpus}, shares_cores=True)

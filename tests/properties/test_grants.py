@@ -36,7 +36,7 @@ def claims(draw: st.DrawFn) -> Grant:
         draw(resources),
         Source.DEVICES,
         draw(parts),
-        beside=draw(st.booleans()),
+        shares_cores=draw(st.booleans()),
     )
 
 
@@ -75,7 +75,7 @@ class History(RuleBasedStateMachine):
             for other in found:
                 if other.owner != one.owner and other in new:
                     apart = MACHINE.with_siblings(one.cpus).isdisjoint(other.cpus)
-                    assert apart or (one.beside or other.beside)
+                    assert apart or (one.shares_cores or other.shares_cores)
 
     @rule(new=claims())
     def replace(self, new: Grant) -> None:

@@ -193,7 +193,7 @@ def test_a_core_is_not_whole_while_its_sibling_is_offline() -> None:
 
 def test_a_listed_cpu_that_a_pod_has_beside_its_device_is_unhealthy() -> None:
     listed = Offer.of(
-        Advertised(builders.resource(WHOLE.name), WHOLE), TELCO, NONE, {"6"}, beside=CPUSet.of(22)
+        Advertised(builders.resource(WHOLE.name), WHOLE), TELCO, NONE, {"6"}, withheld=CPUSet.of(22)
     )
     assert [device.id for device in listed if not device.healthy] == ["22"]
     with pytest.raises(UnavailableDevices) as raised:
