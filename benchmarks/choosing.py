@@ -109,7 +109,7 @@ are partly in use. CPU time, as above.
 {calls}
 
 {called} calls per cell over a unix socket, one after the other, for a pool of all threads of a
-machine with 8 NUMA nodes, of which some cores are free: from the request to the decoded answer,
+machine with 8 NUMA nodes and some free cores: from the request to the decoded answer,
 with the asking and the answering side in one process.
 
 ## How well pods are placed
@@ -150,7 +150,7 @@ again at once, while the agent still looks after the pod before.
 
 {plans}
 
-The Manager decides about a pod on 512 CPUs, of which 250 are owned, with 2 to 16 CPUs: {planned}
+The Manager decides about a pod with 2 to 16 CPUs, on 512 CPUs with 250 owned ones: {planned}
 pods for each row, one after the other. CPU time, as above.
 
 ## The CPU manager: busy neighbours of a new owner

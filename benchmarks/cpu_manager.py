@@ -213,8 +213,8 @@ def _connected(
     plugin.obey = obey
     plugin.configure()
     everything, state = str(LARGE.topology().online), nri_pb2.CONTAINER_RUNNING
-    told = [replace(pod.container, cpus=everything, state=state) for pod in running]
-    for update in plugin.synchronize(told):
+    listed = [replace(pod.container, cpus=everything, state=state) for pod in running]
+    for update in plugin.synchronize(listed):
         obey(update)
     return plugin
 

@@ -32,7 +32,7 @@ class Times:
         Args:
             calls: at least one.
             clock_ns: the thread's CPU time, which for a call that waits for nothing is what it
-                takes where nobody else wants the CPU.
+                takes on a CPU of its own.
         """
         # As in the agent, what is there already is not looked through for garbage again.
         gc.freeze()

@@ -132,7 +132,7 @@ def _starts(managed: Node, alone: Node) -> Iterator[Row]:
     unmanaged, pinned = zip(*pairs, strict=True)
     more = [with_agent - without for without, with_agent in pairs]
     what = "creation asked for until the first instruction"
-    yield (f"{what}, nobody manages CPUs", _spread(unmanaged), "-")
+    yield (f"{what}, without a CPU manager", _spread(unmanaged), "-")
     yield (f"{what}, pinned by nri", _spread(pinned), "-")
     yield ("what pinning adds, in pairs", f"p50 {quantiles(more)[1]:+.2f} ms", CPU_POOLER_START)
 

@@ -54,7 +54,7 @@ enum {
 
 struct process {
     enum kind { EXCLUSIVE, SHARED, ALL } kind;
-    const char *variable; /* lists the exclusive CPUs of which it gets the next */
+    const char *variable; /* lists the exclusive CPUs; it gets the next ones */
     long taken;           /* how many of them */
     char **words;
     char **words_end;
@@ -169,7 +169,7 @@ static bool take_field(const char **text, const char *expected)
     return true;
 }
 
-/* Reads WHERE, of which only the variables that are waited for are any good. */
+/* Reads WHERE; it may name only the variables that the starter waits for. */
 static bool take_where(const struct starter *starter, const char **text, struct process *process)
 {
     process->kind = EXCLUSIVE;
@@ -222,7 +222,7 @@ static void parse_processes(struct starter *starter, char **word)
              *word != NULL ? *word : "too few arguments");
 }
 
-/* Gives the CPUs of which a process gets some or all. */
+/* Gives the CPUs from which a process gets some or all. */
 static struct cpus choice(const struct starter *starter, const struct process *process)
 {
     struct cpus cpus = process->kind == SHARED ? starter->shared : starter->expected;
@@ -233,7 +233,7 @@ static struct cpus choice(const struct starter *starter, const struct process *p
     return cpus;
 }
 
-/* Gives so many of the choice, in ascending order, that nobody got before; fewer if they run out. */
+/* Gives so many unused CPUs of the choice, in ascending order; fewer if they run out. */
 static struct cpus take_next(const struct cpus *choice, long count, struct cpus *dealt)
 {
     struct cpus taken = {0};
@@ -321,8 +321,8 @@ static const char *look(struct starter *starter)
     bool online_known = read_text(ONLINE_FILE, text) && add_list(text, &online);
     starter->expected = starter->exclusive;
     add_all(&starter->expected, &starter->shared);
-    /* Without /sys an offline CPU cannot be told from one that is yet to come: all are waited for,
-     * as late is better than on other people's CPUs. */
+    /* Without /sys an offline CPU looks like a CPU that is yet to come: wait for all of them,
+     * because late is better than on the CPUs of others. */
     usable = starter->expected;
     if (online_known)
         keep_common(&usable, &online);

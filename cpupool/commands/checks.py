@@ -307,8 +307,8 @@ def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iter
                 f"put all of them into {parameter}, or none",
             )
     if not found:
-        told = ", ".join(f"{name} {cpus or 'none'}" for name, (cpus, _) in harms.items())
-        yield Row("isolation", Verdict.OK, told)
+        cpus_of = ", ".join(f"{name} {cpus or 'none'}" for name, (cpus, _) in harms.items())
+        yield Row("isolation", Verdict.OK, cpus_of)
 
 
 def interrupts(found: Collection[Interrupt], exclusive: CPUSet) -> Row:

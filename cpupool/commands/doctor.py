@@ -152,12 +152,14 @@ def _draw(rows: Sequence[Row], out: TextIO) -> None:
 
     drawing.show(drawing.checks(rows), out)
     counts = Counter(row.verdict for row in rows)
-    told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    summary = ", ".join(
+        f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]
+    )
     unseen = dict.fromkeys(row.check for row in rows if row.verdict is Verdict.UNSEEN)
     if unseen:
         said = f"not seen: {', '.join(unseen)}; their rows say what makes them visible"
         out.write(f"\n{textwrap.fill(said, _WIDTH)}\n")
-    out.write(f"\n{told}\n")
+    out.write(f"\n{summary}\n")
 
 
 @dataclass(frozen=True, slots=True)

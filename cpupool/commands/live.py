@@ -50,8 +50,8 @@ class ProcessRow:
         name: `pod/container`, or `pod (sandbox)`.
         requested: the pools it asked for, with amounts; under a CPU manager policy its whole CPUs.
         given: the CPU variables in its environment.
-        belongs: the online CPUs that follow from these, in the list format; none where it asked
-            for pools and was told nothing. Without variables, the agent's decision.
+        belongs: the online CPUs that follow from these, in the list format; none where it
+            requests pools and has no variable of them. Without variables, the agent's decision.
         runs: the CPUs that the kernel lets it run on.
     """
 
@@ -301,14 +301,14 @@ class LiveNode:
         environment = process.instance.environment
         now = self.agent.manager.snapshot()
         if requests:
-            told = [environment.get(pool_variable(pool), "") for pool in requests]
+            named = [environment.get(pool_variable(pool), "") for pool in requests]
             requested = ", ".join(f"{pool} {amount}" for pool, amount in requests.items())
         else:
             whole = spec[0].whole_cpus if spec and now.facts.pools.cpu_manager.chooses else 0
             decided = now.assignment((process.pod.cgroup_uid, process.instance.id))
-            told = [environment.get(EXCLUSIVE_CPUS, str(decided.cpus))]
+            named = [environment.get(EXCLUSIVE_CPUS, str(decided.cpus))]
             requested = f"cpu {whole}" if whole else ""
-        belongs = CPUSet.union(map(CPUSet.parse, told))
+        belongs = CPUSet.union(map(CPUSet.parse, named))
         try:
             runs = str(process.cpus_allowed())
         except FileNotFoundError:

@@ -264,5 +264,5 @@ def _found(container: ContainerStatus) -> Step:
             " or its log says what is in the way"
         )
     else:
-        why = "there is no CPU for it, so its cgroup is left as it is"
+        why = "there is no CPU for it, so cpupool does not change its cgroup"
     return Step("found", why, found)

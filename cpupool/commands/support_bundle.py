@@ -24,7 +24,7 @@ examples:
   kubectl exec -n NAMESPACE POD -- cpupool support-bundle --output - > node1.tar.gz
 
 In it: the machine's topology, the pool files, the cpusets of pods and services, names and CPUs of
-services and interrupts, the kubelet's settings that concern CPUs, which devices it gave to whom,
+services and interrupts, the kubelet's settings that concern CPUs, which pods have its devices,
 what the agent says of itself and which CPUs it chose (that names pods and containers). Not in it:
 environments, arguments, tokens, other plugins' devices. bundle.json lists every file and what was
 left out.

@@ -182,7 +182,7 @@ class AgentSettings:
     configmap: str = _option(
         "configmap",
         "cpu-pooler-configmap",
-        "the ConfigMap that --config shows, to be told of its edits by the API server and at once;"
+        "the ConfigMap that --config shows; the API server reports an edit of it at once;"
         " '' for the folder alone (default: {default}, in the namespace of this pod)",
         metavar="[NAMESPACE/]NAME",
         parse=config_map,

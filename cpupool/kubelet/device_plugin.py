@@ -54,7 +54,7 @@ HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
 
 MAX_SOCKET_PATH_BYTES: Final = 107
-"""unix(7): sun_path has 108 bytes, the last of which is zero."""
+"""unix(7): sun_path has 108 bytes, and the last one is zero."""
 
 T = TypeVar("T")
 

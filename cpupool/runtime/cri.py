@@ -228,7 +228,7 @@ class CRI:
     def _change(
         self, container: ContainerID, what: str, resources: LinuxContainerResources
     ) -> None:
-        """Let the runtime change a container; what is 0 or empty stays as it is."""
+        """Let the runtime change a container; it keeps each value that is 0 or empty here."""
         request = UpdateContainerResourcesRequest(container_id=container, linux=resources)
         try:
             with self._calling("UpdateContainerResources") as stub:

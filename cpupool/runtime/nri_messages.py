@@ -35,7 +35,7 @@ class ContainerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CPUResources:
-    """CPU resources of a container; what is empty or None is not set, or stays as it is."""
+    """CPU resources of a container; an empty value, or None, is not set or does not change."""
 
     cpus: str
     quota_us: int | None
@@ -169,7 +169,7 @@ class UpdateContainer:
 
     Attributes:
         call: for `Session.answer_update`.
-        container: as it is now.
+        container: its values before the change.
         asked: what it is to become.
     """
 
@@ -189,9 +189,9 @@ class Started:
 class Ended:
     """A container has no process any more; answered.
 
-    Told when the container stops, which is when its CPUs are free, and again when the runtime
-    removes it: a container that never ran is only removed. A creation that the runtime takes back
-    ends like this, too, and then only the id is known.
+    The runtime reports it when the container stops, because then its CPUs are free, and again when
+    it removes the container: a container that never ran is only removed. A creation that the
+    runtime takes back ends so, too, and then only the id is known.
     """
 
     container: NRIContainer
@@ -252,8 +252,8 @@ class Adjustment:
     """What a container that is being created gets.
 
     Attributes:
-        cpus: what it runs on; an empty set leaves that as it is.
-        bandwidth: how long it may run in each period; None leaves that as it is.
+        cpus: what it runs on; an empty set changes nothing.
+        bandwidth: how long it may run in each period; None changes nothing.
         environment: variables to set.
         annotations: annotations to set; the runtime shows them as the container's own.
     """

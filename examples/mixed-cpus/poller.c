@@ -24,7 +24,7 @@
 #define POOLS "/run/cpupool"
 #define WAKE_MS 100
 
-/* Each on a cache line of its own: nobody else's count slows it down. */
+/* Each on a cache line of its own: the counts of other threads do not slow it down. */
 struct poller {
     _Alignas(64) atomic_ulong polls;
     pthread_t thread;

@@ -159,4 +159,6 @@ def test_a_container_that_has_no_cpu_to_go_to(
 
     nowhere = replace(status, containers=(replace(web, wanted=CPUSet()),))
     assert explain(file, nowhere, "web") == 1
-    assert "found: there is no CPU for it, so its cgroup is left" in capsys.readouterr().out
+    assert (
+        "found: there is no CPU for it, so cpupool does not change its" in capsys.readouterr().out
+    )
