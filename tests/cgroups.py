@@ -228,7 +228,7 @@ class CgroupTreeContract:
         assert ground.tree.effective(path) == CPUSet.of(1)
         assert [found.cpus for found in ground.tree.containers()] == ["1"]
 
-    def test_a_cgroup_that_has_ended_is_told_by_every_call(self, ground: Ground) -> None:
+    def test_a_cgroup_that_has_ended_is_reported_by_every_call(self, ground: Ground) -> None:
         path = ground.container("0-1")
         ground.remove(path)
         assert list(ground.tree.containers()) == []

@@ -47,7 +47,7 @@ def unmarked() -> dict[str, str]:
 
 
 def children() -> dict[int, str]:
-    """Return this process's children and their commands, those included that nobody waited for."""
+    """Return this process's children and their commands, also those that no process waited for."""
     found = dict[int, str]()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError):  # the thread has ended

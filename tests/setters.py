@@ -245,7 +245,7 @@ def owner_on_2() -> Node:
 
 @contextmanager
 def running(node: Node) -> Iterator[None]:
-    """Let the loop run with nobody to wake it."""
+    """Let the loop run with no role to wake it."""
     stop = threading.Event()
     thread = threading.Thread(target=node.setter.run, args=(stop,), daemon=True)
     thread.start()

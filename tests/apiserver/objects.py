@@ -121,7 +121,7 @@ class Objects:
 
     def compact(self) -> None:
         """Forget every older version."""
-        # Something nobody watches happens, so that even the newest version known is too old.
+        # Something happens that no client watches: even the newest known version is too old.
         self.version += 1
         self.compacted = self.version
         self.history.clear()

@@ -63,7 +63,7 @@ def test_no_agent_may_write_a_pod_of_another_node(extra: Body) -> None:
     assert denials(failed(), user=user) == {"an agent may write only pods of its own node"}
 
 
-def test_nobody_else_is_asked() -> None:
+def test_no_other_is_asked() -> None:
     kubelet = {"username": "system:node:node-a"}
     assert denials({**failed(), "status": {"phase": "Running"}}, user=kubelet) == set()
 

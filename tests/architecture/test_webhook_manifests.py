@@ -178,7 +178,9 @@ def built() -> dict[tuple[str, str], Body]:
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
 
 
-def test_with_cert_manager_nobody_has_the_pods_token(built: dict[tuple[str, str], Body]) -> None:
+def test_with_cert_manager_no_container_has_the_pods_token(
+    built: dict[tuple[str, str], Body],
+) -> None:
     spec = built["Deployment", NAME]["spec"]["template"]["spec"]
 
     assert [one["name"] for one in spec["containers"]] == ["webhook"]

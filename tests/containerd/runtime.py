@@ -44,8 +44,8 @@ SUITE: Final = "forky"
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _HOLDER: Final = 'mount -t tmpfs none "$0" && echo ready && cat; :'
-"""Ends with its input. The shell stays for the sake of orphans: it waits for whoever ends. Images
-and snapshots are in memory, so that a busy disk delays nobody."""
+"""Ends with its input. The shell stays for the sake of orphans: it waits for each process that
+ends. Images and snapshots are in memory, so that a busy disk delays nothing."""
 
 
 def why_not() -> str:

@@ -70,7 +70,7 @@ def test_a_container_takes_the_cpu_of_a_pod_that_has_ended_and_is_still_listed(n
         log.info("it starts %.3f s after the call", (starts_ns - later.called_ns) / 1e9)
 
 
-def test_nobody_needs_the_api_server_for_that(node: Node) -> None:
+def test_nothing_needs_the_api_server_for_that(node: Node) -> None:
     with node.agent("nri"):
         node.api.down()
         pods = node.burst()
@@ -79,7 +79,7 @@ def test_nobody_needs_the_api_server_for_that(node: Node) -> None:
         node.api.up()
 
 
-def test_a_resize_from_the_side_moves_nobody(node: Node) -> None:
+def test_a_resize_from_the_side_moves_no_container(node: Node) -> None:
     with node.agent("nri"):
         pods = node.burst(OFTEN_US)
         for asked in RESIZES:

@@ -1,4 +1,4 @@
-"""How long containers of a real containerd may run, whoever sets that: NRI, CRI or the agent."""
+"""How long containers of a real containerd may run; NRI, CRI or the agent sets that."""
 
 from __future__ import annotations
 

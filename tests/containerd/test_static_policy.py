@@ -44,7 +44,7 @@ def governed(node: Node) -> Iterator[Node]:
         yield node
 
 
-def test_the_first_instruction_is_on_its_cpus_and_nobody_elses(governed: Node) -> None:
+def test_the_first_instruction_is_on_its_cpus_and_no_others(governed: Node) -> None:
     node = governed
     owner, neighbours = admitted(node)
     with watched(node, neighbours) as seen:
@@ -67,7 +67,7 @@ def test_a_neighbour_that_the_runtime_cannot_move_is_moved_before(governed: Node
     assert owner.refused == []
 
 
-def test_a_neighbour_that_nobody_can_move_keeps_the_owner_from_starting(governed: Node) -> None:
+def test_a_neighbour_that_nothing_can_move_keeps_the_owner_from_starting(governed: Node) -> None:
     node = governed
     owner, neighbours = admitted(node)
     nested = nest(node, neighbours[0], DEEP)

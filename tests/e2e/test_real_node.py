@@ -147,7 +147,7 @@ def test_a_cpu_that_leaves_its_pool_stays_with_its_pod(
     node.await_devices(exclusive_e2e=0)
 
 
-def test_a_bad_edit_changes_nothing_and_is_told(node: RealNode) -> None:
+def test_a_bad_edit_changes_nothing_and_is_reported(node: RealNode) -> None:
     node.run("owner", main={"exclusive_e2e": 1})
     own = node.own_cpus("owner")
     unique = f"exclusive_{node.namespace}"
@@ -164,7 +164,9 @@ def test_a_bad_edit_changes_nothing_and_is_told(node: RealNode) -> None:
     node.await_cpus("owner", main=own)
 
 
-def test_a_pod_that_asks_for_a_pool_that_is_not_there_is_confined_and_told(node: RealNode) -> None:
+def test_a_pod_that_asks_for_a_pool_that_is_not_there_is_confined_and_reported(
+    node: RealNode,
+) -> None:
     # A webhook that knows the pools would refuse it.
     node.create(("lost", {"main": {"shared_missing": 1}}), labels=UNCHECKED)
 
@@ -192,7 +194,7 @@ def test_an_agent_killed_in_a_burst_of_pods_places_all_of_them_when_it_is_back(
     node.await_devices(
         exclusive_e2e=len(node.layout.exclusive), shared_e2e=1000 * len(node.layout.shared)
     )
-    # What the kubelet refused while nobody served its devices, a controller would create again.
+    # What the kubelet refused while no plugin served its devices, a controller would create again.
     patiently(
         lambda: all(node.cpus(pod) or pod in node.refused() for pod in pods),
         lambda: [pod for pod in pods if not node.cpus(pod)],

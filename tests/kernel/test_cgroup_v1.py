@@ -119,7 +119,7 @@ def test_a_cgroup_root_that_has_lost_a_cpu_is_given_it_back_for_its_container(
     assert affinity(real.start(path)) == "1"
 
 
-def test_a_cgroup_that_nobody_filled_yet_can_be_entered_after_a_repair(
+def test_a_cgroup_that_nothing_filled_yet_can_be_entered_after_a_repair(
     real: RealCgroups, ground: Ground
 ) -> None:
     path = ground.container("")

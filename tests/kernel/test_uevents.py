@@ -1,4 +1,4 @@
-"""Events of this machine's own kernel: it repeats one for whoever writes into a `uevent` file."""
+"""Events of this machine's own kernel: it repeats one for a writer of a `uevent` file."""
 
 from __future__ import annotations
 

@@ -395,7 +395,7 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        """After a sweep nobody runs on a CPU that a pod owns, but that pod."""
+        """After a sweep only its owner runs on a CPU that a pod owns."""
         self.setter.sweep()
         owned = builders.owned(self.manager)
         for container in self.kernel.containers():

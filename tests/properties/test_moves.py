@@ -26,7 +26,7 @@ def _mess(draw: st.DrawFn) -> list[Move]:
 
 
 @given(_mess(), st.sets(st.sampled_from("abcde")))
-def test_nobody_comes_onto_cpus_of_its_own_where_others_run(
+def test_no_container_comes_onto_cpus_of_its_own_where_others_run(
     mess: list[Move], silent: set[str]
 ) -> None:
     """Whatever stays where it is, because the runtime does not move it."""

@@ -147,7 +147,7 @@ def test_as_many_free_cpus_are_chosen_as_are_wanted_with_the_required_ones(
 
 @given(requests(exclusive=True))
 @examples(100)
-def test_the_order_in_which_the_machine_is_told_is_nothing(request: Request) -> None:
+def test_the_order_of_a_machines_cpus_changes_nothing(request: Request) -> None:
     def backwards(mapping: Mapping[int, T]) -> dict[int, T]:
         return {key: mapping[key] for key in reversed(list(mapping))}
 

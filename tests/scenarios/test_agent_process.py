@@ -396,7 +396,7 @@ def test_a_node_without_a_pool_file_begins_when_one_appears(world: World) -> Non
     assert agent.process.returncode == 0
 
 
-def test_a_killed_agent_that_starts_again_disturbs_nobody(world: World) -> None:
+def test_a_killed_agent_that_starts_again_disturbs_nothing(world: World) -> None:
     with world.agent(end=signal.SIGKILL):
         world.await_pool("exclusive_a", 4)
         world.run("owner", exclusive_a=4)

@@ -188,7 +188,7 @@ class Chaos(ChaosNode):
         }
 
     def check_untouched(self, before: Mapping[str, tuple[CPUSet, int]]) -> None:
-        """Nothing was written that belongs where it was and that nobody disturbed."""
+        """Nothing was written that belongs where it was and was not disturbed."""
         for path, (cpus, written_ns) in self.stamps().items():
             if path not in self.disturbed and path in before and before[path][0] == cpus:
                 assert before[path][1] == written_ns, self.story(path)
@@ -197,7 +197,7 @@ class Chaos(ChaosNode):
         return {held.pod.cgroup_uid: held.owned for held in self.pods.values()}
 
     def check_writes(self, said: list[str], before: Mapping[str, CPUSet]) -> None:
-        """No CPU has two owners, and nobody was put on the CPU of a pod that owns it throughout."""
+        """No CPU has two owners, and no other container got a CPU that a pod owns throughout."""
         after = self.owners()
         seen = CPUSet()
         for owned in after.values():

@@ -133,7 +133,7 @@ def test_while_the_api_server_is_away_the_known_is_kept_and_the_new_confined(wor
         world.run("late", exclusive_a=1)
         world.disturb("sharer", "0-15")
         world.await_cpus(owner="2", sharer="6-7", late="0-1")
-        # The new instance has an id of which nobody has told.
+        # The new instance has an id that no source has reported.
         world.node.restart_container(owner.uid, "main")
         world.await_cpus(owner="0-1", sharer="6-7", late="0-1")
 

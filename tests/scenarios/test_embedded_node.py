@@ -250,7 +250,7 @@ def smt_world(folder: Path) -> Iterator[World]:
         yield made
 
 
-def test_a_pod_gets_whole_cores_or_is_told_why_not(smt_world: World) -> None:
+def test_a_pod_gets_whole_cores_or_the_reason_why_not(smt_world: World) -> None:
     with pytest.raises(PodRefused, match=r"exclusive_build: 3 CPUs requested .* a multiple of 2"):
         smt_world.run("half", main={"exclusive_build": 3})
     smt_world.run("build", main={"exclusive_build": 4})

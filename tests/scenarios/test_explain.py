@@ -18,7 +18,7 @@ machine = test_embedded_node.machine
 world = test_embedded_node.world
 
 
-def test_the_agents_own_choice_is_told_and_that_the_kubelet_followed_it(
+def test_the_agents_own_choice_is_reported_and_that_the_kubelet_followed_it(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def explained(name: str) -> list[str]:

@@ -90,7 +90,7 @@ def _since(began_s: float) -> float:
 
 @contextmanager
 def hanging_socket(path: Path) -> Iterator[socket.socket]:
-    """Listen in the place of whoever does; what connects is never answered."""
+    """Listen in the place of a peer; no connection gets an answer."""
     path.unlink()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))

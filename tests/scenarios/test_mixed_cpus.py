@@ -85,7 +85,7 @@ def environment(world: World, pod: str, container: str = "main") -> dict[str, st
     return {name: value for name, value in found.items() if name.endswith("_CPUS")}
 
 
-def test_a_container_has_shared_cpus_beside_its_own_and_is_told_which_are_which(
+def test_a_container_has_shared_cpus_beside_its_own_and_knows_which_are_which(
     world: World,
 ) -> None:
     world.mount.show(worker=ON)
@@ -181,8 +181,8 @@ def test_of_two_pods_created_at_the_same_moment_one_gets_the_last_unit(world: Wo
 
 
 def test_who_asks_while_the_feature_is_off_is_treated_as_if_he_had_not(world: World) -> None:
-    """Of a pod that no scheduler has placed the kubelet takes a resource that nobody has registered
-    for granted (removeMissingExtendedResources in pkg/kubelet/lifecycle/predicate.go)."""
+    """For a pod that no scheduler has placed, the kubelet ignores a resource that no plugin has
+    registered (removeMissingExtendedResources in pkg/kubelet/lifecycle/predicate.go)."""
     world.mount.show(worker=OFF)
     with world.agent_here():
         world.await_pool("exclusive_isolated", 4)

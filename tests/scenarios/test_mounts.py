@@ -264,7 +264,7 @@ def test_without_a_starter_the_agent_does_all_else(world: World) -> None:
 
 
 @needs_namespaces
-def test_a_state_folder_in_which_no_program_runs_is_told(world: World) -> None:
+def test_a_state_folder_in_which_no_program_runs_is_reported(world: World) -> None:
     starter = image(world, "starter")
     with world.agent("--starter", str(starter), before=in_tmpfs(world, _NOEXEC)) as agent:
         assert "without noexec" in world.await_event("CPUPoolFilesFailed")

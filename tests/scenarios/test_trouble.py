@@ -1,4 +1,4 @@
-"""What happens to a node that nobody asked for: CPUs go, others write, everything starts anew."""
+"""Trouble on a node: CPUs go, others write, everything starts anew."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_cpus_that_go_offline_are_left_and_come_back(world: World) -> None:
         assert not any(world.events("CPUOffline", name) for name in ("other", "sharer", "plain"))
 
 
-def test_a_cpu_limit_that_is_resized_below_a_containers_own_cpus_is_told(world: World) -> None:
+def test_a_cpu_limit_that_is_resized_below_a_containers_own_cpus_is_reported(world: World) -> None:
     with world.agent():
         world.await_pool("exclusive_a", 4)
         world.run("owner", exclusive_a=2)
@@ -128,7 +128,7 @@ def test_a_node_without_pools_is_ready_whatever_its_kubelet_does(world: World) -
         assert world.node.kubelet.listing("nokia.k8s.io/exclusive_a").capacity == 0
 
 
-def test_who_writes_again_and_again_is_told_once_and_holds_up_nobody(world: World) -> None:
+def test_who_writes_again_and_again_is_reported_once_and_holds_up_no_other(world: World) -> None:
     with world.agent() as agent:
         world.await_pool("exclusive_a", 4)
         world.run("fought", exclusive_a=1)

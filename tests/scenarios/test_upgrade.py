@@ -143,7 +143,7 @@ def test_no_container_is_lost_and_none_that_is_right_is_touched(
 
     with world.agent():
         world.await_containers({**RIGHT, **MENDED})
-        # The same resources with the same devices, so that nobody's are lost.
+        # The same resources with the same devices, so that no pod loses its own.
         for pool, devices in LISTED.items():
             world.await_pool(pool, len(devices))
             listing = world.node.kubelet.listing(f"{DOMAIN}/{pool}")

@@ -1,4 +1,4 @@
-"""One table of cases for the program and its reference, and arguments that nobody thought of."""
+"""One table of cases for the program and its reference, and random arguments."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Tracer:
 
     @classmethod
     def attach(cls, starter: int) -> Tracer:
-        """Follow a process; the test is skipped where the machine allows it to nobody."""
+        """Follow a process; the test is skipped where the machine does not allow it."""
         try:
             _ptrace(_SEIZE, starter, _OPTIONS)
         except PermissionError as error:

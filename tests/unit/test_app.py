@@ -242,7 +242,7 @@ class TestAgent:
         with world.running():
             eventually(lambda: turning == set(LOOPS), lambda: str(turning))
 
-    def test_a_status_file_that_cannot_be_written_is_told_once_and_costs_nothing(
+    def test_a_status_file_that_cannot_be_written_is_reported_once_and_costs_nothing(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.place.make(CONTAINER)
@@ -262,7 +262,7 @@ class TestAgent:
         (shown,) = json.loads(world.root.status.read_text())["containers"]
         assert shown["found"] == "0-1"
 
-    def test_what_goes_on_is_told_over_http(self, world: World) -> None:
+    def test_what_goes_on_is_reported_over_http(self, world: World) -> None:
         world.place.make(CONTAINER)
         with world.running() as agent:
             world.await_cpus("0-1")

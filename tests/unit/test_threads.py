@@ -56,7 +56,7 @@ def test_a_thread_that_answers_is_asked_again(patient: Work) -> None:
         assert patient.answered.acquire(timeout=DEADLINE_S)
 
 
-def test_a_thread_that_has_failed_is_told_to_its_owner(
+def test_a_thread_that_has_failed_is_reported_to_its_owner(
     patient: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
     patient.orders.put("fail")

@@ -164,7 +164,7 @@ def write(path: str, name: str, text: str) -> None:
 
 
 def undisturbed(node: Node, path: str) -> None:
-    """The container is isolated with CPUs 2 and 4, nobody else has them, and a sweep is content."""
+    """The container alone has CPUs 2 and 4, isolated, and a sweep changes nothing."""
     assert node.sweep() == []
     assert node.partitions.partition(path) == Partition("isolated", CPUSet.of(2, 4))
     assert bring(node.tree, path, CPUSet.of(2, 4)) == ()
@@ -279,7 +279,7 @@ def test_it_loses_cpus_and_gets_them_back(node: Node) -> None:
 def test_what_others_write_is_put_right(node: Node) -> None:
     path = node.run(WEB, exclusive_a="2,4")
     undisturbed(node, path)
-    # Its cpuset counts no more, so nobody has to repair it, or could.
+    # Its cpuset counts no more, so it needs no repair, and cannot be repaired.
     write(path, "cpuset.cpus", "0-15")
     assert node.tree.effective(path) == CPUSet.of(2, 4)
     with pytest.raises(CgroupWriteRejected, match="it runs on 2,4"):

@@ -52,7 +52,7 @@ def test_the_command_says_what_it_made_and_until_when_it_will_do(server: FakeAPI
 
 
 @pytest.mark.parametrize("path", [SECRET, CONFIGURATION])
-def test_what_is_missing_is_told_with_what_to_apply(
+def test_what_is_missing_is_reported_with_what_to_apply(
     server: FakeAPIServer, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.forget(path)
@@ -100,7 +100,7 @@ def test_a_refusal_is_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_right_to_write_that_is_missing_is_told(server: FakeAPIServer) -> None:
+def test_a_right_to_write_that_is_missing_is_reported(server: FakeAPIServer) -> None:
     def meanwhile() -> datetime:
         server.refuse(403, "Forbidden")
         return NOW

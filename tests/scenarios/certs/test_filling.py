@@ -126,7 +126,7 @@ def test_damaged_data_is_made_anew(server: FakeAPIServer, data: object) -> None:
     assert keeper(server).look().changes == ()
 
 
-def test_damage_is_told_and_keys_are_not(
+def test_damage_is_reported_and_keys_are_not(
     server: FakeAPIServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = aged(30)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         pytest.param(1230, True, id="CA due and emptied meanwhile"),
     ],
 )
-def test_replicas_at_once_end_alike_whoever_is_first(
+def test_replicas_at_once_end_alike_whichever_is_first(
     server: FakeAPIServer, days: int, *, emptied: bool
 ) -> None:
     start, now = aged(days), NOW + max(days - 29, 0) * DAY

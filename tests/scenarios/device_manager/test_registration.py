@@ -68,14 +68,14 @@ def test_an_attempt_that_is_due_before_the_look_has_ended_is_made(
     assert node.kubelet.names() == [EXCLUSIVE, SHARED]
 
 
-def test_another_kubelet_is_told_to_whom_it_concerns(node: Node) -> None:
+def test_another_kubelet_is_reported_to_whom_it_concerns(node: Node) -> None:
     node.kubelet.start()
     with node.running():
         node.wait_for_lists(1)
         node.kubelet.stop()
         node.kubelet.start()
         node.wait_for_lists(2)
-    # It came, it went, it came; whoever looks in between may miss that it went.
+    # It came, it went, it came; a look in between may miss that it went.
     assert 2 <= node.kubelets <= 3
 
 

@@ -140,7 +140,7 @@ class TestNamespaces:
         eventually(ours, "it is ours again")
 
 
-def test_a_webhook_that_can_ask_nobody_says_how_it_could(tmp_path: Path) -> None:
+def test_a_webhook_that_can_ask_no_server_says_how_it_could(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.pools.show(worker=MIXED)
     files.secret.rotate()
@@ -162,7 +162,7 @@ def test_a_webhook_that_can_ask_nobody_says_how_it_could(tmp_path: Path) -> None
         ("import socket; s = socket.create_server(('', 0)); port = s.getsockname()[1]", 1, "port "),
     ],
 )
-def test_what_keeps_it_from_starting_is_told_in_one_line(
+def test_what_keeps_it_from_starting_is_reported_in_one_line(
     prepare: str, code: int, told: str
 ) -> None:
     script = (

@@ -47,7 +47,7 @@ class TestProbes:
             assert here.ask(slowly()).status == 200
 
     @pytest.mark.parametrize("version", [None, 9])
-    def test_a_pair_that_is_bad_is_kept_out_and_told_once(
+    def test_a_pair_that_is_bad_is_kept_out_and_reported_once(
         self, here: Here, version: int | None, caplog: pytest.LogCaptureFixture
     ) -> None:
         with here.running():
@@ -67,7 +67,7 @@ class TestProbes:
             assert here.page("/readyz")[0] == 200
             assert here.ask(asking()).status == 200
 
-    def test_a_key_that_cannot_be_read_is_told_with_what_to_do(self, tmp_path: Path) -> None:
+    def test_a_key_that_cannot_be_read_is_reported_with_what_to_do(self, tmp_path: Path) -> None:
         here = Here(tmp_path)
         here.files.secret.certificate.touch()
         here.files.secret.key.mkdir()
@@ -77,7 +77,7 @@ class TestProbes:
                 "it says so",
             )
 
-    def test_a_certificate_that_has_expired_is_told(
+    def test_a_certificate_that_has_expired_is_reported(
         self, here: Here, caplog: pytest.LogCaptureFixture
     ) -> None:
         pair = trustme.CA().issue_cert(LOCALHOST, not_after=datetime(2020, 1, 1, tzinfo=UTC))
@@ -120,7 +120,7 @@ class TestMetrics:
             assert here.measured('cpupool_https_refused_total{status="500"}') == 1
             assert "cpupool_containers" not in here.page("/metrics")[1]
 
-    def test_the_pool_files_are_told_to_be_good_or_bad(self, here: Here) -> None:
+    def test_the_pool_files_are_reported_to_be_good_or_bad(self, here: Here) -> None:
         def valid(number: int) -> bool:
             return here.measured("cpupool_config_valid") == number
 
@@ -133,7 +133,7 @@ class TestMetrics:
             response = here.ask(asking("exclusive-x")).document["response"]
             assert response["allowed"]
 
-    def test_the_certificates_end_is_told(self, here: Here) -> None:
+    def test_the_certificates_end_is_reported(self, here: Here) -> None:
         # trustme's certificates are good until 2999 is over.
         with here.running():
             eventually(
@@ -143,7 +143,7 @@ class TestMetrics:
 
 
 class TestLog:
-    def test_what_is_done_to_a_pod_is_told_in_one_line_with_who_asked(
+    def test_what_is_done_to_a_pod_is_reported_in_one_line_with_who_asked(
         self, here: Here, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "cpupool")

@@ -356,7 +356,7 @@ def test_a_namespace_without_the_annotation_is_refused_and_any_value_will_do() -
         admitted(pod(mixed()), replace(RULES, namespaces=having.__getitem__))
 
 
-def test_nobody_is_asked_about_pods_that_do_not_request_it() -> None:
+def test_nothing_is_asked_about_pods_that_do_not_request_it() -> None:
     def asked(namespace: str) -> Mapping[str, object]:
         raise AssertionError(namespace)
 
@@ -380,7 +380,7 @@ def test_a_namespace_that_no_api_server_keeps_the_pod_out() -> None:
     )
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     body = pod(
         mixed(limits={RESOURCE: "3", "cpu": "1500m"}),
         container("b"),

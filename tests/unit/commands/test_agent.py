@@ -102,7 +102,7 @@ def test_the_name_of_the_node_may_come_from_the_pod(monkeypatch: pytest.MonkeyPa
         (["--sweep-interval", "x"], "--sweep-interval: 'x' is not between 0.1 and 60 seconds"),
     ],
 )
-def test_a_number_that_is_none_is_told_in_the_users_words(
+def test_a_number_that_is_none_is_reported_in_the_users_words(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*ENOUGH, *options]) == 2

@@ -114,7 +114,7 @@ def test_one_container_as_json(cluster: Login, capsys: pytest.CaptureFixture[str
     assert [step["rule"] for step in found["steps"]] == ["request", "node", "pool", "devices"]
 
 
-def test_what_the_agent_has_told_of_the_pod_is_shown_in_its_order(
+def test_what_the_agent_has_reported_of_the_pod_is_shown_in_its_order(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep_event(cluster, "b", UPF, lastTimestamp="2026-11-23T10:05:00Z", message="later")
@@ -165,7 +165,7 @@ web/upf/main: known on its node
     )
 
 
-def test_a_node_without_pools_and_a_pod_without_a_node_are_told(
+def test_a_node_without_pools_and_a_pod_without_a_node_are_reported(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.server.set_labels({})
@@ -257,7 +257,7 @@ def test_a_name_of_several_pods_is_asked_back(
     )
 
 
-def test_pool_files_that_are_refused_are_told_with_their_place(
+def test_pool_files_that_are_refused_are_reported_with_their_place(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.server.keep_config_map(CONFIG_MAP, dpdk="pools: {exclusive_a: {cpus: x}}")
@@ -265,7 +265,7 @@ def test_pool_files_that_are_refused_are_told_with_their_place(
     assert "poolconfig-dpdk.yaml:1:" in capsys.readouterr().err
 
 
-def test_a_right_that_is_missing_is_told(
+def test_a_right_that_is_missing_is_reported(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for verb, resource in (("get", "pods"), ("get", "configmaps"), ("list", "events")):
@@ -274,7 +274,9 @@ def test_a_right_that_is_missing_is_told(
         assert f"{verb} {resource}: 403 Forbidden" in capsys.readouterr().err
 
 
-def test_a_list_that_is_none_is_told(cluster: Login, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_that_is_none_is_reported(
+    cluster: Login, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.server.refuse(200, body=b'{"items": [1]}')
     assert explain(cluster, "upf") == 1
     assert "is no list of objects" in capsys.readouterr().err

@@ -108,7 +108,7 @@ class TestPicture:
         for title in titles:
             assert f"─ {title} ─" in picture
 
-    def test_nodes_without_cpus_and_isolated_cpus_are_told(self, tmp_path: Path) -> None:
+    def test_nodes_without_cpus_and_isolated_cpus_are_reported(self, tmp_path: Path) -> None:
         written = MACHINES["sparse_nodes"].write(tmp_path)
         (written.sys / "devices/system/cpu/isolated").write_text("2-3\n")
 

@@ -164,7 +164,7 @@ def test_a_file_whose_answer_is_no_is_exit_code_1(
     ],
     ids=" ".join,
 )
-def test_what_is_wrong_with_pools_by_themselves_and_on_the_machine_is_told_together(
+def test_what_is_wrong_with_pools_by_themselves_and_on_the_machine_is_reported_together(
     command: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine"

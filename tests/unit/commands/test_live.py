@@ -79,7 +79,7 @@ def test_an_init_container_that_never_came_to_its_cpus_stays_known(
         assert "web/init" in live.astray
 
 
-def test_a_container_that_was_told_no_cpus_is_wrong_wherever_it_runs(
+def test_a_container_that_got_no_cpus_is_wrong_wherever_it_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Manager, "allocate", lambda *_: Allocation(CPUSet(), {}, {}))
@@ -111,7 +111,7 @@ def test_a_container_that_is_not_brought_back_was_not_repaired(
     assert moved.after_ms is None
 
 
-def test_an_offline_cpu_of_a_shared_pool_is_told_and_not_run_on(folder: Path) -> None:
+def test_an_offline_cpu_of_a_shared_pool_is_reported_and_not_run_on(folder: Path) -> None:
     pools = f"pools: {{default: {{cpus: {FIRST}}}, shared_a: {{cpus: '{FIRST},{LAST + 1}'}}}}"
     with living(folder, pools, MACHINE.without(str(LAST + 1))) as live:
         run(live, "shared_a", 10)

@@ -75,7 +75,7 @@ def test_pods_are_drawn_and_listed_where_they_land(
     assert [line.split()[0] for line in out.splitlines()[-2:]] == ["pool", "first-fit"]
 
 
-def test_a_pod_that_does_not_fit_is_told_with_the_reason_and_exit_code_1(
+def test_a_pod_that_does_not_fit_is_reported_with_the_reason_and_exit_code_1(
     simulate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = POD.replace("web", "late")
@@ -147,7 +147,7 @@ POLICY_TRACE = """
 """
 
 
-def test_pods_that_wait_for_cpus_of_the_cpu_manager_policy_are_told_and_compared(
+def test_pods_that_wait_for_cpus_of_the_cpu_manager_policy_are_reported_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {"pools.yaml": POLICY_FILE, "trace.jsonl": POLICY_TRACE}
@@ -315,7 +315,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
         while b"simulating" not in told:
             told += shown.read(4096)
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # Linux: EIO, once nobody has the other end any more
+        with suppress(OSError):  # Linux: EIO, once the other end is closed
             while more := shown.read(4096):
                 told += more
         out, _ = process.communicate(timeout=DEADLINE_S)

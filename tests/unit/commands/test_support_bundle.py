@@ -74,7 +74,7 @@ def test_the_bundle_is_judged_as_the_node_is(
     assert str(tempfile.gettempdir()) not in json.dumps(there)
 
 
-def test_it_says_what_is_in_it_and_nobody_else_may_read_it(
+def test_it_says_what_is_in_it_and_no_other_user_may_read_it(
     node: WrittenNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "b.tar.gz"

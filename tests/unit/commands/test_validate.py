@@ -75,7 +75,7 @@ def test_a_good_file_is_one_line_with_its_pools_by_kind(folder: Path) -> None:
     assert run(path) == (0, [f"{path}: ok: exclusive-pool 2-7, shared-pool 1, default 0"])
 
 
-def test_a_policy_is_told_with_its_pool(tmp_path: Path) -> None:
+def test_a_policy_is_reported_with_its_pool(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(
         "pools:\n"
@@ -94,7 +94,7 @@ def test_a_policy_is_told_with_its_pool(tmp_path: Path) -> None:
     )
 
 
-def test_mixed_cpus_that_are_on_are_told_after_the_pools(folder: Path) -> None:
+def test_mixed_cpus_that_are_on_are_reported_after_the_pools(folder: Path) -> None:
     path = folder / "poolconfig-dpdk.yaml"
     path.write_text(f"{path.read_text()}\nmixedCPUs: {{pool: shared-pool, containersLimit: 9}}\n")
     code, (line,) = run(path)
@@ -138,7 +138,7 @@ def test_a_manifest_stands_for_its_pool_files(tmp_path: Path) -> None:
     )
 
 
-def test_every_problem_is_a_line_and_good_files_are_still_told(folder: Path) -> None:
+def test_every_problem_is_a_line_and_good_files_are_still_reported(folder: Path) -> None:
     bad, good = folder / "bad.yaml", folder / "poolconfig-dpdk.yaml"
     bad.write_text("pools: {exclusive: {cpus: x}, shared: {cpu: 1}}")
     code, lines = run(bad, good)
@@ -168,7 +168,7 @@ def test_a_manifests_own_problems_come_with_those_of_its_files(tmp_path: Path) -
     assert [line.split(":")[1:3] for line in lines] == [["2", "1"], ["3", "8"]]
 
 
-def test_warnings_are_told_and_leave_a_file_good(tmp_path: Path) -> None:
+def test_warnings_are_reported_and_leave_a_file_good(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(
         "pools: {shared: {cpus: 1-2, hyperThreadingPolicy: singleThreaded}, default: {cpus: 1}}"
@@ -199,7 +199,7 @@ BROKEN = DPDK.replace("1}", "1-2, cpu: 3}").replace("2-7}", "'2-7,99'}")
 
 
 @pytest.mark.parametrize("labels", [None, {"nodeType": "dpdk"}])
-def test_what_is_wrong_with_and_without_the_machine_is_told_together(
+def test_what_is_wrong_with_and_without_the_machine_is_reported_together(
     folder: Path, labels: dict[str, str] | None
 ) -> None:
     MACHINES["telco_2s_2n_16c32t"].write(folder / "machine")
@@ -348,7 +348,7 @@ def test_a_file_with_a_cpu_manager_policy_alone_is_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [None, {"nodeType": "dpdk"}])
-def test_what_only_the_policy_knows_is_told_with_its_place(
+def test_what_only_the_policy_knows_is_reported_with_its_place(
     tmp_path: Path, labels: dict[str, str] | None
 ) -> None:
     file = tmp_path / "poolconfig-a.yaml"

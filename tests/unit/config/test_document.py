@@ -97,7 +97,7 @@ def test_a_byte_order_mark_moves_no_column() -> None:
     assert table(b"\xef\xbb\xbfa: 1").get("a").key == at(1, 1)
 
 
-def test_of_two_equal_keys_the_first_stays_and_the_second_is_told() -> None:
+def test_of_two_equal_keys_the_first_stays_and_the_second_is_reported() -> None:
     root, problems = read("a: {x: 1}\nb: {x: 1, x: 2}\na: 3\n")
     assert isinstance(root, Table)
     assert list(root.entries) == ["a", "b"]
@@ -109,7 +109,7 @@ def test_of_two_equal_keys_the_first_stays_and_the_second_is_told() -> None:
 
 
 @pytest.mark.parametrize("key", ["[a]", "{a: b}", "? - a\n"])
-def test_a_key_that_is_no_text_is_told(key: str) -> None:
+def test_a_key_that_is_no_text_is_reported(key: str) -> None:
     root, problems = read(f"x: 1\n{key}: 2\n")
     assert isinstance(root, Table)
     assert list(root.entries) == ["x"]

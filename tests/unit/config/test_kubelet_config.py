@@ -37,7 +37,7 @@ def test_what_the_pools_need_is_all_but_the_default_pool_and_the_usual() -> None
     assert NEEDS.topology_manager_policy == "best-effort"
 
 
-def test_offline_cpus_are_nobodys() -> None:
+def test_offline_cpus_are_without_an_owner() -> None:
     offline = MACHINES["telco_2s_2n_16c32t"].without("1,5").topology()
 
     needs = KubeletNeeds.of(POOLS, offline)
@@ -221,7 +221,7 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
         ({"topology_manager_policy": "none"}, [("topologyManagerPolicy", WARNING)]),
     ],
 )
-def test_what_does_not_suit_the_pools_is_told(
+def test_what_does_not_suit_the_pools_is_reported(
     settings: dict[str, object], problems: list[tuple[str, Severity]]
 ) -> None:
     assert found(**settings) == problems

@@ -210,7 +210,7 @@ def test_what_is_wrong_is_refused_where_it_stands(was: str, becomes: str, said: 
     assert first.startswith(f"p.yaml:{said}")
 
 
-def test_everything_wrong_is_told_at_once_in_the_order_of_the_file() -> None:
+def test_everything_wrong_is_reported_at_once_in_the_order_of_the_file() -> None:
     text = EXAMPLE.replace("0-1", "x").replace("4-8", "").replace("mixedCpus: true", "mixedCpus: 1")
 
     assert [one.split(":")[1] for one in refusals(text)] == ["7", "8", "19"]

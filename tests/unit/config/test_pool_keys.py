@@ -81,7 +81,7 @@ def test_mixed_cpus_are_switched_on_by_the_name_of_a_pool(
         ),
     ],
 )
-def test_mixed_cpus_that_cannot_be_are_told_with_place_fact_and_remedy(
+def test_mixed_cpus_that_cannot_be_are_reported_with_place_fact_and_remedy(
     written: str, problems: list[str]
 ) -> None:
     assert refused(f"{MIXED}{written}") == problems
@@ -126,7 +126,7 @@ def test_a_pool_says_how_its_cpus_are_chosen() -> None:
     assert file.warnings == ()
 
 
-def test_words_that_are_no_policy_are_told_where_they_stand() -> None:
+def test_words_that_are_no_policy_are_reported_where_they_stand() -> None:
     assert refused("""\
         pools:
           exclusive:
@@ -156,7 +156,7 @@ def test_words_that_are_no_policy_are_told_where_they_stand() -> None:
     ]
 
 
-def test_policies_that_contradict_themselves_are_told_at_their_keys() -> None:
+def test_policies_that_contradict_themselves_are_reported_at_their_keys() -> None:
     assert refused("""\
         pools:
           exclusive:

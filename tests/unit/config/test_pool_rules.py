@@ -82,7 +82,7 @@ def test_sound_pools_have_no_problems() -> None:
         ),
     ],
 )
-def test_pools_that_cannot_stand_together_are_told_without_a_machine(
+def test_pools_that_cannot_stand_together_are_reported_without_a_machine(
     found: NodePools, expected: str
 ) -> None:
     assert said(pool_rules.validate(found, None)) == [expected]
@@ -123,17 +123,17 @@ def test_pools_that_cannot_stand_together_are_told_without_a_machine(
         ),
     ],
 )
-def test_pools_that_do_not_fit_the_machine_are_told(found: NodePools, expected: str) -> None:
+def test_pools_that_do_not_fit_the_machine_are_reported(found: NodePools, expected: str) -> None:
     absent_or_sibling = pool_rules.validate(found, TELCO)
     assert said(absent_or_sibling) == [expected]
 
 
-def test_every_core_of_more_threads_is_told_once() -> None:
+def test_every_core_of_more_threads_is_reported_once() -> None:
     told = pool_rules.validate(node(default="8", exclusive="0-1,3-5"), SMT4)
     assert [str(problem.cpus) for problem in told] == ["0-1,3", "4-5"]
 
 
-def test_two_threads_of_one_core_in_two_exclusive_pools_are_told_whoever_lists_more() -> None:
+def test_two_threads_of_one_core_in_two_exclusive_pools_are_reported_whichever_lists_more() -> None:
     told = pool_rules.validate(node(default="8", exclusive_a="0", exclusive_b="1"), SMT4)
     assert [str(problem.cpus) for problem in told] == ["0-1"]
 
@@ -244,7 +244,7 @@ def test_openshifts_resource_can_stand_for_a_shared_pool(found: NodePools) -> No
         ),
     ],
 )
-def test_openshifts_resource_that_cannot_be_offered_is_told(
+def test_openshifts_resource_that_cannot_be_offered_is_reported(
     found: NodePools, expected: str
 ) -> None:
     assert said(pool_rules.validate(found, None)) == [expected]
@@ -283,7 +283,7 @@ STATIC = CPUManager("static", reserved=1)
         ),
     ],
 )
-def test_what_a_cpu_manager_policy_does_not_stand_beside_is_told(
+def test_what_a_cpu_manager_policy_does_not_stand_beside_is_reported(
     found: NodePools, expected: str
 ) -> None:
     assert said(pool_rules.validate(replace(found, cpu_manager=STATIC), None)) == [expected]
@@ -397,7 +397,7 @@ def test_a_multi_threaded_pool_may_have_every_policy_for_numa_nodes(numa: NUMAPo
         ),
     ],
 )
-def test_policies_that_contradict_themselves_are_told_without_a_machine(
+def test_policies_that_contradict_themselves_are_reported_without_a_machine(
     found: NodePools, expected: str
 ) -> None:
     assert said(pool_rules.validate(found, None)) == [expected]
@@ -421,12 +421,12 @@ def test_policies_that_contradict_themselves_are_told_without_a_machine(
         ),
     ],
 )
-def test_cores_that_are_never_whole_are_told(found: NodePools, expected: str) -> None:
+def test_cores_that_are_never_whole_are_reported(found: NodePools, expected: str) -> None:
     assert said(pool_rules.validate(found, TELCO)) == [expected]
     assert pool_rules.validate(found, None) == ()
 
 
-def test_cores_of_fewer_threads_than_others_are_told_where_whole_ones_are_promised() -> None:
+def test_cores_of_fewer_threads_than_others_are_reported_where_whole_ones_are_promised() -> None:
     hybrid = MACHINES["hybrid"].topology()  # four cores of two threads, eight of one
 
     told = pool_rules.validate(choosing(WHOLE, "2-5,8-9"), hybrid)
@@ -447,7 +447,7 @@ def test_the_siblings_of_an_offline_cpu_make_its_core_whole() -> None:
     assert [str(one.cpus) for one in told] == ["2,18"]
 
 
-def test_a_pool_that_spreads_may_list_some_threads_and_nobody_else_the_others() -> None:
+def test_a_pool_that_spreads_may_list_some_threads_if_no_other_lists_the_rest() -> None:
     spreading = replace(Pool.named("exclusive", "2-3,18"), policy=SPREAD)
     lawful = NodePools.of(spreading, Pool.named("default", "0"))
     assert pool_rules.validate(lawful, TELCO) == ()
@@ -461,7 +461,7 @@ def test_a_pool_that_spreads_may_list_some_threads_and_nobody_else_the_others() 
     ]
 
 
-def test_reserved_cpus_are_the_pools_own_and_given_to_nobody() -> None:
+def test_reserved_cpus_are_the_pools_own_and_not_given() -> None:
     pool = replace(Pool.named("exclusive", "2-4"), policy=PoolPolicy(reserved=CPUSet.of(3)))
     assert str(pool.offered) == "2,4"
     assert str(pool.reach(TELCO)) == "2-4,18-20"

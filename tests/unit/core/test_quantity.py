@@ -114,7 +114,7 @@ def test_an_amount_is_text_or_a_number_in_a_body(written: object, text: str, num
         ),
     ],
 )
-def test_what_is_no_amount_is_refused_by_whoever_needs_it(written: object, message: str) -> None:
+def test_what_is_no_amount_is_refused_where_it_is_needed(written: object, message: str) -> None:
     read = Quantity.read(written, "spec.overhead.cpu")
     assert not read.is_milli(0)
     with pytest.raises(QuantityError, match=message) as raised:

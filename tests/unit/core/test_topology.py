@@ -45,7 +45,7 @@ def test_a_core_is_its_online_threads() -> None:
     assert topology.with_siblings(cpus("0,7")) == cpus("0-1,6-7")
 
 
-def test_a_cpu_that_nobody_has_seen_is_a_core_of_its_own() -> None:
+def test_a_cpu_that_nothing_has_seen_is_a_core_of_its_own() -> None:
     topology = LAPTOP.topology()
 
     assert topology.core_of(99) == cpus("99")

@@ -36,7 +36,7 @@ def test_a_container_runs_on_the_union_of_what_it_has() -> None:
     assert CPUAssignment(Placement.DEFAULT).cpus == CPUSet()
 
 
-def test_an_application_is_told_its_cpus_by_pool_and_by_kind() -> None:
+def test_an_application_gets_its_cpus_by_pool_and_by_kind() -> None:
     assigned = CPUAssignment(
         Placement.POOLS,
         exclusive=CPUSet.of(4, 6),
@@ -58,7 +58,7 @@ def test_an_application_is_told_its_cpus_by_pool_and_by_kind() -> None:
 
 
 @pytest.mark.parametrize("placement", [Placement.DEFAULT, Placement.CONFINED])
-def test_a_container_that_is_not_as_requested_is_told_nothing(
+def test_a_container_that_is_not_as_requested_gets_nothing(
     placement: Placement,
 ) -> None:
     came_with = {builders.resource("shared"): CPUSet.of(0)}

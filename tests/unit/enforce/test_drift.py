@@ -22,7 +22,7 @@ SCOPE = "kubepods.slice/kubepods-pod1.slice/cri-containerd-one.scope"
         pytest.param(SCOPE, "", True, Reason.KUBELET_STATIC, id="a static kubelet was here"),
     ],
 )
-def test_the_writer_is_told_from_what_it_wrote(
+def test_the_writer_is_recognised_from_what_it_wrote(
     path: str, found: str, static_kubelet: bool, writer: Reason
 ) -> None:
     given = CPUSet.parse(found)

@@ -108,7 +108,7 @@ def test_a_container_that_asks_is_isolated_with_the_cpus_of_its_own(node: Node) 
     assert node.keeper.due_s == math.inf
 
 
-def test_nothing_is_read_again_while_nobody_asks(node: Node) -> None:
+def test_nothing_is_read_again_while_nothing_asks(node: Node) -> None:
     node.run(builders.pod("web", builders.container(exclusive_a=2)), exclusive_a="4,5")
     assert node.keep() == {}
     node.files.write("kubepods", "cpuset.cpus.exclusive", "7")
@@ -152,7 +152,7 @@ def test_a_container_with_other_cpus_is_refused(
     assert node.isolated() == {}
 
 
-def test_a_container_without_its_devices_is_not_told_that_again(node: Node) -> None:
+def test_a_container_without_its_devices_is_not_reported_again(node: Node) -> None:
     node.run(WEB)
     assert node.keep() == {}
     assert node.isolated() == {}
@@ -175,7 +175,7 @@ def test_a_node_that_cannot_refuses(node: Node, tmp_path: Path) -> None:
         assert node.isolated() == {}
 
 
-def test_what_the_kernel_refuses_is_told_and_tried_again(node: Node) -> None:
+def test_what_the_kernel_refuses_is_reported_and_tried_again(node: Node) -> None:
     file = node.files.cgroup / node.run(WEB, exclusive_a="4,5") / "cpuset.cpus.partition"
     file.unlink()
     file.symlink_to("/dev/null")
@@ -220,7 +220,7 @@ def test_what_succeeds_late_is_no_fight(node: Node) -> None:
     assert node.isolated() == ISOLATED
 
 
-def test_a_container_that_ends_meanwhile_is_told_nothing(node: Node) -> None:
+def test_a_container_that_ends_meanwhile_gets_nothing(node: Node) -> None:
     path = node.run(WEB, exclusive_a="4,5")
     found = node.found()
     node.files.remove(path)

@@ -191,7 +191,7 @@ def test_the_pod_has_room_before_a_container_runs() -> None:
     assert node.has() == {"pod": "max 100000", "main": "100000 100000"}
 
 
-def test_what_the_runtime_writes_into_a_new_cgroup_blames_nobody() -> None:
+def test_what_the_runtime_writes_into_a_new_cgroup_blames_no_program() -> None:
     node = Node((exclusive(),))
     node.now_s += 10
     node.kernel.given[POD] = Bandwidth(-1)
@@ -259,7 +259,7 @@ def test_a_cgroup_that_stays_after_its_end_is_tried_ever_more_patiently() -> Non
 
 
 @pytest.mark.parametrize("gone", ["main", "pod"])
-def test_what_has_ended_meanwhile_is_nobodys_trouble(gone: str) -> None:
+def test_what_has_ended_meanwhile_is_no_trouble(gone: str) -> None:
     node = Node((exclusive(), shared()))
 
     def end() -> None:
@@ -281,7 +281,7 @@ def test_a_node_without_the_controller_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "ignored"])
-def test_what_is_refused_again_and_again_is_told(
+def test_what_is_refused_again_and_again_is_reported(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node((exclusive(),))
@@ -311,7 +311,7 @@ def test_what_is_refused_holds_up_nothing_else() -> None:
     assert node.has() == {"pod": "max 100000", "main": "max 100000", "light": "100000 100000"}
 
 
-def test_a_fight_is_told_and_fought_with_patience() -> None:
+def test_a_fight_is_reported_and_fought_with_patience() -> None:
     node = Node((exclusive(),))
     node.keep()
     told_first = 0

@@ -144,7 +144,7 @@ def test_a_runtime_that_nri_can_lock_up_is_waited_for_once_it_has_answered_calls
     assert writers.of(ONE, Writer.CRI, new=True) is Writer.CRI
 
 
-def test_it_is_told_once_that_a_runtime_can_lock_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_once_that_a_runtime_can_lock_up(caplog: pytest.LogCaptureFixture) -> None:
     writers = Writers(None, old("2"), gone())
     for _ in range(2):
         writers.of(ONE, None, new=True)
@@ -164,7 +164,7 @@ def test_a_runtime_that_does_not_answer_leaves_the_container_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("asked", [None, Writer.CGROUP])
-def test_the_runtime_is_not_asked_about_a_container_that_nobody_has_written(
+def test_the_runtime_is_not_asked_about_a_container_that_nothing_has_written(
     asked: Writer | None,
 ) -> None:
     assert Writers(asked, None, runtime(silent=True)).of(ONE, None, new=True) is Writer.CGROUP

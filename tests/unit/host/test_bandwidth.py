@@ -84,13 +84,13 @@ def test_what_is_gone_has_no_limit_and_takes_none(v2: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "200000", "many 100000", "1 2 3", "max 0"])
-def test_nonsense_is_told(v2: Path, text: str) -> None:
+def test_nonsense_is_reported(v2: Path, text: str) -> None:
     (v2 / POD / "cpu.max").write_text(text)
     with pytest.raises(HostFileError, match=r"cpu\.max: .* is not how long a cgroup may run; "):
         CFSBandwidth(v2).bandwidth(POD)
 
 
-def test_what_cannot_be_read_or_written_is_told(v2: Path) -> None:
+def test_what_cannot_be_read_or_written_is_reported(v2: Path) -> None:
     file = v2 / POD / "cpu.max"
     file.unlink()
     file.mkdir()

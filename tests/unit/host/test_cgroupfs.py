@@ -85,7 +85,7 @@ def test_a_unified_tree_without_cpuset_beside_a_v1_hierarchy_is_not_taken(v1: Fi
     assert hierarchy(v1.root.cgroup) == (v1.base, CgroupVersion.V1)
 
 
-def test_a_machine_without_cpusets_is_told_what_to_mount(tmp_path: Path) -> None:
+def test_a_machine_without_cpusets_is_reported_with_what_to_mount(tmp_path: Path) -> None:
     with pytest.raises(HostFileError, match="mount -t cgroup2") as caught:
         CgroupFS(tmp_path)
     assert caught.value.path == str(tmp_path)
@@ -299,7 +299,7 @@ def test_on_v1_a_pod_is_found_itself_while_a_container_is_there_that_the_kernel_
     assert {one.id for one in found()} == {"again", "c"}
 
 
-def test_on_v1_a_container_that_nobody_has_filled_yet_has_lost_no_process(v1: Files) -> None:
+def test_on_v1_a_container_that_nothing_has_filled_yet_has_lost_no_process(v1: Files) -> None:
     for path in ("kubepods", "kubepods/podx"):
         v1.make(path, "0-7")
     v1.make("kubepods/podx/c", "")

@@ -237,7 +237,7 @@ def test_without_a_boot_id_nothing_is_recorded_or_believed(
     assert "mount the machine's /proc" in caplog.text
 
 
-def test_a_disk_that_cannot_be_written_stops_nobody_and_is_reported_once(
+def test_a_disk_that_cannot_be_written_stops_nothing_and_is_reported_once(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -206,7 +206,7 @@ def test_a_watch_that_the_kernel_refuses_is_one_warning_and_no_thread(
     watch.stop()
 
 
-def test_a_thread_that_has_failed_is_told_to_its_owner(
+def test_a_thread_that_has_failed_is_reported_to_its_owner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = Seen()

@@ -162,7 +162,7 @@ def test_the_generation_of_an_announced_pool_grows_although_its_cpus_are_the_sam
 
 
 @pytest.mark.parametrize("file", ["cpus", "cpus.json"])
-def test_what_is_announced_is_told_as_soon_as_it_can_be_written(
+def test_what_is_announced_is_reported_as_soon_as_it_can_be_written(
     node: Node, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     node.provide(shared_a="4-7")
@@ -255,7 +255,7 @@ def test_a_folder_that_the_runtime_made_for_a_missing_starter_gives_way(node: No
         pytest.param(b"#!/bin/sh\n", "is no program", id="a script"),
     ],
 )
-def test_without_a_starter_all_else_goes_on_and_it_is_told_once(
+def test_without_a_starter_all_else_goes_on_and_it_is_reported_once(
     node: Node, content: bytes | None, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.source.unlink()
@@ -403,7 +403,7 @@ def test_selinux_lets_containers_read_it(node: Node, labels: dict[str, bytes]) -
 
 
 @pytest.mark.usefixtures("labels")
-def test_a_label_that_is_refused_is_told_once_with_the_command_to_run(
+def test_a_label_that_is_refused_is_reported_once_with_the_command_to_run(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, name: str, value: bytes) -> None:

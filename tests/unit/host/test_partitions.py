@@ -116,7 +116,7 @@ def test_what_a_container_nests_and_what_the_administrator_has_made_is_not_walke
     assert list(tree.reserved()) == []
 
 
-def test_a_list_that_is_none_is_told_with_its_file(files: PartitionFiles) -> None:
+def test_a_list_that_is_none_is_reported_with_its_file(files: PartitionFiles) -> None:
     files.make("kubepods", "everything")
     with pytest.raises(HostFileError, match=r"kubepods/cpuset\.cpus\.exclusive.*everything"):
         list(files.tree().reserved())

@@ -27,7 +27,7 @@ def test_only_pool_files_are_read_in_the_order_of_their_names(tmp_path: Path) ->
     ]
 
 
-def test_a_folder_that_is_missing_is_told_with_the_option_that_names_it(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_is_reported_with_the_option_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(HostFileError, match=r"missing.*--config"):
         read_pool_files(tmp_path / "missing")
 
@@ -161,7 +161,7 @@ class TestPoolFiles:
     @pytest.mark.parametrize(
         "kept", [b"", b"[]", b'{"files": {"a": 1}}', b'{"files": {}}', b"\xff"]
     )
-    def test_what_cannot_be_used_is_told_and_not_used(
+    def test_what_cannot_be_used_is_reported_and_not_used(
         self, node: Node, kept: bytes, caplog: pytest.LogCaptureFixture
     ) -> None:
         node.last.parent.mkdir()
@@ -193,7 +193,7 @@ class TestPoolFiles:
     def test_a_folder_that_may_be_missing_has_no_files(self, tmp_path: Path) -> None:
         assert PoolFiles(tmp_path / "missing", optional=True).read() == {}
 
-    def test_what_is_passed_over_with_nearly_a_pool_files_name_is_told_once(
+    def test_what_is_passed_over_with_nearly_a_pool_files_name_is_reported_once(
         self, node: Node, caplog: pytest.LogCaptureFixture
     ) -> None:
         node.mount.put({"poolconfig-a.yaml": "0", "poolconfig_b.yaml": "0"})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MACHINE = MACHINES["laptop_4c8t"]
 
 
-def test_an_edit_that_moves_nobody_is_shown(tmp_path: Path) -> None:
+def test_an_edit_that_moves_no_container_is_shown(tmp_path: Path) -> None:
     manager, file = Manager(), StatusFile(tmp_path / "status.json")
     for multi_threaded in (False, True):
         pool = Pool.named("exclusive_a", "2", multi_threaded=multi_threaded)
@@ -28,7 +28,7 @@ def test_an_edit_that_moves_nobody_is_shown(tmp_path: Path) -> None:
     assert shown["hyperThreadingPolicy"] == "multiThreaded"
 
 
-def test_another_way_is_shown_though_nobody_moves(tmp_path: Path) -> None:
+def test_another_way_is_shown_though_nothing_moves(tmp_path: Path) -> None:
     manager, file = Manager(), StatusFile(tmp_path / "status.json")
     for writer in (Writer.CGROUP, Writer.NRI):
         file.publish(*manager.snapshot(), (), "", writer)

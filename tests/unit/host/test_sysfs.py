@@ -113,7 +113,7 @@ class TestCores:
         assert topology.cpus[0].core_id == 4
         assert topology.dies == ()
 
-    def test_hybrid_cores_are_told_apart(self) -> None:
+    def test_hybrid_cores_are_distinguished(self) -> None:
         files = two_cpus() | {"devices/cpu_core/cpus": "0", "devices/cpu_lowpower/cpus": "1"}
 
         kinds = [info.core_type for info in read(files).cpus.values()]

@@ -257,7 +257,7 @@ CURVE = ec.generate_private_key(ec.SECP224R1())
         ),
     ],
 )
-def test_what_is_damaged_is_told_and_made_anew(changed: dict[str, bytes], problem: str) -> None:
+def test_what_is_damaged_is_reported_and_made_anew(changed: dict[str, bytes], problem: str) -> None:
     held = certificates.read({**GOOD, **changed})
     assert bool(held.problems) == bool(problem)
     assert not problem or re.search(re.escape(problem), "; ".join(held.problems))

@@ -52,7 +52,9 @@ def test_the_time_that_a_server_asks_for_is_known(server: FakeAPIServer) -> None
     assert waits == [7, 0]
 
 
-def test_nobody_there_is_told_apart_from_a_broken_answer(server: FakeAPIServer) -> None:
+def test_a_server_that_is_not_there_is_distinguished_from_a_broken_answer(
+    server: FakeAPIServer,
+) -> None:
     connection = APIConnection(APIServer(server.url, answer_s=0.1))
     server.slow()
     with pytest.raises(APIError) as silent:

@@ -134,7 +134,7 @@ def test_a_plugin_that_fails_says_why(cluster: Login) -> None:
     assert not cluster.server.requests
 
 
-def test_a_plugin_that_fails_later_is_told_by_the_request(cluster: Login) -> None:
+def test_a_plugin_that_fails_later_is_reported_by_the_request(cluster: Login) -> None:
     script = """
 if (folder / "ended").exists(): sys.exit("the session has ended")
 answer({"token": "secret"})

@@ -124,7 +124,7 @@ def test_changes_arrive_through_one_watch_and_no_further_list(server: FakeAPISer
     assert (server.count("list", "pods"), server.count("watch", "pods")) == (1, 1)
 
 
-def test_a_change_that_makes_no_difference_wakes_nobody(server: FakeAPIServer) -> None:
+def test_a_change_that_makes_no_difference_wakes_no_role(server: FakeAPIServer) -> None:
     with following(server.url) as followed:
         expect(followed, a="1", b="1")
         server.set_pods([{**body("a"), "status": {"phase": "Running"}}, body("b")])
@@ -215,7 +215,7 @@ def test_a_lost_version_is_answered_at_once_however_long_the_server_was_away(
         expect(followed, c="1")
 
 
-def test_a_running_watch_is_told_that_its_version_is_gone(server: FakeAPIServer) -> None:
+def test_a_running_watch_learns_that_its_version_is_gone(server: FakeAPIServer) -> None:
     with following(server.url) as followed:
         expect(followed, a="1", b="1")
         eventually(lambda: server.watching("pods"), "a watch")
@@ -339,7 +339,7 @@ def test_a_server_that_falls_silent_is_given_up(server: FakeAPIServer) -> None:
         (500, "InternalError", "tried again"),
     ],
 )
-def test_a_refusal_is_told_once_with_its_remedy_and_survived(
+def test_a_refusal_is_reported_once_with_its_remedy_and_survived(
     server: FakeAPIServer,
     caplog: pytest.LogCaptureFixture,
     status: int,

@@ -217,7 +217,7 @@ def test_an_expired_certificate_is_described(folder: Path) -> None:
     )
 
 
-def test_a_wrong_name_is_told_beside_the_right_ones(folder: Path) -> None:
+def test_a_wrong_name_is_reported_beside_the_right_ones(folder: Path) -> None:
     signer = Signer()
     names = (x509.DNSName("kubernetes"), x509.IPAddress(ipaddress.ip_address("10.96.0.1")))
 
@@ -228,7 +228,7 @@ def test_a_wrong_name_is_told_beside_the_right_ones(folder: Path) -> None:
     assert told.endswith("use one of its names, or have this one added")
 
 
-def test_another_authority_is_told_beside_the_trusted_one(folder: Path) -> None:
+def test_another_authority_is_reported_beside_the_trusted_one(folder: Path) -> None:
     told = refusal(folder, Shown(Signer("real")), Signer("other"))
 
     assert "unable to get local issuer certificate" in told
@@ -247,7 +247,7 @@ def test_a_certificate_of_many_names_is_cut_short(folder: Path) -> None:
     assert len(refusal(folder, Shown(Signer(), names=names), Signer())) < 1500
 
 
-def test_a_server_that_shows_its_certificate_once_is_told(
+def test_a_server_that_shows_its_certificate_once_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: object, **__: object) -> str:

@@ -22,7 +22,7 @@ def _register(folder: Path) -> None:
     )
 
 
-def test_the_kubelet_is_told_the_version_socket_resource_and_options(folder: Path) -> None:
+def test_the_kubelet_gets_the_version_socket_resource_and_options(folder: Path) -> None:
     kubelet = RegisteringKubelet(folder)
     kubelet.start()
     try:
@@ -57,7 +57,7 @@ def test_an_absent_kubelet_is_one_clear_error(folder: Path) -> None:
         _register(folder)
 
 
-def test_a_socket_that_nobody_listens_on_is_one_clear_error(folder: Path) -> None:
+def test_a_socket_that_nothing_listens_on_is_one_clear_error(folder: Path) -> None:
     (folder / "kubelet.sock").touch()
     with pytest.raises(RemoteProtocolError, match="UNAVAILABLE"):
         _register(folder)

@@ -113,7 +113,9 @@ def test_cpus_that_the_machine_lacks_are_passed_over_in_an_emulated_cgroup(
         eventually(lambda: cpus_allowed(process.pid) == HERE, "and all of them again")
 
 
-def test_an_empty_file_moves_nobody_in_an_emulated_cgroup(folder: Path, process: Process) -> None:
+def test_an_empty_file_moves_no_container_in_an_emulated_cgroup(
+    folder: Path, process: Process
+) -> None:
     with EmulatedCgroups(folder, HERE, "") as home:
         home.make(PATH)
         home.make("kubepods/pod2/c2")

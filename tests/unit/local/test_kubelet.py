@@ -305,7 +305,7 @@ def test_a_container_that_needs_two_numa_nodes_is_refused_under_single_numa_node
 
 
 def test_a_machine_of_64_numa_nodes_is_no_hurdle(world: World) -> None:
-    """Whoever walked through all sets of its nodes would never come to an end."""
+    """A walk through all sets of its nodes would not end."""
     cpus = {str(cpu): cpu // 4 for cpu in range(256)}
     world.register(world.plugin(), cpus)
     world.kubelet.admit(pod("half", container(exclusive=2), container("other", exclusive=126)))
@@ -482,7 +482,7 @@ def test_a_folder_with_a_path_too_long_for_sockets_is_refused(folder: Path) -> N
         EmbeddedKubelet(deep, Names()).start()
 
 
-def test_a_stopped_kubelet_answers_nobody(folder: Path) -> None:
+def test_a_stopped_kubelet_answers_no_client(folder: Path) -> None:
     with EmbeddedKubelet(folder, Names()):
         pass
     client = socket.socket(socket.AF_UNIX)

@@ -208,7 +208,7 @@ def test_a_pod_whose_start_is_interrupted_leaves_nothing(node: EmbeddedNode) -> 
     assert not any(map(alive, pids))
 
 
-def test_each_change_is_told_after_it_can_be_seen(folder: Path) -> None:
+def test_each_change_is_reported_after_it_can_be_seen(folder: Path) -> None:
     seen: list[tuple[str, list[str]]] = []
 
     def changed() -> None:

@@ -156,7 +156,7 @@ def cpus(node: EmbeddedNode) -> dict[str, str]:
     }
 
 
-def test_a_container_starts_on_the_cpus_of_the_answer_and_every_step_is_told(
+def test_a_container_starts_on_the_cpus_of_the_answer_and_every_step_is_reported(
     node: EmbeddedNode, plugin: Plugin
 ) -> None:
     pod = node.run_pod(manifest("web", "main"))

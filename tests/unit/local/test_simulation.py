@@ -359,7 +359,7 @@ def test_what_is_no_json_is_found_in_its_column() -> None:
     assert str(caught.value).startswith("trace.jsonl:1:20: this is no JSON: Expecting value;")
 
 
-def test_only_the_first_problems_of_a_trace_are_told() -> None:
+def test_only_the_first_problems_of_a_trace_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         workload.read("trace.jsonl", "x\n" * 1000)
     assert len(caught.value.problems) == 10
@@ -401,7 +401,7 @@ def test_a_trace_keeps_native_requests_and_only_guaranteed_pods_own_whole_cpus(q
     assert workload.read("again.jsonl", workload.write(events)) == events
 
 
-def test_random_pods_ask_for_what_pools_can_give_and_load_them_as_told() -> None:
+def test_random_pods_ask_for_what_pools_can_give_and_load_them_as_asked() -> None:
     policy = PoolPolicy(bind=CPUBindPolicy.FULL_PHYSICAL_CORES)
     pools = NodePools.of(
         Pool.named("exclusive_a", "1-7"),

@@ -25,7 +25,7 @@ class TestConfiguration:
         assert node.pools() == POOLS
         assert health(node, "exclusive_a") == {"2": True, "4": True}
 
-    def test_a_cpu_that_a_pod_holds_is_nobody_elses_after_it_moved_to_another_pool(self) -> None:
+    def test_a_cpu_that_a_pod_holds_has_no_other_owner_after_it_moved_to_another_pool(self) -> None:
         node = manager()
         holder, other = (
             builders.pod("holder", builders.container(exclusive_a=1)),

@@ -119,7 +119,7 @@ class TestBesideAnExclusivePool:
         found = placed(manager, alone)
         assert (found.placement, str(found.cpus)) == (Placement.DEFAULT, "0-1")
 
-    def test_whole_native_cpus_are_nobodys_where_the_kubelet_gives_none(self) -> None:
+    def test_whole_native_cpus_are_without_an_owner_where_the_kubelet_gives_none(self) -> None:
         manager = node(POOLS, OWN)
         give(manager, OWN, openshift="0")
         found = placed(manager, OWN)
@@ -211,7 +211,9 @@ class TestBesideTheKubeletsOwn:
         give(manager, pod, "b", openshift="1", kubelet="4,5")
         assert [str(placed(manager, pod, name).cpus) for name in "ab"] == ["2-3,6-7", "4-7"]
 
-    def test_the_kubelets_cpus_stay_with_whoever_asks_for_the_shared_pool_by_name(self) -> None:
+    def test_the_kubelets_cpus_stay_with_a_container_that_requests_the_shared_pool_by_name(
+        self,
+    ) -> None:
         by_name = builders.pod("named", builders.container(cpu=2000, shared_m=250), cpu=2000)
         manager = node(KUBELETS, by_name, static=STATIC)
         give(manager, by_name, shared_m="0")
@@ -221,7 +223,7 @@ class TestBesideTheKubeletsOwn:
         assert str(placed(manager, by_name).cpus) == "4-7"
         assert placed(manager, by_name).limit == Limit(4000, or_unlimited=True, own_milli=2000)
 
-        # A kubelet without a static CPU manager gives nobody CPUs, and has taken these back.
+        # A kubelet without a static CPU manager gives no CPUs, and has taken these back.
         manager.observe(static_cpus=CPUSet())
         assert str(placed(manager, by_name).cpus) == "6-7"
         assert builders.owned(manager) == {}

@@ -38,7 +38,7 @@ class TestDraining:
         assert health(node, "exclusive_a") == {"2": True}
         assert cpus_of(node, "plain") == "0-1,4-5"
 
-    def test_nobody_else_gets_it(self) -> None:
+    def test_no_other_gets_it(self) -> None:
         node, _ = self.shrunk()
         assert node.preferred("exclusive_a", ["2", "4"], [], 1) == ("2",)
         with pytest.raises(NotEnoughDevices):

@@ -53,7 +53,7 @@ class TestPolicies:
             assert (cpus_of(one, "holder-2"), cpus_of(one, "holder-3")) == ("2", "3")
             assert health(one, "exclusive_a") == {"2": True, "3": True, "4": True}
 
-    def test_a_sibling_that_came_along_is_nobodys_device_after_an_edit(self) -> None:
+    def test_a_sibling_that_came_along_is_no_pools_device_after_an_edit(self) -> None:
         node = self.node(self.MULTI, "2")
         node.reconfigure(self.THREADS, MACHINE.topology())
 
@@ -64,7 +64,7 @@ class TestPolicies:
         node.observe(pods=[])
         assert health(node, "exclusive_a")["3"]
 
-    def test_a_sibling_that_was_promised_is_nobodys_device_after_an_edit(self) -> None:
+    def test_a_sibling_that_was_promised_is_no_pools_device_after_an_edit(self) -> None:
         node = manager(self.MULTI)
         node.allocate("exclusive_a", ["2"])
         node.reconfigure(self.THREADS, MACHINE.topology())
@@ -113,7 +113,7 @@ class TestPromises:
 
     MOVED = NodePools.of(Pool.named("exclusive_b", "2"), Pool.named("default", "0-1,4-5"))
 
-    def test_a_promised_cpu_is_nobody_elses(self) -> None:
+    def test_a_promised_cpu_has_no_other_owner(self) -> None:
         node = manager()
         node.allocate("exclusive_a", ["2"])
         node.allocate("exclusive_a", ["4"])
@@ -157,7 +157,7 @@ class TestPromises:
         assert health(node, "exclusive_a") == {"4": True}
 
 
-def test_the_cpus_of_a_claim_that_the_machine_lacks_are_nobodys() -> None:
+def test_the_cpus_of_a_claim_that_the_machine_lacks_are_without_an_owner() -> None:
     node = manager()
     pod = builders.pod("p", builders.container(exclusive_a=1))
     node.observe(pods=[pod])

@@ -49,7 +49,7 @@ class TestSharedPartOfPinnedContainers:
         )
         assert stale == "pinned"
 
-    def test_nobody_gets_a_cpu_on_which_it_still_runs(self) -> None:
+    def test_no_other_gets_a_cpu_on_which_it_still_runs(self) -> None:
         node = self.node(self.BEFORE)
         node.reconfigure(self.AFTER, MACHINE.topology())
         assert health(node, "exclusive_c") == {"6": False}

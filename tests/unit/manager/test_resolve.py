@@ -59,7 +59,7 @@ class TestPlacement:
 
         assert cpus_of(node, "nobody") == "1,4-7"
 
-    def test_without_any_pool_nobody_is_placed(self) -> None:
+    def test_without_any_pool_no_container_is_placed(self) -> None:
         assert cpus_of(manager(NodePools()), "nobody") == ""
 
     def test_the_first_owner_keeps_a_cpu_that_two_pods_claim(self) -> None:
@@ -143,7 +143,7 @@ class TestOfflineCPUs:
         offline = next(device for device in node.devices("exclusive_a").offer if device.id == "4")
         assert (offline.healthy, offline.node) == (False, 0)
 
-    def test_a_cpu_whose_return_shows_a_shared_core_is_given_to_nobody(self) -> None:
+    def test_a_cpu_whose_return_shows_a_shared_core_is_not_given(self) -> None:
         clash = NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "0-1,3"))
         node = manager(clash, offline="3")
         assert health(node, "exclusive_a") == {"2": True}

@@ -194,7 +194,7 @@ class TestOfAListedPod:
 
 
 class TestOfAStranger:
-    """A pod that nobody but the container runtime has told of."""
+    """A pod that only the container runtime has reported."""
 
     def test_it_is_placed_by_its_annotations_and_owns_its_cpus(self) -> None:
         node = manager()
@@ -408,7 +408,7 @@ class TestEverySighting:
         assert set(node.snapshot().resolution.pods) == {"b", "c"}
         assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"4"}}
 
-    def test_what_is_told_again_wakes_nobody_and_decides_nothing_anew(self) -> None:
+    def test_what_is_reported_again_wakes_no_role_and_decides_nothing_anew(self) -> None:
         node = manager()
         observe_containers(node, told("s", exclusive_a="2"))
         before = node.snapshot().resolution

@@ -65,7 +65,7 @@ def test_every_hint_covers_what_the_pod_has_already() -> None:
     assert offer.hints == (good(1), bad(0, 1))
 
 
-def test_the_nodes_of_one_socket_are_as_good_as_one_node_if_told_so() -> None:
+def test_the_nodes_of_one_socket_are_as_good_as_one_node_by_an_option() -> None:
     sockets = {0: [0], 1: [0], 2: [1], 3: [1]}
     offer = generate(4, FOUR, FOUR, sockets=sockets)
 

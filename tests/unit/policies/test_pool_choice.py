@@ -327,7 +327,7 @@ def test_reserved_cpus_make_no_core_that_is_not_whole() -> None:
     assert str(choose("1-2,17-18", 2, of="0-31", policy=policy).cpus) == "1,17"
 
 
-def test_too_few_cpus_are_told_with_numbers() -> None:
+def test_too_few_cpus_are_reported_with_numbers() -> None:
     with pytest.raises(NotEnoughCPUs) as caught:
         choose("2-3", 5)
 

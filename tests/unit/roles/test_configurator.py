@@ -105,7 +105,7 @@ class TestEdits:
         assert world.changes == 7
         assert world.valid()
 
-    def test_a_good_edit_is_told_once_with_what_it_changes(
+    def test_a_good_edit_is_reported_once_with_what_it_changes(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.role.look()
@@ -121,7 +121,7 @@ class TestEdits:
         assert world.heard.nodes[1:] == [("CPUPoolConfigApplied", told)]
         assert caplog.text.count("pool configuration applied") == 1
 
-    def test_an_edit_of_the_cpu_manager_is_told_with_what_it_changes(
+    def test_an_edit_of_the_cpu_manager_is_reported_with_what_it_changes(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.role.look()
@@ -181,7 +181,7 @@ class TestEdits:
         assert world.heard.nodes[-1][1].startswith(f"{WORKER}:{place}: ")
         assert what in world.heard.nodes[-1][1]
 
-    def test_what_only_the_policy_refuses_is_told_with_its_place(self, world: World) -> None:
+    def test_what_only_the_policy_refuses_is_reported_with_its_place(self, world: World) -> None:
         world.role.look()
         before = world.manager.pools()
         world.mount.show(
@@ -194,7 +194,7 @@ class TestEdits:
         message = world.heard.nodes[-1][1]
         assert message.startswith(f"{WORKER}:3:70: cpuManager.options.full-pcpus-only: the default")
 
-    def test_what_is_wrong_with_and_without_the_machine_is_told_together(
+    def test_what_is_wrong_with_and_without_the_machine_is_reported_together(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.mount.show(
@@ -232,7 +232,7 @@ class TestEdits:
 
         assert world.heard.nodes[-1][1].endswith("resized exclusive_a; draining exclusive_a (1).")
 
-    def test_a_bad_edit_changes_nothing_and_is_told_exactly_once(
+    def test_a_bad_edit_changes_nothing_and_is_reported_exactly_once(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.role.look()
@@ -261,7 +261,7 @@ class TestEdits:
         assert f"{WORKER}:2:23: " in world.heard.nodes[-1][1]
         assert "this machine has no CPUs 99" in world.heard.nodes[-1][1]
 
-    def test_a_correction_is_told_even_where_it_brings_back_the_old_text(
+    def test_a_correction_is_reported_even_where_it_brings_back_the_old_text(
         self, world: World
     ) -> None:
         world.role.look()
@@ -296,7 +296,7 @@ class TestEdits:
         assert world.valid()
         assert world.pools() == {"exclusive_a": "4,6", "default": "0-1"}
 
-    def test_the_problems_of_all_files_are_told_together(self, world: World) -> None:
+    def test_the_problems_of_all_files_are_reported_together(self, world: World) -> None:
         world.mount.show(
             **{
                 name: f"pools: {{default: {{cpus: '{cpus}'}}}}\nnodeSelector: {{n: {name}}}\n"
@@ -368,7 +368,7 @@ class TestChoice:
         world.role.look()
         assert world.valid()
 
-    def test_a_bad_edit_is_told_again_after_another_fault(self, world: World) -> None:
+    def test_a_bad_edit_is_reported_again_after_another_fault(self, world: World) -> None:
         world.role.look()
         world.mount.show(worker=BAD)
         for _ in range(2):
@@ -384,7 +384,7 @@ class TestChoice:
 
 
 class TestRestarts:
-    def test_a_restart_tells_nobody_what_was_told_before(self, world: World) -> None:
+    def test_a_restart_does_not_report_again(self, world: World) -> None:
         world.role.look()
         world.restart()
         world.role.look()
@@ -417,7 +417,7 @@ class TestRestarts:
             world.mount.show(worker=GOOD)
             world.await_pools(exclusive_a="4,6", default="0-1")
 
-    def test_last_good_pools_that_fit_no_longer_are_told_and_not_used(
+    def test_last_good_pools_that_fit_no_longer_are_reported_and_not_used(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.mount.show(worker=BAD)
@@ -428,7 +428,7 @@ class TestRestarts:
         assert not world.pools()
         assert "last good pools cannot be used" in caplog.text
 
-    def test_a_machine_that_cannot_be_read_is_told_once_however_often_it_is_tried(
+    def test_a_machine_that_cannot_be_read_is_reported_once_however_often_it_is_tried(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         world.role.look()

@@ -124,7 +124,7 @@ def test_a_first_look_reads_the_machine(folder: Path) -> None:
     assert (node.topology, node.changes) == (node.machine.topology(), 1)
 
 
-def test_a_machine_that_cannot_be_read_stays_as_it_was_and_is_told_of_once(
+def test_a_machine_that_cannot_be_read_stays_as_it_was_and_is_reported_once(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     online = node.machine.sys / "devices/system/cpu/online"
@@ -141,7 +141,7 @@ def test_a_machine_that_cannot_be_read_stays_as_it_was_and_is_told_of_once(
     assert node.topology.online == CPUSet.parse("0,2-7")
 
 
-def test_pools_that_the_machine_does_not_fit_any_more_are_told_of(
+def test_pools_that_the_machine_does_not_fit_any_more_are_reported(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node(folder)
@@ -151,7 +151,7 @@ def test_pools_that_the_machine_does_not_fit_any_more_are_told_of(
 
 
 def test_the_loop_looks_whenever_it_is_woken_and_says_that_it_turns(node: Node) -> None:
-    node.role.wake()  # nobody waits yet
+    node.role.wake()  # no thread waits yet
     node.health.expect("machine watcher", math.inf)
     with node.running():
         eventually(lambda: node.events.waited_s, "the first look has ended")

@@ -216,7 +216,7 @@ class TestWhenTheAPIServerRefuses:
         assert "apply the overlay daemonsets/fail-misfits" in line
 
 
-def test_the_loop_looks_when_it_is_told_and_ends_when_it_is_told() -> None:
+def test_the_loop_looks_and_ends_when_it_is_asked_to() -> None:
     node = Node()
     with running(node.role.run, wake=node.role.wake):
         node.start(bound("large", 9))

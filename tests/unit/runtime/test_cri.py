@@ -121,7 +121,7 @@ class TestRecognise:
 
         assert set(found.devices) == {"shared_b"}
 
-    def test_of_nothing_nobody_is_asked(self, cri: CRI, runtime: FakeCRI) -> None:
+    def test_about_no_container_nothing_is_asked(self, cri: CRI, runtime: FakeCRI) -> None:
         assert cri.recognise([]) == ()
         assert not runtime.calls
 
@@ -181,7 +181,7 @@ class TestChosen:
         runtime.sandboxes.clear()
         assert cri.chosen([MAIN]) == ()
 
-    def test_of_nothing_nobody_is_asked(self, cri: CRI, runtime: FakeCRI) -> None:
+    def test_about_no_container_nothing_is_asked(self, cri: CRI, runtime: FakeCRI) -> None:
         assert cri.chosen([]) == ()
         assert not runtime.calls
 
@@ -213,7 +213,7 @@ class TestHeld:
 
 
 class TestUpdate:
-    def test_the_runtime_is_told_the_cpus(self, cri: CRI, runtime: FakeCRI) -> None:
+    def test_the_runtime_gets_the_cpus(self, cri: CRI, runtime: FakeCRI) -> None:
         cri.update(MAIN, CPUS)
 
         assert runtime.updates == [(MAIN, "2-3")]
@@ -368,7 +368,7 @@ class TestConnection:
             with pytest.raises(RemoteProtocolError, match="switched off"):
                 client(docker, left_over).recognise([MAIN])
 
-    def test_without_a_socket_the_remedy_is_told(self, folder: Path) -> None:
+    def test_without_a_socket_the_remedy_is_reported(self, folder: Path) -> None:
         cri = client(FakeCRI(folder / "none.sock"))
 
         assert not cri.connected()

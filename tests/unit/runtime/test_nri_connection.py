@@ -60,7 +60,7 @@ def test_nothing_comes_within_the_time(pair: tuple[Connection, socket.socket]) -
     assert connection.receive(0) is None
 
 
-def test_the_runtimes_end_is_told_after_what_it_said(
+def test_the_runtimes_end_is_reported_after_what_it_said(
     pair: tuple[Connection, socket.socket],
 ) -> None:
     connection, far = pair
@@ -139,7 +139,7 @@ def test_nothing_follows_what_was_cut_short(
         connection.send(b"more")
 
 
-def test_after_the_end_nobody_is_woken_and_no_stranger_is_written_to() -> None:
+def test_after_the_end_nothing_is_woken_and_no_stranger_is_written_to() -> None:
     near, far = socket.socketpair()
     with far:
         connection = Connection(near)
@@ -179,7 +179,7 @@ def test_a_descriptor_that_is_no_socket_is_refused(folder: Path) -> None:
         Connection.inherited(file.fileno())
 
 
-def test_nobody_has_started_this_process() -> None:
+def test_no_runtime_has_started_this_process() -> None:
     assert inherited({"PATH": "/bin"}) is None
 
 

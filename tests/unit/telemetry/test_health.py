@@ -53,7 +53,7 @@ def test_one_hung_loop_among_others_is_named(health: Health, clock: Clock) -> No
     assert [line.split(":")[1] for line in report.lines] == [" ok", " failing"]
 
 
-def test_a_loop_that_nobody_expects_counts_for_nothing(health: Health, clock: Clock) -> None:
+def test_a_loop_that_nothing_expects_counts_for_nothing(health: Health, clock: Clock) -> None:
     health.beat("stranger")
     clock.now_s += 1e6
     assert health.live() == Report(ok=True, lines=())

@@ -119,7 +119,7 @@ def test_the_address_of_all_families_answers_by_ipv4_too() -> None:
 
 
 @pytest.mark.usefixtures("_patience")
-def test_a_crowd_that_says_nothing_keeps_nobody_out(server: TelemetryServer) -> None:
+def test_a_crowd_that_says_nothing_keeps_no_client_out(server: TelemetryServer) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         crowd = [stack.enter_context(_connected(server)) for _ in range(CROWD)]

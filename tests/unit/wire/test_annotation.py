@@ -122,7 +122,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("value", "where", "words"), REFUSED)
-def test_what_is_wrong_is_told_with_its_place(value: Any, where: str, words: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(value: Any, where: str, words: str) -> None:
     found, (problem,) = parse(value)
     assert problem.path == PATH + where
     assert words in f"{problem.what}; {problem.remedy}"

@@ -21,7 +21,7 @@ def test_a_frame_cut_anywhere_is_the_same_frame() -> None:
         assert decoder.feed(GREETING[cut:]) == [Frame(3, ttrpc.REQUEST, b"hello")]
 
 
-def test_frames_that_come_together_are_told_apart() -> None:
+def test_frames_that_come_together_are_distinguished() -> None:
     empty = bytes.fromhex("00000000 00000005 07 04")
 
     assert ttrpc.Decoder().feed(GREETING + empty + GREETING[:4]) == [

@@ -105,7 +105,7 @@ def test_the_cpu_limit_is_cpu_poolers_and_the_request_nothing(
         ({"shared-a": "1", "exclusive-a": "1"}, "exclusive&shared"),
     ],
 )
-def test_a_container_is_told_which_pools_it_has(pools: dict[str, str], value: str) -> None:
+def test_a_container_gets_the_names_of_its_pools(pools: dict[str, str], value: str) -> None:
     variable = {"name": "CPU_POOLS", "value": value}
     assert only(admitted(pod(container(pools=pools))))["env"] == [variable]
     own = {"name": "A", "value": "b"}
@@ -113,7 +113,7 @@ def test_a_container_is_told_which_pools_it_has(pools: dict[str, str], value: st
     assert only(admitted(pod(container(pools=pools, env=None))))["env"] == [variable]
 
 
-def test_a_container_with_the_starter_is_told_its_name() -> None:
+def test_a_container_with_the_starter_gets_its_name() -> None:
     named = {"name": "CONTAINER_NAME", "value": "main"}
     started = container(pools={"exclusive-a": "1"}, command=["app"])
     assert only(admitted(pod(started)))["env"][1:] == [named]
@@ -170,7 +170,7 @@ def test_exclusive_cpus_without_a_command_are_a_warning() -> None:
     assert "command" not in only(admitted(body))
 
 
-def test_what_nobody_asked_to_change_is_the_same_object_and_the_pod_is_left_alone() -> None:
+def test_what_does_not_change_is_the_same_object() -> None:
     body = pod(
         container("a"), container("b", pools={"exclusive-a": "1"}, command=["x"]), volumes=[{}]
     )

@@ -151,7 +151,7 @@ def test_warnings_are_as_short_and_few_as_the_api_passes_on() -> None:
         (pod(asking(), resources=[]), "spec.resources: this is not an object"),
     ],
 )
-def test_what_is_no_pod_is_told_with_its_place(body: Any, words: str) -> None:
+def test_what_is_no_pod_is_reported_with_its_place(body: Any, words: str) -> None:
     with pytest.raises(ManifestError, match=words):
         admit(body, RULES)
     response = answer(review(body), RULES)["response"]

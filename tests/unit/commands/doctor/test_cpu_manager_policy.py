@@ -62,7 +62,7 @@ def test_a_node_whose_kubelet_leaves_the_policy_its_cpus(examine: Any) -> None:
         ("31", "warning", "2 cpu that the CPU manager can give stays unused"),
     ],
 )
-def test_a_kubelet_that_reserves_another_amount_is_told(
+def test_a_kubelet_that_reserves_another_amount_is_reported(
     examine: Any, node: WrittenNode, *, cpu: str, verdict: str, fact: str
 ) -> None:
     reserve(node, cpu)
@@ -86,14 +86,14 @@ def test_a_policy_needs_no_pools(examine: Any, node: WrittenNode) -> None:
     assert "31 cpu for the scheduler" in rows["kubelet"][0]["fact"]
 
 
-def test_an_edit_that_is_not_in_force_is_told(examine: Any, node: WrittenNode) -> None:
+def test_an_edit_that_is_not_in_force_is_reported(examine: Any, node: WrittenNode) -> None:
     node.put(POOL_FILE_PATH, POOL_FILE + MANAGER.replace("1", "2"))
     (row,) = examine()[1]["pool file"]
     assert row["verdict"] == "warning"
     assert "something else than the pools that the agent has in force" in row["fact"]
 
 
-def test_a_static_kubelet_beside_the_policy_is_told(
+def test_a_static_kubelet_beside_the_policy_is_reported(
     examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
 ) -> None:
     kubelet.static_cpus = CPUSet.parse("2-31")
@@ -117,7 +117,9 @@ def test_a_static_kubelet_beside_the_policy_is_told(
     assert "delete cpu_manager_state in its folder" in stale["remedy"]
 
 
-def test_isolated_cpus_that_the_policy_gives_out_are_told(examine: Any, node: WrittenNode) -> None:
+def test_isolated_cpus_that_the_policy_gives_out_are_reported(
+    examine: Any, node: WrittenNode
+) -> None:
     node.put("sys/devices/system/cpu/isolated", "1-2,4-7")
 
     shared, default = examine()[1]["isolation"]
@@ -131,7 +133,7 @@ def test_isolated_cpus_that_the_policy_gives_out_are_told(examine: Any, node: Wr
     assert default["remedy"] == "take them out of isolcpus, or put them into an exclusive pool"
 
 
-def test_what_only_the_policy_knows_is_told_of_file_and_pools(
+def test_what_only_the_policy_knows_is_reported_for_file_and_pools(
     examine: Any, node: WrittenNode
 ) -> None:
     torn = POOL_FILE.replace("0-1,16-17", "0-1,16")

@@ -115,7 +115,7 @@ def test_it_is_drawn_with_the_remedy_below_the_fact(
         ),
     ],
 )
-def test_a_file_that_is_wrong_is_told(
+def test_a_file_that_is_wrong_is_reported(
     examine: Any, node: WrittenNode, *, check: str, verdict: str, fact: str, path: str, text: str
 ) -> None:
     node.put(path, text)
@@ -127,7 +127,7 @@ def test_a_file_that_is_wrong_is_told(
     assert verdict == "ok" or told[0]["remedy"]
 
 
-def test_interrupts_and_daemons_on_exclusive_cores_are_told(
+def test_interrupts_and_daemons_on_exclusive_cores_are_reported(
     examine: Any, node: WrittenNode
 ) -> None:
     node.interrupt("0-31", "20")
@@ -223,7 +223,7 @@ def test_containers_that_wait_for_the_kubelets_cpus_are_named(
     )
 
 
-def test_offline_cpus_of_pools_are_told(examine: Any, node: WrittenNode) -> None:
+def test_offline_cpus_of_pools_are_reported(examine: Any, node: WrittenNode) -> None:
     node.put("sys/devices/system/cpu/online", "0-4,6-31\n")
 
     assert [(row["verdict"], row["fact"]) for row in examine()[1]["pools"]] == [

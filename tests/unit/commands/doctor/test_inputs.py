@@ -31,7 +31,7 @@ def test_nothing_is_known_but_the_machine(examine: Any, node: WrittenNode) -> No
     assert verdicts(rows)["checkpoint"] == ["ok"]
 
 
-def test_what_is_wrong_with_a_file_with_and_without_the_machine_is_told_together(
+def test_what_is_wrong_with_a_file_with_and_without_the_machine_is_reported_together(
     examine: Any, node: WrittenNode
 ) -> None:
     broken = POOL_FILE.replace('"4-7"', '"4-7,99", cpu: 3')
@@ -59,7 +59,7 @@ def test_labels_choose_the_pool_file(examine: Any, node: WrittenNode) -> None:
     assert rows["pool file"][0]["fact"] == "poolconfig-b.yaml is in force"
 
 
-def test_a_node_that_no_pool_file_is_for_is_told(examine: Any, node: WrittenNode) -> None:
+def test_a_node_that_no_pool_file_is_for_is_reported(examine: Any, node: WrittenNode) -> None:
     node.put("etc/cpu-pooler/poolconfig-a.yaml", POOL_FILE + "nodeSelector: {kind: a}\n")
 
     _, rows = examine("--node-labels", "kind=b")
@@ -68,7 +68,7 @@ def test_a_node_that_no_pool_file_is_for_is_told(examine: Any, node: WrittenNode
     assert "none of 1 is for a node with these labels" in rows["pool file"][0]["fact"]
 
 
-def test_a_file_without_the_right_to_read_it_is_told_and_stops_nothing(
+def test_a_file_without_the_right_to_read_it_is_reported_and_stops_nothing(
     examine: Any, node: WrittenNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Root may read everything, so the file system is asked to refuse instead.
@@ -114,7 +114,7 @@ def test_bad_usage_is_one_line(
     assert printed.count("\n") == 1
 
 
-def test_pools_without_an_exclusive_one_disturb_nobody(examine: Any, node: WrittenNode) -> None:
+def test_pools_without_an_exclusive_one_disturb_nothing(examine: Any, node: WrittenNode) -> None:
     node.status(pools=NodePools.of(Pool.named("default", "0-31")))
     node.interrupt("0-31", "20")
 
@@ -151,7 +151,7 @@ def test_without_a_machine_there_is_nothing_to_judge(
     assert "no CPU in devices/system/cpu" in capsys.readouterr().err
 
 
-def test_a_socket_that_may_not_be_dialled_is_told(
+def test_a_socket_that_may_not_be_dialled_is_reported(
     examine: Any, kubelet: EmbeddedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(_socket: object, _path: str) -> None:

@@ -71,7 +71,7 @@ def test_an_agent_without_pools_is_a_warning(examine: Any, node: WrittenNode) ->
     assert examine()[1]["agent"][0]["verdict"] == "warning"
 
 
-def test_a_kubelet_that_places_containers_itself_is_told(
+def test_a_kubelet_that_places_containers_itself_is_reported(
     examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
 ) -> None:
     (node.root.kubelet / "cpu_manager_state").unlink()
@@ -102,7 +102,7 @@ def test_a_static_cpu_manager_that_cpupool_only_adds_to_is_welcome(
     )
 
 
-def test_shared_cpus_that_a_static_kubelet_gives_out_too_are_told(
+def test_shared_cpus_that_a_static_kubelet_gives_out_too_are_reported(
     examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
 ) -> None:
     node.put(
@@ -120,7 +120,7 @@ def test_shared_cpus_that_a_static_kubelet_gives_out_too_are_told(
     assert examine()[1]["CPU manager"][0]["verdict"] == "ok"
 
 
-def test_sockets_on_which_nobody_listens(
+def test_sockets_on_which_nothing_listens(
     examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
 ) -> None:
     (node.root.device_plugins / "cpupool-shared_x.sock").unlink()
@@ -153,7 +153,7 @@ def test_a_container_runtime_that_answers_is_named(examine: Any, runtime: FakeCR
         ("other", "switch NRI on"),
     ],
 )
-def test_a_runtime_without_nri_is_told_how_to_have_it(
+def test_a_runtime_without_nri_is_reported_with_how_to_have_it(
     examine: Any, node: WrittenNode, runtime: FakeCRI, name: str, remedy: str
 ) -> None:
     node.root.nri_socket.unlink()
@@ -174,7 +174,7 @@ def test_a_node_whose_runtime_is_out_of_reach(examine: Any, node: WrittenNode) -
     assert "--cri-socket" in rows[0]["remedy"]
 
 
-def test_a_runtime_that_refuses_calls_is_told(examine: Any, runtime: FakeCRI) -> None:
+def test_a_runtime_that_refuses_calls_is_reported(examine: Any, runtime: FakeCRI) -> None:
     runtime.failing["Version"] = grpc.StatusCode.UNIMPLEMENTED
 
     refused, nri = examine()[1]["container runtime"]
@@ -184,7 +184,7 @@ def test_a_runtime_that_refuses_calls_is_told(examine: Any, runtime: FakeCRI) ->
     assert nri["verdict"] == "ok"
 
 
-def test_a_runtime_folder_that_may_not_be_read_is_told(
+def test_a_runtime_folder_that_may_not_be_read_is_reported(
     examine: Any, node: WrittenNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_socket = type(node.folder).is_socket

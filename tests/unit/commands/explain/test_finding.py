@@ -70,7 +70,7 @@ class TestFinding:
             ("a/b/c/d/e/f", "here; look at `cpupool status`"),
         ],
     )
-    def test_a_name_that_is_nobodys_or_several(
+    def test_a_name_of_no_container_or_of_several(
         self,
         asked: str,
         said: str,
@@ -83,14 +83,14 @@ class TestFinding:
         assert said in printed
         assert printed.count("\n") == 1
 
-    def test_a_sandbox_is_told_for_what_it_is(
+    def test_a_sandbox_is_named_for_what_it_is(
         self, status: NodeStatus, file: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert explain(file, status, "default/lone") == 0
         assert "request: a pod's sandbox, or a container that its pod" in capsys.readouterr().out
 
 
-def test_an_agent_that_waits_has_looked_at_nobody(
+def test_an_agent_that_waits_has_looked_at_no_container(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert explain(file, Node().status("the list of pods"), "web") == 2

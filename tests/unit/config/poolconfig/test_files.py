@@ -30,14 +30,14 @@ def test_a_place_is_known_for_every_path_written_and_for_what_encloses_the_other
     assert file.locate("elsewhere") == Location("a.yaml", 1, 1)
 
 
-def test_problems_with_the_pools_are_told_where_they_stand() -> None:
+def test_problems_with_the_pools_are_reported_where_they_stand() -> None:
     located = parse(GOOD).located([Problem("it is red", "paint it", path="pools.default.cpus")])
     assert [str(problem) for problem in located] == [
         "a.yaml:9:11: pools.default.cpus: it is red; paint it"
     ]
 
 
-def test_problems_are_told_in_the_order_of_the_file() -> None:
+def test_problems_are_reported_in_the_order_of_the_file() -> None:
     paths = ("pools.default.cpus", "pools.exclusive-pool.cpus", "pools.shared-pool.cpus")
     located = parse(GOOD).located([Problem("it is red", "paint it", path=path) for path in paths])
     assert [problem.location and problem.location.line for problem in located] == [4, 7, 9]
@@ -277,13 +277,13 @@ def test_single_threaded_is_the_default(written: str) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_told_with_place_fact_and_remedy(
+def test_a_wrong_file_is_reported_with_place_fact_and_remedy(
     text: str | bytes, problems: list[str]
 ) -> None:
     assert refused(text) == problems
 
 
-def test_rules_between_pools_are_told_at_their_cpus_together_with_the_rest() -> None:
+def test_rules_between_pools_are_reported_at_their_cpus_together_with_the_rest() -> None:
     assert refused("""\
         pools:
           shared:

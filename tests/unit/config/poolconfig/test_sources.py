@@ -124,13 +124,13 @@ def test_problems_in_a_manifest_stand_at_its_own_lines_or_at_the_key_of_a_quoted
         ),
     ],
 )
-def test_a_wrong_manifest_is_told(text: str, problem: str) -> None:
+def test_a_wrong_manifest_is_reported(text: str, problem: str) -> None:
     found, problems = sources(text)
     assert found == ()
     assert problems[0] == problem
 
 
-def test_a_key_that_stands_twice_in_a_manifest_is_told_and_its_pool_files_still_read() -> None:
+def test_a_key_that_stands_twice_in_a_manifest_is_reported_and_its_pool_files_still_read() -> None:
     found, problems = sources(MANIFEST + "kind: ConfigMap\n")
     assert len(found) == 2
     assert problems == [

@@ -105,7 +105,9 @@ class TestAnswers:
         assert answer.text.count("\n") == 1
         assert client.post("/echo", {}).status == 200
 
-    def test_a_document_that_the_function_refuses_is_told_why(self, client: Client) -> None:
+    def test_a_document_that_the_function_refuses_is_refused_with_the_reason(
+        self, client: Client
+    ) -> None:
         answer = client.post("/refuse", {})
         assert (answer.status, answer.text) == (
             400, "this is not what was agreed; send something else\n",
@@ -120,7 +122,7 @@ class TestAnswers:
         assert record.exc_info
         assert client.post("/echo", {}).status == 200
 
-    def test_an_answer_that_takes_its_time_keeps_nobody_else_waiting(self, secret: Secret) -> None:
+    def test_an_answer_that_takes_its_time_keeps_no_other_waiting(self, secret: Secret) -> None:
         asked, told = threading.Event(), threading.Event()
 
         def wait(_document: object) -> object:

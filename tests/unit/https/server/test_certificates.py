@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TestCertificates:
-    def test_until_there_is_one_nobody_is_let_in(self, secret: Secret) -> None:
+    def test_until_there_is_one_no_client_is_let_in(self, secret: Secret) -> None:
         server = HTTPSServer(LOCALHOST, 0, FUNCTIONS, limits=PATIENT)
         with serving(server):
             assert not server.presents
@@ -46,7 +46,7 @@ class TestCertificates:
             assert client.shown() == before
             assert client.post("/echo", {}).status == 200
 
-    def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(
+    def test_a_key_with_a_passphrase_is_refused_without_a_question(
         self, server: HTTPSServer, secret: Secret, tmp_path: Path
     ) -> None:
         text = secret.key.read_text()

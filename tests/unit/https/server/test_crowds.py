@@ -48,7 +48,7 @@ def _held() -> list[object]:
 
 class TestCrowds:
     @pytest.mark.parametrize("said", [b"", HEAD, WHOLE[:-1], WHOLE])
-    def test_a_crowd_that_does_not_come_on_keeps_nobody_out(
+    def test_a_crowd_that_does_not_come_on_keeps_no_client_out(
         self, secret: Secret, said: bytes
     ) -> None:
         limits = replace(PATIENT, connections=8, stay_s=0.0, request_s=2 * DEADLINE_S)
@@ -60,7 +60,7 @@ class TestCrowds:
             for _ in range(20):
                 assert answered_by(server, secret)
 
-    def test_a_crowd_that_does_not_even_speak_tls_keeps_nobody_out(self, secret: Secret) -> None:
+    def test_a_crowd_that_does_not_even_speak_tls_keeps_no_client_out(self, secret: Secret) -> None:
         limits = replace(PATIENT, connections=8, stay_s=0.0, handshake_s=2 * DEADLINE_S)
         with serving_with(secret, limits) as server, ExitStack() as stack:
             crowd = [stack.enter_context(plain_to(server)) for _ in range(50)]

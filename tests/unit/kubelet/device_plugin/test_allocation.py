@@ -100,7 +100,7 @@ def test_allocate_mounts_what_is_there_at_that_moment_read_only(folder: Path) ->
     assert mount.read_only
 
 
-def test_allocate_moves_nobody(folder: Path) -> None:
+def test_allocate_moves_no_container(folder: Path) -> None:
     with serving_pools(folder, SINGLE) as served:
         _, before = served.manager.snapshot()
         replies = [served.stub.Allocate(allocate("2"), timeout=DEADLINE_S) for _ in range(2)]

@@ -50,7 +50,7 @@ def test_a_pod_that_is_only_bound_to_the_node_has_nothing() -> None:
     assert owned(manager(web("bound", running=False))) == {}
 
 
-def test_a_pod_keeps_its_cpus_whoever_comes_and_goes_until_it_ends() -> None:
+def test_a_pod_keeps_its_cpus_until_it_ends_while_others_come_and_go() -> None:
     first, second, third = web("first"), web("second"), web("third")
     node = manager(first, second)
     node.observe(pods=[second, third])

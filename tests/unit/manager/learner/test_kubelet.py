@@ -131,7 +131,7 @@ def test_missing_devices_are_asked_for_again_when_due_and_at_once_of_another_kub
     assert outside.asked.count("podresources") == 3
 
 
-def test_only_devices_of_pods_that_run_and_that_nobody_lists_are_recalled() -> None:
+def test_only_devices_of_pods_that_run_and_that_nothing_lists_are_recalled() -> None:
     ended = builders.pod("ended", builders.container(exclusive_a=1), finished=True)
     outside = Outside(
         (ended,),
@@ -184,7 +184,7 @@ def test_what_containers_were_told_is_recalled_once() -> None:
 
 
 @pytest.mark.parametrize("sighted_first", [False, True])
-def test_what_a_pod_that_nobody_lists_yet_was_told_is_recalled(*, sighted_first: bool) -> None:
+def test_what_a_pod_that_nothing_lists_yet_was_told_is_recalled(*, sighted_first: bool) -> None:
     runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="4"),))
     manager, learner = learning(Outside(saved=with_sibling("late-uid")), runtime)
     if sighted_first:

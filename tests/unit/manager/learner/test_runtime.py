@@ -10,7 +10,7 @@ from tests.runtimes import ModelRuntime, told
 from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, here, learning
 
 
-def test_a_container_that_nobody_has_told_of_is_recognised_at_once() -> None:
+def test_a_container_that_no_source_has_reported_is_recognised_at_once() -> None:
     outside = Outside((OWNER,), saved={OWNER.uid: granted("4")})
     runtime = ModelRuntime(
         here=True, containers=(told(OWNER.uid, identifier="new"), told(OWNER.uid, ""))

@@ -136,7 +136,7 @@ def test_an_owner_is_left_alone_on_its_core_after_the_last_pool_has_gone() -> No
     assert node.cpus("last") == EVERYTHING
 
 
-def test_nobody_is_moved_before_it_is_known_which_pools_there_are() -> None:
+def test_no_container_is_moved_before_the_pools_are_known() -> None:
     before = owner_on_2()
     before.run("sharer", builders.container(shared_a=1))
     before.source.saved["sharer"] = {"shared_a": ids("0")}
@@ -148,7 +148,7 @@ def test_nobody_is_moved_before_it_is_known_which_pools_there_are() -> None:
     assert node.cpus("sharer") == "0"
 
 
-def test_a_container_whose_devices_come_late_is_confined_told_and_then_moved(
+def test_a_container_whose_devices_come_late_is_confined_reported_and_then_moved(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     node = Node()
@@ -197,7 +197,7 @@ def test_a_pod_that_is_listed_no_longer_keeps_its_cpus_while_its_cgroup_is_there
     assert builders.owned(node.manager) == {}
 
 
-def test_a_list_that_has_lost_every_pod_moves_nobody() -> None:
+def test_a_list_that_has_lost_every_pod_moves_no_container() -> None:
     node = owner_on_2()
     node.run("sharer", builders.container(shared_a=1))
     node.source.saved["sharer"] = {"shared_a": ids("0")}
@@ -210,7 +210,7 @@ def test_a_list_that_has_lost_every_pod_moves_nobody() -> None:
     assert node.cpus("sharer") == "0"
 
 
-def test_a_kubelet_that_names_nobody_has_not_spoken_yet() -> None:
+def test_a_kubelet_that_names_no_pod_has_not_answered_yet() -> None:
     node = Node()
     node.run("owner", builders.container(exclusive_a=1))
     node.source.failing["checkpoint"] = HostFileError("checkpoint", "gone", "wait")
@@ -220,7 +220,7 @@ def test_a_kubelet_that_names_nobody_has_not_spoken_yet() -> None:
     assert not node.setter.ready
 
 
-def test_an_unreadable_tree_is_told_and_does_not_end_the_role(
+def test_an_unreadable_tree_is_reported_and_does_not_end_the_role(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Unreadable(KernelModel):

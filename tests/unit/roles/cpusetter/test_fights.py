@@ -20,7 +20,7 @@ def test_a_cgroup_that_refuses_again_and_again_is_left_in_peace_for_a_while() ->
     assert node.events.pods == [], "nobody overwrites it"
 
 
-def test_a_fight_is_slowed_told_once_and_holds_up_nobody_else() -> None:
+def test_a_fight_is_slowed_reported_once_and_holds_up_no_other() -> None:
     node = owner_on_2()
 
     def disturb(pod: str) -> str:

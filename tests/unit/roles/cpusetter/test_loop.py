@@ -43,6 +43,6 @@ def test_a_new_container_is_looked_at_once_more_without_an_event() -> None:
         node.run("plain")
         node.setter.wake()
         eventually(lambda: node.cpus("plain") == "1", "it is put right")
-        # Nobody is told of this write: the directory is not watched yet.
+        # No event reports this write: the directory is not watched yet.
         node.kernel.write(node.path("plain"), CPUSet.parse(EVERYTHING))
         eventually(lambda: node.cpus("plain") == "1", "it is found")

@@ -34,7 +34,7 @@ def test_normal_starts_and_ends_are_no_event(caplog: pytest.LogCaptureFixture) -
     assert (node.events.pods, node.events.nodes, caplog.records) == ([], [], [])
 
 
-def test_a_pool_that_is_missing_is_told_to_the_pod_at_once() -> None:
+def test_a_pool_that_is_missing_is_reported_to_the_pod_at_once() -> None:
     node = Node()
     node.run("lost", builders.container(exclusive_z=1))
     node.setter.sweep()
@@ -49,7 +49,7 @@ def test_a_pool_that_is_missing_is_told_to_the_pod_at_once() -> None:
     assert node.measured('cpupool_containers{state="unknown"}') == 1
 
 
-def test_devices_that_nobody_names_are_told_when_that_lasts() -> None:
+def test_devices_that_nothing_names_are_reported_when_that_lasts() -> None:
     node = Node()
     node.run("owner", builders.container(exclusive_a=1))
     node.setter.sweep()
@@ -80,7 +80,7 @@ def test_devices_that_are_no_cpu_numbers_are_not_called_offline() -> None:
     assert "its devices of exclusive_a are no CPUs: another plugin has listed them" in message
 
 
-def test_a_pod_that_loses_a_cpu_is_told_once_for_each_set() -> None:
+def test_a_pod_that_loses_a_cpu_is_reported_once_for_each_set() -> None:
     node = Node()
     node.run("owner", builders.container(exclusive_a=2))
     node.source.saved = {"owner": {"exclusive_a": ids("2", "4")}}
@@ -118,7 +118,7 @@ SHARED_ALONE = builders.container(shared_a=1000, cpu=1000)
         pytest.param(SHARED_ALONE, [1000, 500], [], id="shared CPUs alone"),
     ],
 )
-def test_a_limit_below_a_containers_own_cpus_is_told_once(
+def test_a_limit_below_a_containers_own_cpus_is_reported_once(
     container: Container, limits_milli: Sequence[int | None], told: Sequence[str]
 ) -> None:
     node = Node()
@@ -140,7 +140,7 @@ def test_a_limit_below_a_containers_own_cpus_is_told_once(
         )
 
 
-def test_two_pods_with_one_cpu_are_told() -> None:
+def test_two_pods_with_one_cpu_are_reported() -> None:
     node = owner_on_2()
     node.run("thief", builders.container(exclusive_a=1))
     node.source.saved["thief"] = {"exclusive_a": ids("2")}
@@ -154,7 +154,7 @@ def test_two_pods_with_one_cpu_are_told() -> None:
     assert [(pod, reason) for pod, reason, _ in node.events.pods] == [("thief", "CPUContested")]
 
 
-def test_a_pod_that_falsely_claims_to_mirror_a_static_pod_is_told() -> None:
+def test_a_pod_that_falsely_claims_to_mirror_a_static_pod_is_reported() -> None:
     node = owner_on_2()
     node.run("hash", builders.container(exclusive_a=1), listed=False)
     claims = [builders.pod(name, cgroup_uid="hash-uid") for name in ("static", "forged")]
@@ -171,7 +171,7 @@ def test_a_pod_that_falsely_claims_to_mirror_a_static_pod_is_told() -> None:
     ]
 
 
-def test_a_container_that_keeps_its_old_shared_cpus_is_told() -> None:
+def test_a_container_that_keeps_its_old_shared_cpus_is_reported() -> None:
     node = Node(manager=Manager(Names(), moves_pinned=False))
     node.run("both", builders.container(exclusive_a=1, shared_a=100))
     node.source.saved = {"both": {"exclusive_a": ids("2"), "shared_a": ids("7")}}

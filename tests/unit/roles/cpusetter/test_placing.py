@@ -99,7 +99,7 @@ def test_a_cgroup_that_cannot_be_written_is_reported_and_the_others_are_served(
     assert len(stuck) == 2, "and again when it comes back"
 
 
-def test_a_repair_that_widens_an_ancestor_leaves_nobody_else_wider() -> None:
+def test_a_repair_that_widens_an_ancestor_leaves_no_other_wider() -> None:
     node = Node(
         kernel=KernelModel(CgroupVersion.V2, {"kubepods": EVERYTHING}, EVERYTHING),
     )

@@ -51,7 +51,7 @@ def test_a_scope_that_is_emptied_was_reset_by_systemd() -> None:
     assert node.measured('cpupool_repairs_total{reason="systemd"}') == 1
 
 
-def test_a_move_of_our_own_blames_nobody() -> None:
+def test_a_move_of_our_own_blames_no_program() -> None:
     node = owner_on_2()
     node.manager.reconfigure(
         NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0")),

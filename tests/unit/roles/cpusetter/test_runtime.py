@@ -50,7 +50,7 @@ def test_a_container_whose_list_the_runtime_has_is_repaired_through_the_runtime(
     assert (node.cpus("owner"), written(node)) == ("2", set())
 
 
-def test_a_refusal_of_the_runtime_is_tried_again_and_told_once(
+def test_a_refusal_of_the_runtime_is_tried_again_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     node, runtime = held_by(Writer.CRI)
@@ -116,7 +116,7 @@ def test_what_cpupool_writes_itself_goes_before_what_the_runtime_writes() -> Non
     assert node.cpus("first", "held") == "1"
 
 
-def test_a_silent_runtime_is_asked_again_after_a_second_and_keeps_nobody_else_waiting() -> None:
+def test_a_silent_runtime_is_asked_again_after_a_second_and_keeps_no_other_waiting() -> None:
     node, runtime = silent_runtime()
     for _ in range(30):
         assert node.setter.sweep().repairs

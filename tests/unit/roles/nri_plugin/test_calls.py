@@ -94,7 +94,7 @@ def test_a_runtime_that_could_lock_up_is_called_and_its_question_passes(
     assert writers.limit(quotas, "pod/c1", identifier, Bandwidth(60_000)) is Writer.CRI
     assert (calls.answers, agent.runtime.cpu_list(identifier)) == ([[], []], "0")
 
-    # Nobody else's change does.
+    # A change by another program does not.
     (update,) = plugin.update(container, "5").update
     assert update.linux.resources.cpu.cpus == "2"
     assert agent.runtime.cpu_list(identifier) == "2"

@@ -26,7 +26,7 @@ def test_the_runtime_is_asked_to_move_a_container(agent: Agent, plugin: Plugin) 
     assert agent.runtime.cpu_list(ContainerID("c1")) == "5"
 
 
-def test_a_runtime_that_does_not_move_a_container_is_told_of(agent: Agent, plugin: Plugin) -> None:
+def test_a_runtime_that_does_not_move_a_container_is_reported(agent: Agent, plugin: Plugin) -> None:
     with pytest.raises(ContainerNotFound):
         agent.runtime.update(ContainerID("c1"), CPUSet.of(5))
     plugin.create(of(PLAIN))

@@ -38,7 +38,7 @@ def test_an_answer_waits_for_the_kubelets_word(agent: Agent, plugin: Plugin) -> 
     assert cpu_of(answer.result(DEADLINE_S)).cpus == "4"
 
 
-def test_a_container_whose_devices_nobody_names_is_held(agent: Agent, plugin: Plugin) -> None:
+def test_a_container_whose_devices_nothing_names_is_held(agent: Agent, plugin: Plugin) -> None:
     agent.manager.observe(pods=[OWNER])
     with pytest.raises(Refused, match=r"owner/main is held: .*exclusive_a.* tries again"):
         plugin.create(of(OWNER))

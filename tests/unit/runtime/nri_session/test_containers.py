@@ -239,7 +239,7 @@ class TestChosenCPUs:
 
 
 class TestUpdateContainer:
-    def test_what_is_asked_is_told_and_can_be_changed(self, session: Session) -> None:
+    def test_what_is_asked_is_reported_and_can_be_changed(self, session: Session) -> None:
         resize = nri_pb2.UpdateContainerRequest(pod=POD.message(), container=CONTAINER.message())
         resize.linux_resources.cpu.cpus = "0-63"
         resize.linux_resources.cpu.quota.value = -1
@@ -253,7 +253,7 @@ class TestUpdateContainer:
         assert update.container_id == "c1"
         assert update.linux.resources.cpu == nri_pb2.LinuxCPU(cpus="2")
 
-    def test_what_is_not_asked_is_not_told(self, session: Session) -> None:
+    def test_what_is_not_asked_is_not_reported(self, session: Session) -> None:
         [message] = session.receive(
             request(
                 "UpdateContainer", nri_pb2.UpdateContainerRequest(container=CONTAINER.message())

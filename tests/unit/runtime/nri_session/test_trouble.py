@@ -123,7 +123,7 @@ class TestTrouble:
             3: INVALID_ARGUMENT,
         }
 
-    def test_frames_of_a_later_version_and_connections_of_nobody_are_dropped(
+    def test_frames_of_a_later_version_and_of_unknown_connections_are_dropped(
         self, session: Session
     ) -> None:
         assert session.receive(frames(1, 1, 9, b"news") + frames(3, 1, 1, b"\xff")) == []
