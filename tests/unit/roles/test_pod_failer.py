@@ -198,9 +198,10 @@ class TestWhenTheAPIServerRefuses:
         node.failed()
         assert node.failed() == ["large"]
 
-    def test_other_pods_do_not_wait(self) -> None:
+    @pytest.mark.parametrize("status", [404, 409, 422, 500, 0])
+    def test_other_pods_do_not_wait(self, status: int) -> None:
         node = Node(bound("first", 9, "1"), bound("second", 9, "2"))
-        node.statuses.refusals = [refusal(422)]
+        node.statuses.refusals = [refusal(status)]
         node.role.step()
         node.role.step()
         assert [name for name, *_ in node.statuses.failed] == ["second"]
