@@ -246,7 +246,7 @@ class Mover:
             for resource in self.current().assignment(key).resources
             if not resource.kind.exclusive
         )
-        behind = (pools.behind(one) for one in shared)
+        behind = (pools.behind(resource) for resource in shared)
         return frozenset(pool.name for pool in behind if pool is not None)
 
     def notices(self) -> Mapping[NoticeKey, Notice]:
