@@ -165,7 +165,7 @@ class Offer:
             hold them through another pool.
         withheld: CPUs that the kubelet cannot give out, while it can give out others of their
             cores: siblings that pods have with devices of this pool, where it did not always list
-            them, and blocked CPUs.
+            them, blocked CPUs, and parts of cores where the pool gives whole ones.
         draining: ids that pods hold and that the pool no longer lists.
         withdrawn: as many free ids of a shared pool, which the list leaves out.
     """

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Final
 
 from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpuset import CPUSet
 
 HUGE_PAGES: Final = "hugepages-"
 """The resources of huge pages, as `hugepages-2Mi` (KEP-1539)."""
@@ -105,8 +106,19 @@ class NodeMemory:
     huge_pages: Mapping[int, int] = field(default_factory=dict)
 
 
-KubeletAmounts = Mapping[str, Mapping[int, Amounts]]
-"""Resource name → NUMA node id → how much the kubelet can give there, by its own books."""
+@dataclass(frozen=True, slots=True)
+class KubeletAmounts:
+    """The kubelet's own books of what it pins to NUMA nodes.
+
+    Attributes:
+        by_node: name of a resource of device plugins, or of memory → NUMA node id → how much.
+        own_cpus: the CPUs that its static CPU manager has given to containers.
+    """
+
+    by_node: Mapping[str, Mapping[int, Amounts]] = field(default_factory=dict)
+    own_cpus: CPUSet = field(default_factory=CPUSet)
+
+
 NodeMemories = Mapping[int, NodeMemory]
 """NUMA node id → its memory."""
 

@@ -68,8 +68,8 @@ class Container:
         balanced: whether the scheduler may balance load over its CPUs; false where its pod
             switches that off.
         lasting: the names of the resources that it holds alone while its pod runs, if they lie on
-            NUMA nodes: extended resources, and in a Guaranteed pod cpu and memory; none for an init
-            container, which ends.
+            NUMA nodes: extended resources, and in a Guaranteed pod whole cpu, memory and huge
+            pages; none for an init container, which ends.
     """
 
     name: str

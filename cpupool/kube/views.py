@@ -17,6 +17,7 @@ import yaml
 
 from cpupool.core.errors import Location, ManifestError, QuantityError
 from cpupool.core.names import CRIO_LOAD_BALANCING, DISABLE, STATIC_POD_HASH, STATIC_POD_MIRROR
+from cpupool.core.node_topology import HUGE_PAGES
 from cpupool.core.quantity import Quantity
 from cpupool.core.resources import (
     CPU,
@@ -320,11 +321,11 @@ def _lasting(
     """
     if kind not in {ContainerKind.APP, ContainerKind.SIDECAR}:
         return frozenset()
-    requested = (name for part in ("requests", "limits") for name, _ in resources[part].entries())
-    found = {name for name in requested if is_extended(name)}
+    asked = {name for part in ("requests", "limits") for name, _ in resources[part].entries()}
+    found = set(filter(is_extended, asked))
     if guaranteed:
         found |= {CPU} if needs.whole_cpus else set()
-        found |= {MEMORY} & {*needs.limits, *needs.requests}
+        found |= {name for name in asked if name == MEMORY or name.startswith(HUGE_PAGES)}
     return frozenset(found)
 
 

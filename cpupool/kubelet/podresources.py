@@ -20,7 +20,7 @@ from cpupool.channel import dialled
 from cpupool.core.cpuset import MAX_CPU, CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices, nodes_of
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.node_topology import Amounts
+from cpupool.core.node_topology import Amounts, KubeletAmounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
         ListPodResourcesResponse,
     )
     from cpupool.core.devices import PodDevices
-    from cpupool.core.node_topology import KubeletAmounts
 
 
 _RETRY_SHARE: Final = 5
 """A kubelet that hangs is asked again after so many times as long as it was waited for."""
+_ByNode = dict[str, dict[int, Amounts]]
 _NO_DEVICES: Final = AllocatedDevices(frozenset())
 
 
@@ -97,7 +97,7 @@ class PodResources:
         return _cpus(answer.cpu_ids)
 
     def amounts(self) -> KubeletAmounts:
-        """Return how much of other plugins' devices and of pinned memory each NUMA node has.
+        """Return how much of all plugins' devices and of pinned memory each NUMA node has.
 
         A device counts on each of its nodes, as in the hints of the kubelet's device manager.
         Memory is in bytes, and there only with the kubelet's memory manager.
@@ -113,7 +113,10 @@ class PodResources:
                 ListPodResourcesRequest(), timeout=self._timeout_s
             )
         containers = [container for pod in used.pod_resources for container in pod.containers]
-        return {**_device_amounts(given, containers), **_memory_amounts(given, containers)}
+        return KubeletAmounts(
+            {**_device_amounts(given, containers), **_memory_amounts(given, containers)},
+            CPUSet.union(_cpus(container.cpu_ids) for container in containers),
+        )
 
     @contextmanager
     def _calling(self, purpose: str) -> Iterator[PodResourcesListerStub]:
@@ -155,7 +158,7 @@ def _devices_of(container: ContainerResources) -> dict[str, AllocatedDevices]:
 
 def _device_amounts(
     given: AllocatableResourcesResponse, containers: Sequence[ContainerResources]
-) -> KubeletAmounts:
+) -> _ByNode:
     nodes: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for listed in given.devices:
         on = {node.ID for node in listed.topology.nodes if node.ID >= 0}
@@ -182,7 +185,7 @@ def _device_amounts(
 
 def _memory_amounts(
     given: AllocatableResourcesResponse, containers: Sequence[ContainerResources]
-) -> KubeletAmounts:
+) -> _ByNode:
     total: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for block in given.memory:
         for node in block.topology.nodes:

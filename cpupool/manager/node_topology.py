@@ -23,7 +23,7 @@ class Surroundings:
 
     Attributes:
         memory: the memory of the NUMA nodes.
-        amounts: the kubelet's books of other plugins' devices, and of memory that it pins to nodes.
+        amounts: the kubelet's books of what it pins to nodes.
         kubelet: the kubelet's configuration; None where it is not known.
         model: the kind of the machine's CPUs.
         reservation: the admin's reservation of CPUs for what is no pod.
@@ -31,7 +31,7 @@ class Surroundings:
     """
 
     memory: NodeMemories = field(default_factory=dict)
-    amounts: KubeletAmounts = field(default_factory=dict)
+    amounts: KubeletAmounts = field(default_factory=KubeletAmounts)
     kubelet: KubeletConfig | None = None
     model: CPUModel = field(default_factory=CPUModel)
     reservation: Reservation = field(default_factory=Reservation)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, advertised, exclusive_cpus
+from cpupool.policies.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from cpupool.core.requests import Resource
+    from cpupool.core.topology import CPUTopology
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Resolution
 
@@ -108,6 +110,8 @@ def offer(
     withheld = facts.blocked
     if resource.name.kind.exclusive:
         withheld |= _additional_cpus(facts, resolution, resource, held)
+    if resource.pool.policy.whole_cores:
+        withheld |= _parts_of_cores(facts.topology, resource, held, taken, withheld)
     if before is not None and before.held is held and before.offer.resource == resource:
         return replace(before.offer, topology=facts.topology, taken=taken, withheld=withheld)
     return Offer.of(resource, facts.topology, taken, held, withheld)
@@ -127,3 +131,21 @@ def _additional_cpus(
     binds = resource.pool.policy.bind is not None
     idle = CPUSet() if binds else facts.topology.with_siblings(cpus)
     return (granted | idle) - cpus
+
+
+def _parts_of_cores(
+    topology: CPUTopology,
+    resource: Advertised,
+    held: Iterable[str],
+    taken: CPUSet,
+    beside: CPUSet,
+) -> CPUSet:
+    """Return the free CPUs of a pool of whole cores whose core is not free as a whole.
+
+    The pool never gives them. The kubelet's Topology Manager would count them, and send a pod to a
+    NUMA node where the pool has too few cores.
+    """
+    offered = resource.pool.offered
+    blocked = topology.with_siblings(taken) | beside | exclusive_cpus(held)
+    free = (offered & topology.online) - blocked
+    return free - CPUSet.union(Layout.of_topology(topology, offered).full_cores(free))

@@ -9,9 +9,9 @@ from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import NATIVE_CPU, advertised, exclusive_cpus
 from cpupool.core.node_topology import Amounts, TopologyManager, Zone, huge_page_resource
-from cpupool.core.resources import MEMORY
+from cpupool.core.resources import MEMORY, is_extended
 from cpupool.manager import offers
-from cpupool.policies.base import NodeView
+from cpupool.policies.base import DEFAULT, NodeView
 from cpupool.policies.built_in import given
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ def zones(
         resolution: the decisions that follow from them.
         names: the names of the pools' resources.
         memory: the memory of the nodes; without it memory and huge pages are left out.
-        kubelet: the kubelet's books of other plugins' devices, and of memory that it pins to nodes.
+        kubelet: the kubelet's books of what it pins to nodes.
         every_cpu: whether `allocatable` counts every online CPU, also those of pools: for a
             scheduler that subtracts these itself.
     """
     by_node: dict[int, _Resources] = {node: {} for node in facts.topology.nodes}
     for name, amounts in (
-        (NATIVE_CPU, _cpus(facts, resolution, every_cpu=every_cpu)),
+        (NATIVE_CPU, _cpus(facts, resolution, kubelet.own_cpus, every_cpu=every_cpu)),
         *_memory(memory),
         *_foreign(kubelet, names),
         *_pools(facts, resolution, names),
@@ -75,8 +75,8 @@ def zones(
 def fingerprinted(pods: tuple[Pod, ...], resources: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield namespace and name of the pods that a scheduler has to see in `available`.
 
-    These are running pods with a container that lasts and requests a resource of the zones or, in
-    a Guaranteed pod, cpu or memory.
+    These are running pods with a container that lasts and requests an extended resource of the
+    zones or, in a Guaranteed pod, whole cpu, memory or huge pages.
 
     Source: AreExclusiveForPod and IsPodRelevantShared in kubernetes-sigs/scheduler-plugins,
     pkg/noderesourcetopology.
@@ -86,15 +86,19 @@ def fingerprinted(pods: tuple[Pod, ...], resources: frozenset[str]) -> Iterator[
         resources: the names of the zones' resources.
     """
     for pod in pods:
-        if pod.running and any(not resources.isdisjoint(each.lasting) for each in pod.containers):
+        lasting = frozenset().union(*(container.lasting for container in pod.containers))
+        if pod.running and any(name in resources or not is_extended(name) for name in lasting):
             yield pod.namespace, pod.name
 
 
 def refusing(facts: NodeFacts, kubelet: TopologyManager | None) -> TopologyManager | None:
     """Return the Topology Manager that refuses pods of this node; None where it is not known.
 
-    The object has room for one: the kubelet's, or else that of the CPU manager policy.
+    The object has room for one: the kubelet's, or else that of the CPU manager policy. Without NUMA
+    nodes there is nothing to align, and a scheduler that tried would find no node.
     """
+    if not facts.topology.nodes:
+        return TopologyManager()
     if kubelet is not None and kubelet.policy is not TopologyPolicy.NONE:
         return kubelet
     own = facts.pools.cpu_manager
@@ -102,29 +106,50 @@ def refusing(facts: NodeFacts, kubelet: TopologyManager | None) -> TopologyManag
 
 
 def allocatable_cpus(facts: NodeFacts, view: NodeView) -> CPUSet:
-    """Return the CPUs that pods without pools can get while no pod runs."""
+    """Return the CPUs that pods without pools can get while no pod runs.
+
+    If no CPU manager gives out CPUs, native cpu is time on any CPU.
+    """
     if facts.pools.cpu_manager.chooses:
         return given(facts.policy, NodeView(facts.topology, facts.pools, view.cpus))
-    if view.kubelet_places:
+    if facts.static_cpus:
         return facts.static_cpus & facts.topology.online
-    return view.cpus & facts.topology.online
+    return facts.topology.online
 
 
-def _cpus(facts: NodeFacts, resolution: Resolution, *, every_cpu: bool) -> Mapping[int, Amounts]:
+def _cpus(
+    facts: NodeFacts, resolution: Resolution, of_kubelet: CPUSet, *, every_cpu: bool
+) -> Mapping[int, Amounts]:
     topology, view = facts.topology, resolution.view
-    allocatable = allocatable_cpus(facts, view)
     if facts.pools.cpu_manager.chooses:
-        available = given(facts.policy, view)
-    elif view.kubelet_places:
-        available = allocatable - resolution.grants.cpus
+        idle = NodeView(topology, facts.pools, view.cpus)
+        allocatable, available = _own_cpus(facts, idle), _own_cpus(facts, view)
     else:
-        available = allocatable & view.common
+        # A scheduler compares a Guaranteed pod's cpu with that of one node. Without a CPU manager
+        # the node does not: less than all would keep pods from the nodes of their devices.
+        allocatable = available = allocatable_cpus(facts, view)
+    if facts.static_cpus:
+        available -= of_kubelet | resolution.grants.cpus
     if every_cpu:
         allocatable = topology.online
     return {
         node: Amounts(len(cpus), len(cpus & allocatable), len(cpus & available))
         for node, cpus in topology.nodes.items()
     }
+
+
+def _own_cpus(facts: NodeFacts, view: NodeView) -> CPUSet:
+    """Return the CPUs that the pods of one NUMA node can get as their own.
+
+    The policy may give CPUs that others share, but never all of these.
+    """
+    cpus, shared = given(facts.policy, view), facts.policy.extents(view)[DEFAULT]
+    of_nodes = (cpus & on_node for on_node in facts.topology.nodes.values())
+    if not shared or not any(shared <= found for found in of_nodes):
+        return cpus
+    whole = facts.pools.cpu_manager.options.full_pcpus_only
+    last = CPUSet.of(shared.first)
+    return cpus - (facts.topology.with_siblings(last) if whole else last)
 
 
 def _memory(memory: NodeMemories) -> Iterator[tuple[str, Mapping[int, Amounts]]]:
@@ -147,7 +172,7 @@ def _all(count: int) -> Amounts:
 
 
 def _foreign(kubelet: KubeletAmounts, names: Names) -> Iterator[tuple[str, Mapping[int, Amounts]]]:
-    for name, amounts in kubelet.items():
+    for name, amounts in kubelet.by_node.items():
         if name != NATIVE_CPU and names.pool_of(name) is None:
             yield name, amounts
 
@@ -169,10 +194,6 @@ def _devices(
     offered = resource.pool.offered
     healthy = exclusive_cpus(device.id for device in devices if device.healthy) & offered
     free = healthy - exclusive_cpus(held)
-    if resource.pool.policy.whole_cores:
-        # Allocate refuses parts of cores: a count that includes them sends pods here in vain.
-        torn = facts.topology.with_siblings(offered - free)
-        healthy, free = healthy - facts.topology.with_siblings(offered - healthy), free - torn
     return {
         node: Amounts(count, _on(facts.topology, healthy, node), _on(facts.topology, free, node))
         for node, count in _count_by_node(facts.topology, offered).items()
