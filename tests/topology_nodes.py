@@ -84,7 +84,7 @@ class ModelNode:
         self.manager.adopt(())
         self.bodies: dict[str, dict[str, Any]] = {}
         self.held: dict[str, Chosen] = {}
-        self.pods_by_name: dict[str, Pod] = {}
+        self._pods: dict[str, Pod] = {}
         self._trials = count()
 
     @property
@@ -122,7 +122,7 @@ class ModelNode:
     def fits(self, pod: Pod) -> bool:
         """Return whether the scheduler finds the sums small enough (NodeResourcesFit)."""
         known = self.allocatable()
-        used = sum(map(_sums, self.pods_by_name.values()), Counter[str]())
+        used = sum(map(_sums, self._pods.values()), Counter[str]())
         return all(n <= known.get(name, 0) - used[name] for name, n in _sums(pod).items())
 
     def topology_object(self) -> dict[str, Any]:
@@ -156,10 +156,15 @@ class ModelNode:
         self.end(name)
         return why
 
-    def run(self, body: dict[str, Any]) -> str:
-        """Run a pod; return why it is refused."""
+    def run(self, body: dict[str, Any], *, shown: bool = True) -> str:
+        """Run a pod; return why it is refused.
+
+        Args:
+            body: the pod.
+            shown: whether the API server shows already that it runs.
+        """
         name = body["metadata"]["name"]
-        pod = self._read(body, name)
+        pod = replace(self._read(body, name), running=shown)
         try:
             chosen = self._choose(pod)
         except AllocationError as error:
@@ -170,12 +175,17 @@ class ModelNode:
             self.end(name)
         return why
 
+    def shows(self, name: str) -> None:
+        """Show that a pod runs."""
+        self._pods[name] = replace(self._pods[name], running=True)
+        self.manager.observe(pods=self._pods.values())
+
     def end(self, name: str) -> None:
         """End a pod."""
-        pod = self.pods_by_name.pop(name)
+        pod = self._pods.pop(name)
         self.bodies.pop(name)
         self.held.pop(name)
-        self.manager.observe(pods=self.pods_by_name.values(), idle=frozenset([pod.cgroup_uid]))
+        self.manager.observe(pods=self._pods.values(), idle=frozenset([pod.cgroup_uid]))
 
     def _read(self, body: dict[str, Any], name: str) -> Pod:
         pod = views.pod({**body, "metadata": {**body["metadata"], "uid": name}}, NAMES)
@@ -183,8 +193,8 @@ class ModelNode:
         return replace(pod, containers=tuple(running), running=True)
 
     def _enter(self, name: str, pod: Pod, body: dict[str, Any], chosen: Chosen) -> str:
-        self.pods_by_name[name], self.bodies[name], self.held[name] = pod, body, chosen
-        self.manager.observe(pods=self.pods_by_name.values(), device_nodes={name: {}})
+        self._pods[name], self.bodies[name], self.held[name] = pod, body, chosen
+        self.manager.observe(pods=self._pods.values(), device_nodes={name: {}})
         if chosen:
             given: dict[ContainerRef, dict[Resource, AllocatedDevices]] = {}
             for container, resource, ids in chosen:

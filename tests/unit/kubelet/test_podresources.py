@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -28,6 +28,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
+from cpupool.core.node_topology import Amounts, KubeletAmounts
 from cpupool.kubelet.podresources import PodResources
 from cpupool.local.kubelet import EmbeddedKubelet
 from tests.waiting import DEADLINE_S
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 EXCLUSIVE = "nokia.k8s.io/exclusive_a"
 SHARED = "nokia.k8s.io/shared_b"
+GIB = 2**30
 
 
 def _pod(
@@ -67,10 +69,14 @@ class _Lister(PodResourcesListerServicer):
         *pods: PodResourcesMessage,
         refusal: grpc.StatusCode | None = None,
         cpu_ids: tuple[int, ...] = (),
+        devices: tuple[ContainerDevices, ...] = (),
+        memory: tuple[ContainerMemory, ...] = (),
     ) -> None:
         self._pods = pods
         self._refusal = refusal
-        self._cpu_ids = cpu_ids
+        self._allocatable = AllocatableResourcesResponse(
+            cpu_ids=cpu_ids, devices=devices, memory=memory
+        )
 
     def List(  # noqa: N802
         self, request: ListPodResourcesRequest, context: grpc.ServicerContext
@@ -84,7 +90,7 @@ class _Lister(PodResourcesListerServicer):
     ) -> AllocatableResourcesResponse:
         if self._refusal:
             context.abort(self._refusal, "no")
-        return AllocatableResourcesResponse(cpu_ids=self._cpu_ids)
+        return self._allocatable
 
 
 def client_of(socket: Path) -> PodResources:
@@ -265,3 +271,100 @@ def test_the_nodes_of_devices_and_memory_are_found(folder: Path) -> None:
         "hugepages-1Gi": {second},
     }
     assert found["example.com/nic"].ids == {"a", "b", "c"}
+
+
+def _device(resource: str, identifier: str, *nodes: int) -> ContainerDevices:
+    topology = _on(*nodes) if nodes else None
+    return ContainerDevices(resource_name=resource, device_ids=[identifier], topology=topology)
+
+
+def _memory(kind: str, size: int, *nodes: int) -> ContainerMemory:
+    return ContainerMemory(memory_type=kind, size=size, topology=_on(*nodes))
+
+
+def _holder(name: str, *devices: ContainerDevices, **more: Any) -> PodResourcesMessage:
+    container = ContainerResources(name="main", devices=devices, **more)
+    return PodResourcesMessage(namespace="default", name=name, containers=[container])
+
+
+def _amounts(folder: Path, lister: _Lister) -> KubeletAmounts:
+    with _kubelet(folder / "k.sock", lister):
+        return client_of(folder / "k.sock").amounts()
+
+
+NIC = "vendor.example/nic"
+
+
+def test_free_devices_are_counted_on_their_nodes(folder: Path) -> None:
+    devices = (
+        _device(NIC, "a", 0),
+        _device(NIC, "b", 0),
+        _device(NIC, "c", 1),
+        # The kubelet lists a device again for each of its nodes.
+        _device(NIC, "both", 0),
+        _device(NIC, "both", 1),
+    )
+    holders = (_holder("web", _device(NIC, "a", 0)), _holder("db", _device(NIC, "both", 0, 1)))
+
+    assert _amounts(folder, _Lister(*holders, devices=devices)).by_node == {
+        NIC: {0: Amounts(3, 3, 1), 1: Amounts(2, 2, 1)}
+    }
+
+
+def test_devices_without_a_node_are_on_none(folder: Path) -> None:
+    devices = (_device(NIC, "a"), _device(NIC, "b", -1), _device("vendor.example/gpu", "a", 1))
+
+    assert _amounts(
+        folder, _Lister(_holder("web", _device(NIC, "a")), devices=devices)
+    ).by_node == {"vendor.example/gpu": {1: Amounts(1, 1, 1)}}
+
+
+def test_a_held_device_that_is_no_longer_healthy_is_not_counted(folder: Path) -> None:
+    held = _holder("web", _device(NIC, "ill", 0))
+
+    assert _amounts(folder, _Lister(held, devices=(_device(NIC, "a", 0),))).by_node == {
+        NIC: {0: Amounts(1, 1, 1)}
+    }
+
+
+def test_equal_ids_of_two_resources_are_two_devices(folder: Path) -> None:
+    devices = (_device(NIC, "0", 0), _device("vendor.example/gpu", "0", 0))
+
+    found = _amounts(folder, _Lister(_holder("web", devices[0]), devices=devices)).by_node
+    assert (found[NIC][0].available, found["vendor.example/gpu"][0].available) == (0, 1)
+
+
+def test_pinned_memory_is_taken_from_the_lowest_node_of_its_block(folder: Path) -> None:
+    memory = tuple(
+        _memory(kind, size, node)
+        for kind, size in (("memory", 8 * GIB), ("hugepages-1Gi", 2 * GIB))
+        for node in (0, 1)
+    )
+    holder = _holder(
+        "web", memory=[_memory("memory", 10 * GIB, 1, 0), _memory("hugepages-1Gi", GIB, 1)]
+    )
+
+    assert _amounts(folder, _Lister(holder, memory=memory)).by_node == {
+        "memory": {0: Amounts(8 * GIB, 8 * GIB, 0), 1: Amounts(8 * GIB, 8 * GIB, 6 * GIB)},
+        "hugepages-1Gi": {
+            0: Amounts(2 * GIB, 2 * GIB, 2 * GIB),
+            1: Amounts(2 * GIB, 2 * GIB, GIB),
+        },
+    }
+
+
+def test_memory_that_the_kubelet_does_not_pin_is_not_counted(folder: Path) -> None:
+    assert (
+        _amounts(folder, _Lister(_holder("web", memory=[_memory("memory", GIB, 0)]))).by_node == {}
+    )
+
+
+def test_the_cpus_that_the_kubelet_has_given_are_told(folder: Path) -> None:
+    holders = (_holder("web", cpu_ids=[4, 5]), _holder("db", cpu_ids=[2, -1]), _holder("plain"))
+
+    assert str(_amounts(folder, _Lister(*holders, cpu_ids=(2, 3, 4, 5))).own_cpus) == "2,4-5"
+
+
+def test_an_old_kubelet_has_no_books(folder: Path) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"allocatable resources.*UNIMPLEMENTED"):
+        _amounts(folder, _Lister(refusal=grpc.StatusCode.UNIMPLEMENTED))

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.errors import ConfigError, HostFileError
+from cpupool.core.node_topology import Scope, TopologyManager
+from cpupool.host.kubelet_file import KubeletConfigFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = "kind: KubeletConfiguration\ntopologyManagerPolicy: {}\n"
+
+
+def policy(file: KubeletConfigFile) -> TopologyPolicy | None:
+    config = file.read()
+    return config and config.topology_manager.policy
+
+
+def test_the_topology_manager_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{TEXT.format('restricted')}topologyManagerScope: pod\n")
+    config = KubeletConfigFile(path).read()
+
+    assert config is not None
+    assert config.topology_manager == TopologyManager(TopologyPolicy.RESTRICTED, Scope.POD)
+
+
+def test_a_changed_file_is_read_again_and_others_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    file = KubeletConfigFile(path)
+    path.write_text(TEXT.format("restricted"))
+    first = file.read()
+    assert file.read() is first
+
+    path.write_text(TEXT.format("best-effort"))
+    assert policy(file) is TopologyPolicy.BEST_EFFORT
+
+    # The same length, and another time.
+    path.write_text(TEXT.format("BEST-effort").replace("BEST-effort", "restricted "))
+    os.utime(path, (1, 1))
+    assert policy(file) is TopologyPolicy.RESTRICTED
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_a_missing_or_empty_file_is_not_known(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    file = KubeletConfigFile(path)
+    assert file.read() is None
+
+    path.write_text(text)
+    assert file.read() is None
+
+    path.write_text(TEXT.format("none"))
+    assert policy(file) is TopologyPolicy.NONE
+
+    path.unlink()
+    assert file.read() is None
+
+
+def test_a_mistake_is_told_until_it_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    file = KubeletConfigFile(path)
+    path.write_text("kind: Other\n")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="KubeletConfiguration"):
+            file.read()
+
+    path.write_text(TEXT.format("none"))
+    assert policy(file) is TopologyPolicy.NONE
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "config.yaml"
+    folder.mkdir()
+    with pytest.raises(HostFileError, match=r"config\.yaml.*directory; make it readable"):
+        KubeletConfigFile(folder).read()
