@@ -18,7 +18,8 @@ TEXT = "kind: KubeletConfiguration\ntopologyManagerPolicy: {}\n"
 
 def policy(file: KubeletConfigFile) -> TopologyPolicy | None:
     config = file.read()
-    return config and config.topology_manager.policy
+    manager = config.topology_manager if config else None
+    return manager.policy if manager else None
 
 
 def test_the_topology_manager_is_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,8 +46,9 @@ def test_a_node_without_memory_has_none(tmp_path: Path) -> None:
 
 def test_other_names_are_no_nodes(tmp_path: Path) -> None:
     write(tmp_path, 0, 1024)
+    nodes = tmp_path / "devices/system/node"
     for name in ("has_cpu", "node", "nodes1", "node1x"):
-        (tmp_path / "devices/system/node" / name).mkdir()
+        shutil.copytree(nodes / "node0", nodes / name)
 
     assert node_memory.read(tmp_path).keys() == {0}
 

@@ -213,10 +213,12 @@ class TestMemory:
 def test_other_plugins_devices_are_the_kubelets_books() -> None:
     nic = {0: Amounts(2, 2, 1), 1: Amounts(1, 1, 1)}
     stale = {0: Amounts(9, 9, 9)}
-    books = KubeletAmounts({"vendor.example/nic": nic, POOL: stale})
+    gone = NAMES.resource("exclusive_gone")
+    books = KubeletAmounts({"vendor.example/nic": nic, POOL: stale, gone: stale})
     found = seen(node(Pool.named("exclusive_a", "2")).manager, kubelet=books)
     assert of(found, "vendor.example/nic") == {0: (2, 2, 1), 1: (1, 1, 1)}
     assert of(found) == {0: (1, 1, 1), 1: (0, 0, 0)}
+    assert gone not in found[0]
 
 
 def test_sparse_nodes_and_a_node_without_cpus_are_zones_with_their_distances() -> None:
