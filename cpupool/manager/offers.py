@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, advertised, exclusive_cpus
-from cpupool.policies.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -148,4 +147,9 @@ def _parts_of_cores(
     offered = resource.pool.offered
     blocked = topology.with_siblings(taken) | beside | exclusive_cpus(held)
     free = (offered & topology.online) - blocked
-    return free - CPUSet.union(Layout.of_topology(topology, offered).full_cores(free))
+    cores = [own for core in topology.cores if (own := core & offered)]
+    # As in `policies/pool_choice.py`, a core with fewer threads than the others is none of them.
+    sizes = [len(topology.core_of(own.first) & offered) for own in cores]
+    sizes += [len(known.core & offered) for known in topology.offline.values()]
+    largest = max(sizes, default=0)
+    return free - CPUSet.union(own for own in cores if len(own) == largest and own <= free)

@@ -122,12 +122,3 @@ class Layout:
         """Return the available CPUs whose whole core is available."""
         cores: Iterable[CPUSet] = self.groups[Level.CORE].values()
         return CPUSet.union(core for core in cores if core <= available)
-
-    def full_cores(self, available: CPUSet) -> list[CPUSet]:
-        """Return the cores that are available as a whole, and have as many CPUs as any core.
-
-        A core with fewer CPUs waits until its other CPUs are online.
-        """
-        cores: Iterable[CPUSet] = self.groups[Level.CORE].values()
-        largest = self.largest_core
-        return [core for core in cores if len(core) == largest and core <= available]

@@ -108,10 +108,12 @@ class _Search:
         Raises:
             SMTAlignmentError: there are too few, or the request is for a part of a core.
         """
+        cores = self.layout.groups[Level.CORE].values()
         per_core = self.layout.largest_core
         if self.count % per_core:
             raise SMTAlignmentError(self.count, per_core)
-        free = self.layout.full_cores(self.left)
+        # A core with fewer threads than the others waits until its other threads are online.
+        free = [core for core in cores if len(core) == per_core and core <= self.left]
         # A required part of a core brings the rest of the core, if that is free.
         begun = CPUSet.union(core for core in free if not core.isdisjoint(self.required))
         if len(self.required | begun) <= self.count:
