@@ -22,7 +22,9 @@ log = logs.get(__name__)
 
 NAME: Final = "topology watch"
 CREATE_CRD: Final = "create the CRD: kubectl create -k daemonsets/topology-crd"
-GRANT: Final = "apply the overlay daemonsets/topology-reporter, or set --node-topology=off"
+GRANT: Final = (
+    "apply an overlay with the component daemonsets/topology-reporter, or set --node-topology=off"
+)
 _LOOK_S: Final = 60.0
 """How often to look for a CRD or a right that is missing."""
 _NOT_FOUND: Final = 404

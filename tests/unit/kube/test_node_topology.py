@@ -167,7 +167,7 @@ def test_a_right_that_is_missing_is_one_line_with_the_overlay(
     with following(server) as followed:
         eventually(lambda: server.count(verb, PLURAL) > 3, "the agent looks again")
         (line,) = (each.message for each in caplog.records if each.levelname == "WARNING")
-        assert "apply the overlay daemonsets/topology-reporter" in line
+        assert "component daemonsets/topology-reporter" in line
         server.forbidden = set()
         await_zones(followed)
 

@@ -161,7 +161,7 @@ class TestARefusal:
             node.pass_time(600.0)
             assert node.tries == 13
             (line,) = (each.message for each in caplog.records if each.levelname == "WARNING")
-            assert "apply the overlay daemonsets/topology-reporter" in line
+            assert "component daemonsets/topology-reporter" in line
             api.forbidden = set()
             node.pass_time(60.0)
             assert api.has(PATH)
