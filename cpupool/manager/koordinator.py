@@ -59,7 +59,7 @@ def published(
         shared_pools(
             topology,
             topology.online,
-            [*owned, (idle, Sharing.NOBODY)],
+            [*owned, (idle, Sharing.NONE)],
             reserved | system.withheld,
         ),
         reservation,

@@ -173,7 +173,7 @@ def test_the_object_is_in_both_versions_what_was_applied(node: PaperNode) -> Non
 
 def test_the_same_again_is_no_write(node: PaperNode) -> None:
     with following(node) as sink:
-        wanted = values(topology(), sink.version, {})
+        wanted = values(topology(), sink.version)
         sink.apply(node.uid, wanted)
         before = body(node)["metadata"]
 
@@ -188,14 +188,14 @@ def test_v1alpha1_is_written_where_it_is_alone_and_v1alpha2_after_that(
     request.getfixturevalue("v1alpha1_alone")
     with following(node) as sink:
         assert sink.version == V1ALPHA1
-        older = values(topology(), sink.version, {})
+        older = values(topology(), sink.version)
         sink.apply(node.uid, older)
         await_object(sink, lambda seen: seen.shows(node.name, node.uid, older))
     serve_v1alpha2(yes=True)
 
     with following(node) as sink:
         assert sink.version == V1ALPHA2
-        newer = values(topology(), sink.version, {})
+        newer = values(topology(), sink.version)
         seen = await_object(sink, lambda seen: seen.ours)
         publish(sink, node, newer, seen)
         seen = await_object(sink, lambda seen: not seen.others)
@@ -210,7 +210,7 @@ def test_a_writer_of_v1alpha1_takes_the_attributes_away_until_it_has_set_nothing
     node: PaperNode,
 ) -> None:
     with following(node) as sink:
-        wanted = values(topology(), sink.version, {})
+        wanted = values(topology(), sink.version)
         sink.apply(node.uid, wanted)
         await_object(sink, lambda seen: seen.shows(node.name, node.uid, wanted))
 
@@ -239,7 +239,7 @@ def test_zones_of_another_manager_are_refused_to_the_agent_until_the_object_is_g
     node: PaperNode, command: tuple[str, ...]
 ) -> None:
     with following(node) as sink:
-        wanted = values(topology(), sink.version, {})
+        wanted = values(topology(), sink.version)
         theirs = {Field((ZONES,)): [{"name": "node-0", "type": "Node"}]}
         by_another(node, theirs, *command)
         seen = await_object(sink, lambda seen: seen.others)
@@ -263,7 +263,7 @@ def test_zones_of_another_manager_are_refused_to_the_agent_until_the_object_is_g
 
 def test_what_two_managers_set_alike_stays_when_one_gives_it_up(node: PaperNode) -> None:
     with following(node) as sink:
-        wanted = values(topology(), sink.version, {})
+        wanted = values(topology(), sink.version)
         sink.apply(node.uid, wanted)
         shared = {field: value for field, value in wanted.items() if field.name == ZONES}
         by_another(node, {**shared, NOTE: "1"}, "apply", "--server-side")
@@ -277,7 +277,7 @@ def test_what_two_managers_set_alike_stays_when_one_gives_it_up(node: PaperNode)
 
 def test_zones_taken_by_force_are_the_others(node: PaperNode) -> None:
     with following(node) as sink:
-        wanted = values(topology(), sink.version, {})
+        wanted = values(topology(), sink.version)
         sink.apply(node.uid, wanted)
         theirs = {Field((ZONES,)): [{"name": "node-0", "type": "Node"}]}
         by_another(node, theirs, "apply", "--server-side", "--force-conflicts")
@@ -291,10 +291,10 @@ def test_zones_taken_by_force_are_the_others(node: PaperNode) -> None:
 
 def test_a_field_that_is_left_out_is_gone(node: PaperNode) -> None:
     with following(node) as sink:
-        sink.apply(node.uid, values(topology({NOTE.name: "1"}), sink.version, {}))
+        sink.apply(node.uid, values(topology({NOTE.name: "1"}), sink.version))
         assert NOTE.of(body(node)) == "1"
 
-        fewer = without(values(topology(), sink.version, {}), POLICIES)
+        fewer = without(values(topology(), sink.version), POLICIES)
         sink.apply(node.uid, fewer)
 
         assert NOTE.of(body(node)) is None
@@ -305,7 +305,7 @@ def test_a_field_that_is_left_out_is_gone(node: PaperNode) -> None:
 def test_the_object_goes_with_its_node(node: PaperNode) -> None:
     needs_controllers("deletes what a deleted Node owns")
     with following(node) as sink:
-        wanted = values(topology(), sink.version, {})
+        wanted = values(topology(), sink.version)
         sink.apply(node.uid, wanted)
         await_object(sink, lambda seen: seen.shows(node.name, node.uid, wanted))
 

@@ -23,11 +23,11 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
     """Publish the case's pods and pools; it brings its own machine."""
     topology = machine_of(case["cpus"])
     kubelet = list(_of_kubelet(case))
-    owned = [(pod.cpus, Sharing.NOBODY) for pod in kubelet]
+    owned = [(pod.cpus, Sharing.NONE) for pod in kubelet]
     owned += [
         (
             CPUSet.parse(pod["cpuset"]),
-            Sharing.NOBODY if pod["qos"] == "LSE" else Sharing.BEST_EFFORT,
+            Sharing.NONE if pod["qos"] == "LSE" else Sharing.BEST_EFFORT,
         )
         for pod in case["pods"] or ()
         if pod.get("cpuset")

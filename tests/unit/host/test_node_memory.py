@@ -8,6 +8,7 @@ import pytest
 from cpupool.core.errors import HostFileError
 from cpupool.core.node_topology import NodeMemory
 from cpupool.host import node_memory
+from cpupool.host.sysfs import FolderTree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ def test_each_node_has_its_memory_and_its_pages(tmp_path: Path) -> None:
     write(tmp_path, 0, 16 * 2**20, of_2048kB="512", of_1048576kB="2")
     write(tmp_path, 8, 8 * 2**20, of_2048kB="0")
 
-    assert node_memory.read(tmp_path) == {
+    assert node_memory.read(FolderTree(tmp_path)) == {
         0: NodeMemory(16 * GIB, {2 * 2**20: 512, GIB: 2}),
         8: NodeMemory(8 * GIB, {2 * 2**20: 0}),
     }
@@ -41,7 +42,7 @@ def test_a_node_without_memory_has_none(tmp_path: Path) -> None:
     write(tmp_path, 0, 1024)
     write(tmp_path, 1, 0)
 
-    assert node_memory.read(tmp_path)[1] == NodeMemory(0)
+    assert node_memory.read(FolderTree(tmp_path))[1] == NodeMemory(0)
 
 
 def test_other_names_are_no_nodes(tmp_path: Path) -> None:
@@ -50,17 +51,17 @@ def test_other_names_are_no_nodes(tmp_path: Path) -> None:
     for name in ("has_cpu", "node", "nodes1", "node1x"):
         shutil.copytree(nodes / "node0", nodes / name)
 
-    assert node_memory.read(tmp_path).keys() == {0}
+    assert node_memory.read(FolderTree(tmp_path)).keys() == {0}
 
 
 def test_a_kernel_that_does_not_tell_has_no_memory(tmp_path: Path) -> None:
-    assert node_memory.read(tmp_path) == {}
+    assert node_memory.read(FolderTree(tmp_path)) == {}
     (tmp_path / "devices/system/node/node0").mkdir(parents=True)
-    assert node_memory.read(tmp_path) == {}
+    assert node_memory.read(FolderTree(tmp_path)) == {}
 
 
 def test_a_number_of_pages_that_is_none_is_named(tmp_path: Path) -> None:
     write(tmp_path, 0, 1024, of_2048kB="many")
 
     with pytest.raises(HostFileError, match=r"nr_hugepages.*'many' is no number"):
-        node_memory.read(tmp_path)
+        node_memory.read(FolderTree(tmp_path))

@@ -14,7 +14,7 @@ TELCO = MACHINES["telco_2s_2n_16c32t"].topology()
 def test_best_effort_pods_run_on_cpus_that_their_owner_lends() -> None:
     owned = [
         (CPUSet.parse("1,17"), Sharing.BEST_EFFORT),
-        (CPUSet.parse("2,18"), Sharing.NOBODY),
+        (CPUSet.parse("2,18"), Sharing.NONE),
     ]
 
     found = shared_pools(TELCO, CPUSet.parse("0-2,16-18"), owned, CPUSet())

@@ -52,7 +52,7 @@ class Books:
         looks: how often the agent has asked for them.
     """
 
-    kept: KubeletAmounts = field(default_factory=dict)
+    kept: KubeletAmounts = field(default_factory=KubeletAmounts)
     error: CPUPoolError | None = None
     looks: int = 0
 

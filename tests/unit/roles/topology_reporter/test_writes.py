@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.node_topology import Amounts
+from cpupool.core.node_topology import Amounts, KubeletAmounts
 from cpupool.wire.node_topology import GROUP, V1ALPHA1, V1ALPHA2
 from tests.apiserver import FakeAPIServer
 from tests.unit.roles.topology_reporter.reporting import (
@@ -84,7 +84,7 @@ def test_an_hour_with_200_events_of_pods_is_fewer_writes(node: Reporting) -> Non
 
 
 def test_a_change_of_the_kubelets_books_alone_is_published(node: Reporting) -> None:
-    node.books.kept = {"example.com/nic": {0: Amounts(2, 2, 1)}}
+    node.books.kept = KubeletAmounts({"example.com/nic": {0: Amounts(2, 2, 1)}})
     node.pass_time(5.0)
     zones = [
         {each["name"]: each["available"] for each in zone["resources"]}
