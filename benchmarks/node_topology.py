@@ -153,6 +153,7 @@ def _reporter(
         node=lambda: Node("uid", {}),
         node_name=NAME,
         around=lambda: around,
+        ready=lambda: True,
         events=Heard(),
         metrics=Metrics(),
         health=Health(),

@@ -165,7 +165,14 @@ def test_the_topology_reporter_is_a_setting_of_any_overlay_with_the_agent(
     (container,) = built["spec"]["template"]["spec"]["containers"]
     assert parsed(container["args"]).node_topology == "zones"
     container["args"].pop()
-    # Its rights on the node stay as they are.
+    mount, volume = (
+        container["volumeMounts"].pop(),
+        built["spec"]["template"]["spec"]["volumes"].pop(),
+    )
+    assert mount["name"] == volume["name"]
+    assert mount["readOnly"]
+    # It sees this one file more: the folder around it has the Secrets of the node's pods.
+    assert volume["hostPath"]["path"] == str(HostRoot().kubelet_config)
     assert built == daemonset
 
 

@@ -159,7 +159,7 @@ def by_another(node: PaperNode, given: Values, *command: str, version: str = V1A
 def test_the_object_is_in_both_versions_what_was_applied(node: PaperNode) -> None:
     with following(node) as sink:
         assert sink.observed() == ()
-        wanted = values(topology({NOTE.name: "1"}), sink.version, {"tier": "a"})
+        wanted = values(topology({NOTE.name: "1"}), sink.version)
 
         sink.apply(node.uid, wanted)
 

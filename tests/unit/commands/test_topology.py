@@ -169,13 +169,13 @@ class TestNodeResourceTopology:
         }
         assert zones == {
             "node-0": {
-                "cpu": "4",
+                "cpu": "16",
                 "hugepages-2Mi": str(2 << 20),
                 "memory": str(2 << 20),
                 "nokia.k8s.io/exclusive_a": "2",
             },
             "node-1": {
-                "cpu": "4",
+                "cpu": "16",
                 "hugepages-2Mi": "0",
                 "memory": "0",
                 "nokia.k8s.io/exclusive_a": "0",

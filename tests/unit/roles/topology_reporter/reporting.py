@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from cpupool.core.names import Names
-from cpupool.core.node_topology import Publishing
+from cpupool.core.node_topology import KubeletAmounts, Publishing
 from cpupool.core.pools import NodePools, Pool
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cpupool.core.errors import CPUPoolError
-    from cpupool.core.node_topology import KubeletAmounts
     from cpupool.core.workloads import Pod
     from tests.apiserver import FakeAPIServer
 
