@@ -26,6 +26,7 @@ from benchmarks.cpu_manager import (
     neighbours,
     plans,
 )
+from benchmarks.node_topology import EVENTS, NODES, figures, refusals
 from benchmarks.wakeups import BUSY, IMAGE, WAKE_UPS, wakeups
 
 DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
@@ -65,6 +66,10 @@ def main() -> None:
             waking=WAKE_UPS,
             wakeups=wakeups(tell),
             image=f"images/{IMAGE.name}",
+            recorded=NODES,
+            refusals=refusals(tell),
+            events=EVENTS,
+            reporter=figures(tell),
         ),
         encoding="utf-8",
     )
@@ -173,6 +178,33 @@ A Guaranteed pod with one CPU sleeps for 1 ms, {waking} times, beside {busy} bes
 never sleep. Under `none` all share all CPUs of the machine; under `static` the pod has a CPU of its
 own. Real processes in real cgroups; the latency is the time after the end of the sleep until the
 process runs.
+
+## The node's topology: pods that a node refuses
+
+{refusals}
+
+Pods are offered to {recorded} recorded nodes, each with pools and pods of its own; each pod to
+every node that has enough in sum. *Refused, no filter*: the node refuses the pod. *Refused,
+filter*: it refuses a pod that the filter of NodeResourceTopologyMatch lets through, by what the
+node publishes.
+*In vain*: the filter keeps a pod off a node that would have taken it. The filter is a stand-in by
+the documented rules of scheduler-plugins (`tests/topology_match.py`); the kubelet's Topology
+Manager is `local/devices.py`, in front of the real Manager.
+
+* With *pods with an init container* the filter sees each container alone. The kubelet reuses the
+  devices of an init container for the next one, which ties that container to a NUMA node: the
+  filter lets such pods through, and the node refuses some of them.
+* *In vain, for pools*: the object has room for one Topology Manager. With `single-numa-node` in
+  the pool file's `cpuManager`, the filter keeps the pods of pools on one NUMA node, too, although
+  the node would also take them on two.
+
+## The node's topology: the topology reporter
+
+{reporter}
+
+The writes of an hour have {events} events of pods, at most one write in five seconds. A pod counts
+twice as it starts: when the kubelet gives it devices, and when it runs. The memory is one agent
+with and without the reporter, as the kernel counts it.
 """
 
 

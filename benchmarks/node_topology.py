@@ -60,13 +60,16 @@ NAME: Final = "node"
 
 def main() -> None:
     """Run everything and print the tables."""
-    print(refusals())
-    print()
-    print(table(("what", "measured"), figures()))
+
+    def tell(what: str) -> None:
+        print(what, file=sys.stderr, flush=True)
+
+    print(refusals(tell), figures(tell), sep="\n\n")
 
 
-def refusals() -> str:
-    """Offer pods to nodes, with and without the filter."""
+def refusals(tell: Callable[[str], None]) -> str:
+    """Return a table: pods offered to nodes, with and without the filter."""
+    tell(f"pods for {NODES} nodes, with and without the filter of NodeResourceTopologyMatch")
     recorded = sorted((testdata.folder() / "topologies").glob("*.tar.gz"))
     machines = [open_topology(str(machine)) for machine in recorded]
     rows = []
@@ -76,11 +79,16 @@ def refusals() -> str:
             counts = (found.offered, found.refused, found.refused_behind, found.in_vain.total())
             rows.append((kind.value + which, *map(str, counts), in_vain or "-"))
     header = ("what refuses", "offered", "refused, no filter", "refused, filter", "in vain", "for")
-    return f"{NODES} nodes\n\n{table(header, rows)}"
+    return table(header, rows)
 
 
-def figures() -> Iterator[tuple[str, str]]:
-    """Measure the topology reporter."""
+def figures(tell: Callable[[str], None]) -> str:
+    """Return a table: what the topology reporter writes, and takes."""
+    tell("the topology reporter, and agents with and without it")
+    return table(("what", "measured"), _figures())
+
+
+def _figures() -> Iterator[tuple[str, str]]:
     node, found = _node(), _Object()
     reporter = _reporter(node, found)
     for number in range(PODS):
@@ -90,11 +98,14 @@ def figures() -> Iterator[tuple[str, str]]:
     what = f"{what}, {POOLS} exclusive pools"
     yield f"bytes of the object: {what}", f"{found.bytes}"
     idle = Times.of(reporter.step for _ in range(STEPS))
-    yield f"CPU time of a step, {PODS} pods, no change, ms", idle.shown(100)
+    yield f"CPU time of a look, {PODS} pods, no change, ms", idle.shown(100)
     yield f"writes in an hour with {EVENTS} events of pods of pools", f"{_writes(1)}"
     yield "the same, half of them of pods without pools", f"{_writes(2)}"
     for publishing in (Publishing.OFF, Publishing.ZONES):
-        yield f"agent with {PODS} pods, --node-topology={publishing.value}", _memory(publishing)
+        yield (
+            f"agent with {PODS - POOLS} pods, --node-topology={publishing.value}",
+            _memory(publishing),
+        )
 
 
 class _Object:
