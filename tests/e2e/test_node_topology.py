@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -159,7 +160,7 @@ def by_another(node: PaperNode, given: Values, *command: str, version: str = V1A
 def test_the_object_is_in_both_versions_what_was_applied(node: PaperNode) -> None:
     with following(node) as sink:
         assert sink.observed() == ()
-        wanted = values(topology({NOTE.name: "1"}), sink.version)
+        wanted = values(replace(topology({NOTE.name: "1"}), labels={"tier": "a"}), sink.version)
 
         sink.apply(node.uid, wanted)
 

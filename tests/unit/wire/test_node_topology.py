@@ -175,6 +175,21 @@ class TestObserved:
         body["metadata"]["managedFields"].append(entry)
         assert node_topology.observed(body).others == {ZONES: manager, NOTE: manager}
 
+    @pytest.mark.parametrize(
+        ("manager", "operation"), [("koordlet", "Update"), ("cpupool", "Apply")]
+    )
+    def test_the_attributes_are_left_out_while_v1alpha1_has_been_written(
+        self, manager: str, operation: str
+    ) -> None:
+        body = stored()
+        entry = {"manager": manager, "operation": operation, "fieldsV1": {}}
+        body["metadata"]["managedFields"].append(entry)
+        assert not node_topology.observed(body).others
+
+        entry["apiVersion"] = "topology.node.k8s.io/v1alpha1"
+
+        assert node_topology.observed(body).others == {ATTRIBUTES: f"{manager} in v1alpha1"}
+
 
 ODD: list[Any] = [None, "text", 7, [], {}, [None, "text", 7, [[]], {}], {"a": []}, {"f:": 1}]
 
