@@ -121,9 +121,7 @@ def present(bodies: Iterable[dict[str, Any]]) -> Iterator[frozenset[str]]:
             new.add(body["metadata"]["name"])
             # Only a controller manager ends what is in a namespace.
             if body["kind"] != "Namespace" or controllers():
-                opened.callback(
-                    kubectl, "delete", "-f", "-", "--ignore-not-found", "--wait=false", given=body
-                )
+                opened.callback(kubectl, "delete", "-f", "-", "--ignore-not-found", given=body)
         yield frozenset(new)
 
 
