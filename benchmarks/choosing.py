@@ -26,8 +26,9 @@ from benchmarks.cpu_manager import (
     neighbours,
     plans,
 )
-from benchmarks.node_topology import EVENTS, NODES, figures, refusals
+from benchmarks.node_topology import EVENTS, figures, refusals
 from benchmarks.wakeups import BUSY, IMAGE, WAKE_UPS, wakeups
+from tests.topology_match_experiment import NODES
 
 DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
