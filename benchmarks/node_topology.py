@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,8 +90,8 @@ def figures(tell: Callable[[str], None]) -> str:
 
 
 def _figures() -> Iterator[tuple[str, str]]:
-    node, found = _node(), _Object()
-    reporter = _reporter(node, found)
+    node, found, clock_s = _node(), _Object(), count(step=PAUSE_S)
+    reporter = _reporter(node, found, lambda: next(clock_s))
     for number in range(PODS):
         node.run(_pod(number))
     reporter.step()
