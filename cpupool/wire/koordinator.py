@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
@@ -153,7 +152,7 @@ def reservation(text: str | None) -> Reservation:
         raise AnnotationError(
             RESERVATION, f"has in resources.cpu: {error}", "write an amount of cpu, as 2 or 500m"
         ) from error
-    return Reservation(cpus, ceil(milli / MILLI_PER_CPU), value)
+    return Reservation(cpus, -(-milli // MILLI_PER_CPU), value)
 
 
 def system_cpus(text: str | None) -> SystemCPUs:
@@ -172,6 +171,8 @@ def _object(key: str, text: str | None) -> Mapping[str, Any]:
         return {}
     try:
         value = json.loads(text)
+        # Python reads NaN and 1e400 as numbers, and cannot write them as JSON.
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         value = text
     if value is None:
