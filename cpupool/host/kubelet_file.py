@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import stat
+from typing import TYPE_CHECKING, Final
 
 from cpupool.config import kubelet_config
 from cpupool.core.errors import HostFileError
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.config.kubelet_config import KubeletConfig
+
+_LONGEST_FILE_BYTES: Final = 64 * 1024
+"""Parsing takes long; the kubelet's configuration is some kilobytes."""
+_REMEDY: Final = "name the file that the kubelet's --config names"
 
 
 class KubeletConfigFile:
@@ -29,14 +34,14 @@ class KubeletConfigFile:
         """Return the configuration; None where the file is missing or empty.
 
         Raises:
-            HostFileError: the file is there and cannot be read.
+            HostFileError: the file is there and cannot be read, or is too long.
             ConfigError: it is no configuration of a kubelet.
         """
         try:
             found = self._path.stat()
             at = (found.st_mtime_ns, found.st_size)
             if at != self._read_at:
-                text = self._path.read_bytes()
+                text = self._text(found.st_mode)
                 name = str(self._path)
                 self._config = kubelet_config.parse(name, text) if text.strip() else None
                 self._read_at = at
@@ -46,3 +51,14 @@ class KubeletConfigFile:
             why = error.strerror or str(error)
             raise HostFileError(str(self._path), why, "make it readable") from error
         return self._config
+
+    def _text(self, mode: int) -> bytes:
+        # The open of a pipe waits for a writer.
+        if stat.S_ISFIFO(mode):
+            raise HostFileError(str(self._path), "this is a pipe", _REMEDY)
+        with self._path.open("rb") as file:
+            text = file.read(_LONGEST_FILE_BYTES + 1)
+        if len(text) > _LONGEST_FILE_BYTES:
+            what = f"it has more than {_LONGEST_FILE_BYTES} bytes"
+            raise HostFileError(str(self._path), what, _REMEDY)
+        return text

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +9,6 @@ from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import ConfigError, HostFileError
 from cpupool.core.node_topology import Scope, TopologyManager
 from cpupool.host.kubelet_file import KubeletConfigFile
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = "kind: KubeletConfiguration\ntopologyManagerPolicy: {}\n"
 
@@ -80,3 +77,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(HostFileError, match=r"config\.yaml.*directory; make it readable"):
         KubeletConfigFile(folder).read()
+
+
+def test_a_pipe_without_a_writer_is_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    os.mkfifo(path)
+    with pytest.raises(HostFileError, match=r"config\.yaml: this is a pipe"):
+        KubeletConfigFile(path).read()
+
+
+def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    text = TEXT.format("none")
+    path.write_text(text.ljust(64 * 1024))
+    assert policy(KubeletConfigFile(path)) is TopologyPolicy.NONE
+
+    path.write_text(text.ljust(64 * 1024 + 1))
+    with pytest.raises(HostFileError, match="more than 65536 bytes"):
+        KubeletConfigFile(path).read()
+
+
+def test_a_device_without_an_end_is_too_long() -> None:
+    with pytest.raises(HostFileError, match="more than 65536 bytes"):
+        KubeletConfigFile(Path("/dev/zero")).read()
