@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from cpupool.host.sysfs import FileTree
 
 _NODES: Final = "devices/system/node"
-_NODE: Final = re.compile(r"node(\d+)")
-_TOTAL: Final = re.compile(r"^Node \d+ MemTotal:\s*(\d+) kB$", re.MULTILINE)
-_PAGES: Final = re.compile(r"hugepages-(\d+)kB")
+_NODE: Final = re.compile(r"node(\d{1,18})", re.ASCII)
+_TOTAL: Final = re.compile(r"^Node \d+ MemTotal:\s*(\d{1,18}) kB$", re.MULTILINE | re.ASCII)
+_PAGES: Final = re.compile(r"hugepages-(\d{1,18})kB", re.ASCII)
+_COUNT: Final = re.compile(r"\d{1,18}", re.ASCII)
 _KIB: Final = 1024
 
 
@@ -50,7 +51,7 @@ def _memory(tree: FileTree, folder: str) -> NodeMemory | None:
         if size:
             path = f"{folder}/hugepages/{name}/nr_hugepages"
             count = tree.read(path) or "0"
-            if not count.isdecimal():
+            if not _COUNT.fullmatch(count):
                 raise HostFileError(path, f"{count[:40]!r} is no number", "report it")
             pages[int(size[1]) * _KIB] = int(count)
     return NodeMemory(int(total[1]) * _KIB, pages)

@@ -60,8 +60,16 @@ def test_a_kernel_that_does_not_tell_has_no_memory(tmp_path: Path) -> None:
     assert node_memory.read(FolderTree(tmp_path)) == {}
 
 
-def test_a_number_of_pages_that_is_none_is_named(tmp_path: Path) -> None:
-    write(tmp_path, 0, 1024, of_2048kB="many")
+@pytest.mark.parametrize("count", ["many", "-1", "9" * 5000])
+def test_a_number_of_pages_that_is_none_is_named(tmp_path: Path, count: str) -> None:
+    write(tmp_path, 0, 1024, of_2048kB=count)
 
-    with pytest.raises(HostFileError, match=r"nr_hugepages.*'many' is no number"):
+    with pytest.raises(HostFileError, match=rf"nr_hugepages.*'{count[:40]}' is no number"):
         node_memory.read(FolderTree(tmp_path))
+
+
+def test_a_total_that_no_machine_has_is_none(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1024)
+    write(tmp_path, 1, 10**4000)
+
+    assert node_memory.read(FolderTree(tmp_path)).keys() == {0}
