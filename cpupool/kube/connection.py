@@ -33,6 +33,8 @@ LONGEST_PAUSE_S: Final = 10.0
 LONGEST_LINE_BYTES: Final = 16 << 20
 
 _FIRST_PAUSE_S: Final = 0.1
+_LONGEST_RETRY_S: Final = 3600.0
+"""No server is left alone for longer; a wait of 300 years is an error of Python."""
 _READ_BYTES: Final = 1 << 16
 _MERGE: Final = "application/merge-patch+json"
 _JSON_PATCH: Final = "application/json-patch+json"
@@ -280,7 +282,7 @@ class APIConnection:
 
 def _refusal(verb: str, resource: str, response: HTTPResponse) -> APIError:
     after = response.headers.get("Retry-After", "")
-    after_s = float(after) if after.isdecimal() else 0.0
+    after_s = min(float(after), _LONGEST_RETRY_S) if after.isdecimal() else 0.0
     text = response.read(_READ_BYTES)
     try:
         body = json.loads(text)
