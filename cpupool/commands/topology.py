@@ -100,9 +100,12 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Draw the machine, or describe it as JSON.
 
     Raises:
-        UsageError: the machine cannot be read, or has no pool file that can be used.
+        UsageError: the options exclude each other, the machine cannot be read, or it has no pool
+            file that can be used.
         HostFileError: the picture cannot be written.
     """
+    if arguments.nrt and arguments.svg:
+        raise UsageError("--nrt draws no picture; leave out --svg or --nrt")
     topology = open_machine(arguments.topology)
     pools = None
     if arguments.pools:

@@ -120,6 +120,7 @@ def test_pools_that_cannot_be_used_are_bad_usage(
     ("arguments", "reason"),
     [
         (["--topology", "/no/such"], "--topology: /no/such: no such file or folder; give"),
+        (["--nrt", "--svg", "never.svg"], "--nrt draws no picture; leave out --svg or --nrt"),
         (["--pools", "/no/such"], "/no/such: No such file or directory; name a file"),
         (["--json", "--svg", "a.svg"], "not allowed with argument"),
     ],
