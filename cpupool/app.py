@@ -65,12 +65,14 @@ from cpupool.telemetry import log as logs
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from cpupool.telemetry.server import TelemetryServer
+from cpupool.wire import orchestration
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cpupool.core.koordinator import NodeRules
     from cpupool.core.workloads import Node
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
@@ -370,6 +372,7 @@ class Agent:
             checkpoint=CheckpointFile(root.checkpoint),
             containers=cri,
             nri=writers.asks,
+            rules=self._rules,
         )
         mover = Mover(
             self.manager,
@@ -442,6 +445,10 @@ class Agent:
         self._mount_keeper.swept(report.overwritten)
         self._reporter.swept(report)
         self._observe(report)
+
+    def _rules(self) -> NodeRules | None:
+        node = self._cluster.node()
+        return orchestration.of_node(node.labels, node.annotations) if node else None
 
     def _is_ready(self) -> bool:
         return self._cpusetter.ready

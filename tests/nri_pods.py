@@ -19,6 +19,7 @@ class Pod:
     Attributes:
         annotations: what the pod's author wrote. Its containers have a copy, as CRI-O makes it.
         cgroup_parent: the pod's cgroup.
+        own_labels: the labels that its author gave it.
     """
 
     uid: str = "11111111-2222-3333-4444-555555555555"
@@ -27,6 +28,7 @@ class Pod:
     labelled: bool = True
     cgroup_parent: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    own_labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sandbox(self) -> str:
@@ -39,6 +41,7 @@ class Pod:
         if not self.labelled:
             return {}
         return {
+            **self.own_labels,
             "io.kubernetes.pod.uid": self.uid,
             "io.kubernetes.pod.name": self.name,
             "io.kubernetes.pod.namespace": self.namespace,

@@ -14,6 +14,7 @@ from cpupool.config.reader import WHOLE_NUMBER, entries, nearest
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     CPU_MANAGER_POLICIES,
+    KOORDINATOR,
     NONE,
     ON_MISFIT,
     OPTIONS,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 _KEYS: Final = (POLICY, RESERVED, OPTIONS, TOPOLOGY_POLICY, ON_MISFIT)
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
+_KOORDINATORS: Final = ("full-pcpus-only", "distribute-cpus-across-numa")
+"""The kubelet's options that Koordinator follows."""
 _RESERVED_FORM: Final = "write how many CPUs, as 2, or a CPU list, as 0-1,32-33; 2-2 is CPU 2 alone"
 
 
@@ -70,6 +73,8 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
     if not manager.chooses:
         _refuse_settings_of_none(reader, table)
         return CPUManager(declared=not _is_empty(named))
+    if policy == KOORDINATOR:
+        _refuse_strange_options(reader, table.get(OPTIONS))
     unknown = table.entries.keys() - set(_KEYS)
     misspelt = RESERVED in {nearest(key, _KEYS) for key in unknown}
     if policy in CPU_MANAGER_POLICIES and _is_empty(table.get(RESERVED)) and not misspelt:
@@ -95,6 +100,15 @@ def _refuse_settings_of_none(reader: Reader, table: Table) -> None:
         if key in _KEYS and key != POLICY and not _is_empty(entry):
             what = f"the policy {NONE} has no such setting"
             reader.refuse(entry, what, f"remove it, or write policy: {STATIC}", entry.key)
+
+
+def _refuse_strange_options(reader: Reader, value: Value) -> None:
+    table = reader.table(value, StaticOptions.names())
+    for name, entry in entries(table):
+        if name in StaticOptions.names() and name not in _KOORDINATORS:
+            what = f"the policy {KOORDINATOR} has no such option"
+            remedy = f"remove it: {KOORDINATOR} has {' and '.join(_KOORDINATORS)}"
+            reader.refuse(entry, what, remedy, entry.key)
 
 
 def _reserved(reader: Reader, value: Value) -> CPUSet | int | None:

@@ -53,6 +53,8 @@ class Cause(Enum):
     """Every CPU that the kubelet gave to the container is offline."""
     MISFIT = "misfit"
     """The CPU manager policy has no CPUs that serve the pod's request."""
+    ANNOTATION = "annotation"
+    """An annotation that says which CPUs the pod has cannot be read."""
     UNKNOWN_POD = "unknown_pod"
     """The agent does not know the container's pod."""
 

@@ -23,6 +23,7 @@ ON_MISFIT: Final = "onMisfit"
 
 NONE: Final = "none"
 STATIC: Final = "static"
+KOORDINATOR: Final = "koordinator"
 """The names of the policies."""
 
 TRUTH_VALUES: Final = {
@@ -158,7 +159,7 @@ class CPUManager:
                 yield f"{CPU_MANAGER}.{key} from {self.settings[key]} to {value}"
 
 
-CPU_MANAGER_POLICIES: Final = (NONE, STATIC)
+CPU_MANAGER_POLICIES: Final = (NONE, STATIC, KOORDINATOR)
 """The policies that a pool file can name."""
 
 

@@ -222,10 +222,12 @@ class PlacementError(CPUPoolError):
         reason: the kubelet's word for such a refusal, in Events and in a pod's status.
         as_kubelet: the text with which the kubelet refuses such a pod.
         passes: whether only a fact is missing, which the kubelet will name in a moment.
+        heals: whether CPUs that become free can serve the request: only then its pod waits.
     """
 
     reason: ClassVar[str] = "UnexpectedAdmissionError"
     passes: ClassVar[bool] = False
+    heals: bool = True
 
     def __init__(self, what: str, as_kubelet: str) -> None:
         self.as_kubelet = as_kubelet

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
@@ -56,6 +56,10 @@ class Source(Enum):
     """A policy of cpupool chose the CPUs."""
 
 
+WHOLE_POD: Final = ""
+"""The name of a part that all containers of a pod share."""
+
+
 class Sharing(Enum):
     """Which others may run on granted CPUs."""
 
@@ -73,7 +77,8 @@ class Grant:
         owner: the owner of the CPUs.
         resource: the resource that they come with.
         source: who granted them.
-        parts: container → its CPUs; an unclaimed answer has one part without a name.
+        parts: container → its CPUs; `WHOLE_POD` → those of all containers of the pod. An unclaimed
+            answer has one part without a name.
         sharing: which others may run on them.
         whole_cores: no other owner runs on their SMT siblings either.
         shares_cores: other owners of the same resource may have CPUs of the same cores.
@@ -99,6 +104,10 @@ class Grant:
     def assigned(self) -> CPUSet:
         """The CPUs that the owner must have."""
         return CPUSet.union(self.parts.values())
+
+    def part(self, container: str) -> CPUSet:
+        """Return the CPUs of a container."""
+        return self.parts.get(container) or self.parts.get(WHOLE_POD, CPUSet())
 
     def cut(self, cpus: CPUSet) -> Grant:
         """Return this grant limited to these CPUs, without containers that then have no CPU."""

@@ -1,14 +1,18 @@
-"""A node as Koordinator's scheduler reads it, beside the resources of its NUMA nodes."""
+"""Koordinator's words for pods and nodes: classes, wishes, reservations, shared sets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from cpupool.core.cpu_manager import TopologyPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +92,14 @@ class PodCPUs:
         name: its name.
         uid: its UID in the API.
         cpus: the CPUs.
+        scheduled: whether koord-scheduler has assigned them, and so keeps its own books of them.
     """
 
     namespace: str
     name: str
     uid: str
     cpus: CPUSet
+    scheduled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +128,85 @@ class SharedPools:
 
     shared: tuple[SharedPool, ...]
     best_effort: tuple[SharedPool, ...]
+
+
+class QoS(Enum):
+    """Koordinator's class of a pod."""
+
+    LSE = "LSE"
+    """Latency sensitive, exclusive: its CPUs are its own."""
+    LSR = "LSR"
+    """Latency sensitive, reserved: only best-effort pods may use its CPUs, too."""
+    LS = "LS"
+    """Latency sensitive: on the shared CPUs."""
+    BE = "BE"
+    """Best effort."""
+    SYSTEM = "SYSTEM"
+
+
+class BindPolicy(Enum):
+    """How a pod's own CPUs lie on cores."""
+
+    FULL_PCPUS = "FullPCPUs"
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"
+    CONSTRAINED_BURST = "ConstrainedBurst"
+    """No own CPUs: the shared CPUs of a NUMA node that has as many as the pod's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orchestration:
+    """What labels and annotations of Koordinator say of a pod.
+
+    Attributes:
+        qos: its class; None where the label names none.
+        prod: whether its priority class is koord-prod, without which no pod owns CPUs.
+        cpus: the CPUs that a scheduler has assigned; empty for none.
+        nodes: the NUMA nodes whose shared CPUs a scheduler has assigned; empty for all.
+        bind: how its CPUs are to lie on cores; None for the node's way.
+        required: whether it must not start with CPUs that lie otherwise.
+        exclusive: what it prefers not to share with pods of the same wish.
+        fault: why an annotation does not count; empty if all count.
+    """
+
+    qos: QoS | None = None
+    prod: bool = False
+    cpus: CPUSet = field(default_factory=CPUSet)
+    nodes: frozenset[int] = frozenset()
+    bind: BindPolicy | None = None
+    required: bool = False
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    fault: str = ""
+
+    @property
+    def owns(self) -> bool:
+        """Whether the pod owns CPUs, if it requests whole CPUs."""
+        owner = self.qos in {QoS.LSE, QoS.LSR} and self.prod
+        return owner and self.bind is not BindPolicy.CONSTRAINED_BURST
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRules:
+    """What labels and annotations of Koordinator say of a node.
+
+    Attributes:
+        reservation: CPUs for what is no pod.
+        system: CPUs for pods of the class SYSTEM.
+        bind: how the CPUs of all pods lie on cores; None where each pod says it.
+        full_cores_only: whether pods must have whole cores.
+        strategy: on which NUMA nodes to begin; None for the kubelet's option, or the emptiest.
+        topology: how strictly a pod's CPUs lie on NUMA nodes; None for the pool file's policy.
+        faults: why labels or annotations do not count.
+    """
+
+    reservation: Reservation = field(default_factory=Reservation)
+    system: SystemCPUs = field(default_factory=SystemCPUs)
+    bind: BindPolicy | None = None
+    full_cores_only: bool = False
+    strategy: NUMAPolicy | None = None
+    topology: TopologyPolicy | None = None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def withheld(self) -> CPUSet:
+        """The CPUs that no ordinary pod may use."""
+        return self.reservation.cpus | self.system.withheld

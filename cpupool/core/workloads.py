@@ -11,6 +11,7 @@ from cpupool.core.cpuset import CPUSet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from cpupool.core.koordinator import Orchestration
     from cpupool.core.requests import Resource
 
 PodUID = NewType("PodUID", str)
@@ -101,6 +102,7 @@ class Pod:
         node_critical: its priority class is system-node-critical.
         created: when the API server took it, as RFC 3339 in UTC; empty where that is not known.
         ending: the API server has been asked to delete it.
+        orchestration: what Koordinator's labels and annotations say; None where it has none.
     """
 
     uid: PodUID
@@ -115,10 +117,27 @@ class Pod:
     node_critical: bool = False
     created: str = ""
     ending: bool = False
+    orchestration: Orchestration | None = None
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:
             object.__setattr__(self, "cgroup_uid", self.uid)
+
+    @property
+    def whole_cpus(self) -> int:
+        """Its native cpu request in CPUs; 0 if that is no whole number.
+
+        An init container that ends uses the CPUs before the others do (PodRequests in
+        k8s.io/component-helpers, resource).
+        """
+        lasting_milli = most_milli = 0
+        for container in self.containers:
+            if container.kind is ContainerKind.INIT:
+                most_milli = max(most_milli, lasting_milli + container.request_milli)
+            elif container.kind is not ContainerKind.EPHEMERAL:
+                lasting_milli += container.request_milli
+        whole, rest = divmod(max(lasting_milli, most_milli), 1000)
+        return 0 if rest else whole
 
     @property
     def essential(self) -> bool:

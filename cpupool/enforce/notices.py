@@ -52,6 +52,7 @@ _CONFINED: Final = {
         "",
         "request another number of CPUs in a new pod, or free CPUs of this node's default pool",
     ),
+    Cause.ANNOTATION: ("CPUAnnotationUnreadable", "delete the pod, so that it is scheduled again"),
 }
 """Cause → the Event's reason, and what to do. The reason of a misfit is the kubelet's."""
 OCCUPIED: Final = "CPUOccupied"

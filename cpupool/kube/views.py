@@ -38,6 +38,7 @@ from cpupool.core.workloads import (
 )
 from cpupool.kube import templates
 from cpupool.kube.fields import Field, shown
+from cpupool.wire import orchestration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -241,7 +242,19 @@ def _pod(top: Field, names: Names) -> Pod:
         node_critical=spec["priorityClassName"].text("") == _NODE_CRITICAL,
         created=metadata["creationTimestamp"].text(""),
         ending=metadata["deletionTimestamp"].text("") != "",
+        orchestration=orchestration.of_pod(
+            _texts(metadata["labels"]), _texts(annotations), _priority(spec["priority"])
+        ),
     )
+
+
+def _texts(found: Field) -> dict[str, str]:
+    """Return the entries that are texts: others are no labels and no annotations."""
+    return {key: value.value for key, value in found.entries() if isinstance(value.value, str)}
+
+
+def _priority(found: Field) -> int | None:
+    return found.value if isinstance(found.value, int) else None
 
 
 def _container_fields(spec: Field) -> Iterator[tuple[ContainerKind, Field]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from cpupool.core.assignments import CPUAssignment, Placement
-from cpupool.core.cpu_manager import Misfit, TopologyPolicy
+from cpupool.core.cpu_manager import KOORDINATOR, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CPUSetParseError,
@@ -21,7 +21,7 @@ from cpupool.core.errors import (
     PlacementError,
     TopologyAffinityError,
 )
-from cpupool.core.grants import Grant, Grants, PodOwner, Source
+from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
 from cpupool.manager import requested, sightings
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cpupool.core.devices import DeviceNodes
+    from cpupool.core.koordinator import Orchestration
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import FoundContainer
@@ -78,6 +79,7 @@ def view(
         barred=facts.topology.with_siblings(whole) | grants.cpus | facts.blocked,
         pods=pods,
         refused=refused or {},
+        rules=facts.rules,
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
     extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
@@ -121,10 +123,8 @@ def admit(
         for pod in pods
         if pod.cgroup_uid in starting or any(container.id for container in pod.containers)
     ]
-    for pod in oldest_first(pod for pod in concerned if _undecided(grants, pod)):
+    for pod in oldest_first(pod for pod in concerned if _undecided(facts, grants, pod)):
         uid, wants = pod.cgroup_uid, _wants(facts, pod)
-        if wants.keys() <= grants.parts(uid, POLICY_CPUS).keys():
-            continue
         need = _Need.of(facts, grants, pod, wants)
         if need not in failed:
             made = _attempted(facts, pods, grants, pod, awaited.values())
@@ -136,7 +136,8 @@ def admit(
         error, reachable = failed[need]
         reported = any(container.id for container in pod.containers)
         runs = all_run and (uid in with_containers or reported)
-        shares = runs or pod.essential or facts.pools.cpu_manager.on_misfit is Misfit.SHARE
+        waits = error.heals and facts.pools.cpu_manager.on_misfit is not Misfit.SHARE
+        shares = runs or pod.essential or not waits
         shared = uid in before.refused and not before.refused[uid].holds
         refused[uid] = Refusal(error, not (shares or shared), reachable)
         if reachable:
@@ -167,24 +168,35 @@ def recover(
         recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
     """
     living: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
-    for container in facts.sighted.values():
-        if container.chosen:
-            living[container.pod][container.name] = container.chosen
+    for sighted in facts.sighted.values():
+        if sighted.chosen:
+            living[sighted.pod][sighted.name] = sighted.chosen
     for source in (living, recorded):
-        for pod in _oldest_first(pods):
-            for name, cpus in source.get(pod.cgroup_uid, {}).items():
-                if _could_be_chosen(facts, grants, pod, name, cpus):
-                    grants = _whole(grants, _grant(pod, {name: cpus}))
-    runs = {(container.pod, ContainerID(container.id)): container.cpus for container in found}
+        for pod in oldest_first(pod for pod in pods if requested.countable(pod)):
+            for container, cpus in source.get(pod.cgroup_uid, {}).items():
+                names = _parts(facts, pod, container) if source is living else (container,)
+                for name in names:
+                    if _could_be_chosen(facts, grants, pod, name, cpus):
+                        grants = _whole(grants, _grant(facts, pod, {name: cpus}))
+    return _from_cgroups(facts, pods, grants, found)
+
+
+def _from_cgroups(
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, found: Iterable[FoundContainer]
+) -> Grants:
+    """Return the grants with the CPUs on which containers run, if the policy could give them."""
+    runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
     for identifier, pod, wanting in sightings.instances(pods, facts.sighted):
-        name, text = wanting.name, runs.get((pod.cgroup_uid, identifier), "")
-        if not text or name not in _wants(facts, pod):
+        text = runs.get((pod.cgroup_uid, identifier), "")
+        wants = _wants(facts, pod)
+        name = WHOLE_POD if WHOLE_POD in wants else wanting.name
+        if not text or name not in wants:
             continue
         with suppress(CPUSetParseError):
             cpus = CPUSet.parse(text)
             free = cpus <= _available(facts, view(facts, pods, grants))
             if free and _could_be_chosen(facts, grants, pod, name, cpus):
-                grants = _whole(grants, _grant(pod, {name: cpus}))
+                grants = _whole(grants, _grant(facts, pod, {name: cpus}))
     return grants
 
 
@@ -195,15 +207,12 @@ def _could_be_chosen(facts: NodeFacts, grants: Grants, pod: Pod, name: str, cpus
     core that another owner has as a whole.
     """
     parts = grants.parts(pod.cgroup_uid, POLICY_CPUS)
-    counts = {
-        container.name: container.whole_cpus
-        for container in pod.containers
-        if requested.native(container)
-    }
+    counts = requested.countable(pod)
     whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
     if (
         requested.kubelet_owns(facts)
         or name in parts
+        or (parts and WHOLE_POD in {name, *parts})
         or not cpus
         or len(cpus) != counts.get(name)
         or not cpus <= facts.topology.present - facts.topology.with_siblings(whole)
@@ -230,27 +239,31 @@ def _substitute(bare: NodeView) -> CPUSet:
     return bare.free or unlisted or common
 
 
-def _oldest_first(pods: tuple[Pod, ...]) -> list[Pod]:
-    """Return the pods with a container that requests CPUs of its own, the oldest first."""
-    return oldest_first(pod for pod in pods if any(map(requested.native, pod.containers)))
+def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
+    """Return whether a container of a pod gets CPUs of its own, and has none.
+
+    A pod keeps what an earlier policy gave to its containers, or to the pod as a whole.
+    """
+    wants, has = facts.policy.wants(pod), grants.chosen.get(pod.cgroup_uid)
+    if has and (wants.keys() <= has.parts.keys() or WHOLE_POD in wants.keys() ^ has.parts.keys()):
+        return False
+    return bool(wants and _wants(facts, pod).keys() - (has.parts.keys() if has else set()))
 
 
-def _undecided(grants: Grants, pod: Pod) -> bool:
-    """Return whether a container of a pod may get CPUs of its own, and has none."""
-    has = grants.chosen.get(pod.cgroup_uid)
-    for container in pod.containers:
-        decided = has is not None and container.name in has.parts
-        if not decided and requested.native(container):
-            return True
-    return False
+def _parts(facts: NodeFacts, pod: Pod, container: str) -> tuple[str, ...]:
+    """Return the names under which a grant can have the CPUs of a container, the likely first."""
+    wants = _wants(facts, pod)
+    if WHOLE_POD in wants:
+        return (WHOLE_POD,)
+    return (container,) if container in wants else (container, WHOLE_POD)
 
 
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → number of its own CPUs, without containers that request pools."""
-    wants = facts.policy.wants(pod)
-    if not wants or pod.finished:
+    if pod.finished:
         return {}
-    native = {container.name for container in pod.containers if requested.native(container)}
+    wants = facts.policy.wants(pod)
+    native = requested.countable(pod) if wants else {}
     return {name: count for name, count in wants.items() if name in native}
 
 
@@ -266,11 +279,13 @@ class _Need:
     Attributes:
         containers: kind and number of CPUs of each container, in the order of choosing.
         near: the NUMA nodes of each container's devices; None before the kubelet has named them.
+        orchestration: what Koordinator's labels and annotations say of the pod.
         owner: the pod, if it has CPUs already; otherwise empty.
     """
 
-    containers: tuple[tuple[ContainerKind, int], ...]
+    containers: tuple[tuple[ContainerKind | None, int], ...]
     near: tuple[frozenset[DeviceNodes], ...] | None
+    orchestration: Orchestration | None
     owner: str
 
     @classmethod
@@ -280,8 +295,9 @@ class _Need:
         kinds = {container.name: container.kind for container in pod.containers}
         named = facts.device_nodes.get(uid)
         return cls(
-            tuple((kinds[name], count) for name, count in wants.items()),
-            None if named is None else tuple(named.get(name, frozenset()) for name in wants),
+            tuple((kinds.get(name), count) for name, count in wants.items()),
+            None if named is None else tuple(_devices(named, name) for name in wants),
+            pod.orchestration,
             uid if grants.parts(uid, POLICY_CPUS) else "",
         )
 
@@ -333,19 +349,20 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
     seen = view(facts, pods, made)
     for name, count in _wants(facts, pod).items():
         parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
-        ends = kinds[name] is ContainerKind.INIT
+        ends = kinds.get(name) is ContainerKind.INIT
         if (cpus := parts.get(name)) is None:
             if ends and any(kinds.get(part) is ContainerKind.APP for part in parts):
                 # The init container ended before this agent started.
                 continue
             available = _available(facts, seen)
-            near = facts.device_nodes.get(pod.cgroup_uid, {}).get(name, frozenset())
-            ask = _aligned(facts, seen, Ask(POLICY_CPUS, count, available, left), near)
+            near = _devices(facts.device_nodes.get(pod.cgroup_uid, {}), name)
+            ask = Ask(POLICY_CPUS, count, available, left, pod=pod)
+            ask = _aligned(facts, seen, ask, near)
             cpus = facts.policy.choose(seen, ask).cpus
             if len(cpus) != count or not cpus <= available | left:
                 log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
                 raise NotEnoughCPUs(count, len(available))
-            made = made.adding([_grant(pod, {name: cpus})])
+            made = made.adding([_grant(facts, pod, {name: cpus})])
             shared = seen.extents[DEFAULT]
             seen = view(facts, pods, made)
             if not facts.policy.extents(seen)[DEFAULT]:
@@ -355,9 +372,23 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
     return made
 
 
+def _devices(named: Mapping[str, frozenset[DeviceNodes]], name: str) -> frozenset[DeviceNodes]:
+    """Return the NUMA nodes of the devices of a container, or of all containers of a pod."""
+    if name != WHOLE_POD:
+        return named.get(name, frozenset())
+    return frozenset().union(*named.values())
+
+
+def _topology_policy(facts: NodeFacts) -> TopologyPolicy:
+    """Return how strictly CPUs lie on NUMA nodes: by the pool file, or by Koordinator's label."""
+    own = facts.pools.cpu_manager
+    labelled = facts.rules.topology if own.policy == KOORDINATOR else None
+    return labelled or own.topology_policy
+
+
 def _located(facts: NodeFacts) -> bool:
     """Return whether a container's CPUs must lie near its devices and its memory."""
-    return facts.pools.cpu_manager.topology_policy is not TopologyPolicy.NONE
+    return _topology_policy(facts) is not TopologyPolicy.NONE
 
 
 def _aligned(facts: NodeFacts, seen: NodeView, ask: Ask, near: Iterable[DeviceNodes]) -> Ask:
@@ -374,7 +405,7 @@ def _aligned(facts: NodeFacts, seen: NodeView, ask: Ask, near: Iterable[DeviceNo
     """
     if not _located(facts):
         return ask
-    policy = facts.pools.cpu_manager.topology_policy
+    policy = _topology_policy(facts)
     own = facts.policy.hints(ask)
     offers = [None if own is None else own.hints, *map(hints.of_devices, near)]
     merged = hints.merge(policy, seen.topology.nodes, offers)
@@ -391,6 +422,6 @@ def _whole(grants: Grants, claim: Grant) -> Grants:
     return added if has.get(name) == claim.parts[name] else grants
 
 
-def _grant(pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:
-    owner = PodOwner(pod.cgroup_uid)
-    return Grant(owner, POLICY_CPUS, Source.POLICY, parts, whole_cores=False)
+def _grant(facts: NodeFacts, pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:
+    owner, sharing = PodOwner(pod.cgroup_uid), facts.policy.sharing(pod)
+    return Grant(owner, POLICY_CPUS, Source.POLICY, parts, sharing, whole_cores=False)

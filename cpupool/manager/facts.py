@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.koordinator import NodeRules
 from cpupool.core.pools import NodePools
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID
@@ -62,6 +63,7 @@ class NodeFacts:
         static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
             policy none.
         policy: the configured policy for the default pool's CPUs.
+        rules: what Koordinator's labels and annotations say of the node.
         recovered: whether the choices of an earlier agent are known, so that the policy may choose.
         idle: pods without a container's cgroup, where two pods claim a CPU or a pod has ended: such
             a pod owns nothing more.
@@ -80,5 +82,6 @@ class NodeFacts:
     blocked: CPUSet = field(default_factory=CPUSet)
     static_cpus: CPUSet = field(default_factory=CPUSet)
     policy: CPUManagerPolicy = field(default_factory=NonePolicy)
+    rules: NodeRules = field(default_factory=NodeRules)
     recovered: bool = False
     idle: frozenset[str] = frozenset()

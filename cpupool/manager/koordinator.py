@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpupool.core.cpu_manager import NONE, STATIC
+from cpupool.core.cpu_manager import KOORDINATOR, NONE, STATIC
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Sharing
 from cpupool.core.koordinator import EffectiveCPUManager, PodCPUs
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cpupool.config.kubelet_config import KubeletConfig
-    from cpupool.core.koordinator import CPUModel, Reservation, SystemCPUs
+    from cpupool.core.koordinator import CPUModel
     from cpupool.core.topology import CPUTopology
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Resolution, Snapshot
@@ -30,8 +30,6 @@ def published(
     snapshot: Snapshot,
     model: CPUModel,
     kubelet: KubeletConfig | None,
-    reservation: Reservation,
-    system: SystemCPUs,
 ) -> Published:
     """Return what koord-scheduler reads of a node.
 
@@ -41,12 +39,11 @@ def published(
         snapshot: the facts and the decisions.
         model: the kind of the machine's CPUs.
         kubelet: the kubelet's configuration; None where it is not known.
-        reservation: the admin's reservation.
-        system: the admin's CPUs for pods of the class SYSTEM.
     """
     facts, resolution = snapshot
     topology, view = facts.topology, resolution.view
     ours = view.cpus & topology.online
+    reservation, system = facts.rules.reservation, facts.rules.system
     reserved = reservation.cpus or _packed(topology, ours, reservation.count)
     reserved |= topology.online - ours
     owned = [(grant.cpus, grant.sharing) for grant in view.grants]
@@ -74,9 +71,12 @@ def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
         owned[uid] = owned.get(uid, CPUSet()) | grant.cpus
     for uid, cpus in owned.items():
         pod = resolution.pods.get(uid)
-        yield PodCPUs(
-            pod.namespace if pod else "", pod.name if pod else "", pod.uid if pod else uid, cpus
-        )
+        if pod is None:
+            yield PodCPUs("", "", uid, cpus)
+            continue
+        told = pod.orchestration
+        scheduled = told is not None and bool(told.cpus) and cpus == told.cpus
+        yield PodCPUs(pod.namespace, pod.name, pod.uid, cpus, scheduled)
 
 
 def _manager(
@@ -86,7 +86,9 @@ def _manager(
     own = facts.pools.cpu_manager
     if own.chooses:
         reserved = ours - zones.allocatable_cpus(facts, view)
-        return EffectiveCPUManager(own.policy, own.options.written(), reserved)
+        # For koord-scheduler its own policy is no policy of the kubelet.
+        policy = NONE if own.policy == KOORDINATOR else own.policy
+        return EffectiveCPUManager(policy, own.options.written(), reserved)
     if facts.static_cpus:
         options = kubelet.cpu_manager_options if kubelet else {}
         return EffectiveCPUManager(STATIC, options, ours - facts.static_cpus)

@@ -27,6 +27,7 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from cpupool.core.koordinator import NodeRules
     from cpupool.core.workloads import ContainerRef, Pod
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import (
@@ -89,9 +90,9 @@ class Sources:
 
     def complain(self, source: str, why: str) -> None:
         """Log once that a source gives no useful answer."""
-        if self._failing.get(source) != why:
-            self._failing[source] = why
+        if why and self._failing.get(source) != why:
             log.warning("source cannot be read", source=source, error=why)
+        self._failing[source] = why
 
 
 class Learner:
@@ -106,6 +107,8 @@ class Learner:
         checkpoint: the kubelet's checkpoint file.
         containers: the container runtime.
         nri: returns whether the runtime asks before it creates or updates a container.
+        rules: returns what Koordinator's labels and annotations say of the node; None where the
+            node is not known.
 
     Attributes:
         due_s: when to ask next, if nothing happens before; infinite for never.
@@ -120,6 +123,7 @@ class Learner:
         checkpoint: CheckpointSource,
         containers: ContainerSource,
         nri: Callable[[], bool],
+        rules: Callable[[], NodeRules | None] = lambda: None,
     ) -> None:
         self.due_s = math.inf
         self._manager = manager
@@ -129,6 +133,7 @@ class Learner:
         self._checkpoint = checkpoint
         self._containers = containers
         self._nri = nri
+        self._rules = rules
         self._started_s = math.inf
         self._new_kubelet = threading.Event()
         self._answered = self._answered_once = False
@@ -161,6 +166,10 @@ class Learner:
             self._cpu_manager, self._assignments = _Retry(), _Retry()
             self._answered = False
         self._ask_cpu_manager(now_s)
+        rules = self._rules()
+        if rules is not None:
+            self._manager.observe(rules=rules)
+            self._sources.complain("node", "; ".join(rules.faults))
         listed = self._sources.ask("pods", self._pods.pods)
         if listed is not None:
             alive = {container.pod for container in found}
@@ -178,7 +187,7 @@ class Learner:
         asked = frozenset(
             key[1]
             for key in keys
-            if key in resolution.containers and resolution.containers[key].container.whole_cpus
+            if key in resolution.containers and requested.countable(resolution.containers[key].pod)
         )
         if asked and self._containers.connected():
             chosen = self._sources.ask("runtime", lambda: self._containers.chosen(asked))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments, NodesOfDevices
     from cpupool.core.grants import Grants
+    from cpupool.core.koordinator import NodeRules
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
@@ -154,6 +155,7 @@ class Manager:
         static_cpus: CPUSet | None = None,
         idle: frozenset[str] | None = None,
         device_nodes: NodesOfDevices | None = None,
+        rules: NodeRules | None = None,
     ) -> None:
         """Take new facts; None for a fact that was not read.
 
@@ -163,6 +165,7 @@ class Manager:
                 policy none.
             idle: as for `NodeFacts`.
             device_nodes: the NUMA nodes of pods that have started; others keep theirs.
+            rules: what Koordinator's labels and annotations say of the node.
         """
         with self._changed:
             facts = self._facts
@@ -170,6 +173,8 @@ class Manager:
                 facts = replace(facts, static_cpus=static_cpus)
             if idle is not None:
                 facts = replace(facts, idle=idle)
+            if rules is not None:
+                facts = replace(facts, rules=rules)
             if device_nodes is not None:
                 facts = replace(facts, device_nodes={**facts.device_nodes, **device_nodes})
             if pods is not None:
@@ -225,7 +230,9 @@ class Manager:
                 merged[ref] = {
                     **known,
                     **{
-                        pool: _joined(known.get(pool), self._as_announced(pool, grant))
+                        pool: sightings.with_announced(
+                            known.get(pool), self._as_announced(pool, grant)
+                        )
                         for pool, grant in by_pool.items()
                     },
                 }
@@ -490,9 +497,3 @@ class Manager:
         for resource, ids in self._held.items():
             for cpu in devices.exclusive_cpus(ids - held.get(resource, frozenset())):
                 self._choices.pop((resource, cpu), None)
-
-
-def _joined(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:
-    if known is None or known.ids != grant.ids:
-        return grant
-    return replace(grant, announced=known.announced | grant.announced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpupool.core.koordinator import CPUModel, Reservation, SystemCPUs
+from cpupool.core.koordinator import CPUModel
 from cpupool.core.node_topology import KubeletAmounts, NodeMemories, NodeTopology, Publishing
 from cpupool.manager import koordinator, zones
 from cpupool.wire import koordinator as koordinator_annotations
@@ -26,16 +26,12 @@ class Surroundings:
         amounts: the kubelet's books of what it pins to nodes.
         kubelet: the kubelet's configuration; None where it is not known.
         model: the kind of the machine's CPUs.
-        reservation: the admin's reservation of CPUs for what is no pod.
-        system: the admin's CPUs for pods of Koordinator's class SYSTEM.
     """
 
     memory: NodeMemories = field(default_factory=dict)
     amounts: KubeletAmounts = field(default_factory=KubeletAmounts)
     kubelet: KubeletConfig | None = None
     model: CPUModel = field(default_factory=CPUModel)
-    reservation: Reservation = field(default_factory=Reservation)
-    system: SystemCPUs = field(default_factory=SystemCPUs)
 
 
 def node_topology(
@@ -64,9 +60,7 @@ def node_topology(
     annotations: dict[str, str] = {}
     if for_koordinator:
         annotations = koordinator_annotations.written(
-            koordinator.published(
-                snapshot, around.model, kubelet, around.reservation, around.system
-            )
+            koordinator.published(snapshot, around.model, kubelet)
         )
     return NodeTopology(
         found,

@@ -22,6 +22,7 @@ from cpupool.core.cpu_manager import (
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
+from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
@@ -233,14 +234,14 @@ def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
     """Return what the CPU manager policy gives to a container; None if it gives nothing."""
     pod, name = placed.pod, placed.container.name
     parts = resolution.grants.parts(pod.cgroup_uid, POLICY_CPUS)
-    given = parts.get(name, CPUSet())
+    given = parts.get(name) or parts.get(WHOLE_POD, CPUSet())
     if not given and placed.assignment.cause is not Cause.MISFIT:
         return None
     earlier = takewhile(lambda container: container.name != name, pod.containers)
     reused = (init.name for init in earlier if parts.get(init.name, CPUSet()) & given)
     return PoolShare(
         pool=POLICY_CPUS,
-        requested=placed.container.whole_cpus,
+        requested=placed.container.whole_cpus or pod.whole_cpus,
         devices=0,
         given=given,
         siblings=CPUSet(),

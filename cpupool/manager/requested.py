@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.requests import NO_REQUEST, CPURequest
 from cpupool.core.workloads import ContainerKind, ContainerRef
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.workloads import Container, Pod
     from cpupool.manager.facts import NodeFacts
 
@@ -32,6 +35,20 @@ def native(container: Container) -> bool:
     A container that requests a pool gets the pool's CPUs only. OpenShift's resource is no pool.
     """
     return bool(container.whole_cpus) and container.requests.keys() <= {ENABLE_SHARED_CPUS}
+
+
+def countable(pod: Pod) -> Mapping[str, int]:
+    """Return container → number of CPUs that a policy could give it for its native request.
+
+    The containers of a pod of Koordinator's classes LSE and LSR can share one set: `WHOLE_POD` has
+    the pod's request. Such a pod that requests a pool gets the pool's CPUs only.
+    """
+    counts = {each.name: each.whole_cpus for each in pod.containers if native(each)}
+    if pod.orchestration and pod.orchestration.owns:
+        asked = {resource for each in pod.containers for resource in each.requests}
+        if pod.whole_cpus and asked <= {ENABLE_SHARED_CPUS}:
+            counts[WHOLE_POD] = pod.whole_cpus
+    return counts
 
 
 def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
@@ -19,12 +19,12 @@ from cpupool.core.devices import (
     NodesOfDevices,
     PodDevices,
 )
-from cpupool.core.grants import PodOwner
+from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, requested, sightings
 from cpupool.manager.ports import POD_ITSELF
-from cpupool.policies.base import DEFAULT, Demand
+from cpupool.policies.base import BEST_EFFORT, DEFAULT, Demand
 from cpupool.policies.pools import PoolsPolicy
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from cpupool.manager.choosing import Admission
     from cpupool.manager.facts import ContainerKey, NodeFacts, Promise
     from cpupool.policies.base import NodeView
+
+
+_NO_CPUS: Final = CPUSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class Resolution:
     @property
     def shared(self) -> Mapping[str, CPUSet]:
         """Shared pool → what a container that starts now gets of it, offline CPUs included."""
-        return {name: cpus for name, cpus in self.view.extents.items() if name != DEFAULT}
+        alone = {DEFAULT, BEST_EFFORT}
+        return {name: cpus for name, cpus in self.view.extents.items() if name not in alone}
 
     def held_elsewhere(self, resource: Resource) -> CPUSet:
         """Return the CPUs that containers hold through other resources."""
@@ -102,8 +106,13 @@ class Resolution:
         pod = self.pods.get(key[0])
         if pod is None:
             return self.unknown
+        if key[1] == POD_ITSELF:
+            return self._itself(pod)
         # Its sandbox, or a container that is not reported yet.
-        return self._itself(pod) if key[1] == POD_ITSELF else self.view.default
+        own = self.view.chosen.get(pod.cgroup_uid)
+        if own and (together := own.parts.get(WHOLE_POD, _NO_CPUS) & self.online):
+            return CPUAssignment(Placement.POLICY, exclusive=together)
+        return self.view.default
 
     def _itself(self, pod: Pod) -> CPUAssignment:
         """Return the CPUs of all containers of a pod, also of one that starts next.
@@ -180,7 +189,7 @@ def resolve(
             continue
         # A container keeps what an earlier policy gave it, whatever the pool file says now.
         has = view.chosen.get(pod.cgroup_uid)
-        own = has and has.parts.get(container.name)
+        own = has and has.part(container.name)
         if not own and (request := requested.counted(facts, pod, container)):
             devices = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
             demand = Demand(pod, container, request, devices, facts.kept_shared.get(key))

@@ -183,6 +183,13 @@ def announced(promises: Iterable[Promise], resource: Resource, ids: frozenset[st
     )
 
 
+def with_announced(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:
+    """Return the kubelet's record of devices with the CPUs that Allocate announced for them."""
+    if known is None or known.ids != grant.ids:
+        return grant
+    return replace(grant, announced=known.announced | grant.announced)
+
+
 def _named(pod: Pod, name: str) -> Container:
     # An ephemeral container runs before the list shows it; it cannot request devices.
     for container in pod.containers:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Grants
+from cpupool.core.koordinator import NodeRules
 from cpupool.core.pools import NodePools
 from cpupool.core.requests import NO_REQUEST
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cpupool.core.assignments import Cause
     from cpupool.core.devices import AllocatedDevices
     from cpupool.core.errors import PlacementError
-    from cpupool.core.grants import Grant
+    from cpupool.core.grants import Grant, Sharing
     from cpupool.core.requests import CPURequest, Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "default"
 """The name of the shared set of containers whose request gives them no CPUs."""
+BEST_EFFORT: Final = "best effort"
+"""The name of the shared set of best-effort pods, where they have one of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Ask:
         others: CPUs of the resource that other pods have.
         has: CPUs that the container has already, and keeps.
         nodes: the NUMA nodes that come first; None for any.
+        pod: the pod of the container; None for a container that requests a pool.
     """
 
     resource: Resource
@@ -85,6 +89,7 @@ class Ask:
     others: CPUSet = field(default_factory=CPUSet)
     has: CPUSet = field(default_factory=CPUSet)
     nodes: frozenset[int] | None = None
+    pod: Pod | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,7 @@ class NodeView:
         extents: shared set → its CPUs now; empty while the policies compute the extents.
         default: the assignment of a container whose request gives it no CPUs.
         refused: the id in a pod's cgroup name → why the CPU manager policy gave the pod no CPUs.
+        rules: what the node's labels and annotations say.
         common: the online CPUs that are not barred.
     """
 
@@ -148,6 +154,7 @@ class NodeView:
     extents: Mapping[str, CPUSet] = field(default_factory=dict)
     default: CPUAssignment = field(default_factory=lambda: CPUAssignment(Placement.DEFAULT))
     refused: Mapping[str, Refusal] = field(default_factory=dict)
+    rules: NodeRules = field(default_factory=NodeRules)
     common: CPUSet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -206,8 +213,13 @@ class CPUManagerPolicy(Policy, Protocol):
     def wants(self, pod: Pod) -> Mapping[str, int]:
         """Return container → the number of its own CPUs, in the order of choosing.
 
-        The caller leaves out containers that request pools.
+        `WHOLE_POD` stands for all containers of a pod that share one set. The caller leaves out
+        containers that request pools.
         """
+        ...
+
+    def sharing(self, pod: Pod) -> Sharing:
+        """Return who else may run on the CPUs that a pod owns."""
         ...
 
     def available(self, view: NodeView) -> CPUSet:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import NONE, STATIC
+from cpupool.core.cpu_manager import KOORDINATOR, NONE, STATIC
 from cpupool.policies.base import NodeView
+from cpupool.policies.koordinator import KoordinatorPolicy
 from cpupool.policies.none import NonePolicy
 from cpupool.policies.static import StaticPolicy
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 BUILT_IN: Final[CPUManagerPolicies] = {
     NONE: lambda _pools, _machine: NonePolicy(),
     STATIC: StaticPolicy.of_pools,
+    KOORDINATOR: KoordinatorPolicy.of_pools,
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
+from cpupool.core.grants import WHOLE_POD, Sharing
 from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.quota import Limit
 from cpupool.policies.base import DEFAULT
@@ -32,6 +33,10 @@ class NonePolicy:
     def hints(self, _ask: Ask) -> ResourceHints | None:
         """Return None: CPUs may lie on any nodes."""
         return None
+
+    def sharing(self, _pod: Pod) -> Sharing:
+        """Return that no other pod runs on the CPUs of an owner."""
+        return Sharing.NONE
 
     def available(self, _view: NodeView) -> CPUSet:
         """Return no CPUs."""
@@ -65,7 +70,7 @@ class NonePolicy:
         started.
         """
         chosen = view.chosen.get(demand.pod.cgroup_uid)
-        own = chosen and chosen.parts.get(demand.container.name)
+        own = chosen and chosen.part(demand.container.name)
         if own and (online := own & view.topology.online):
             beside = _shared_beside(view, demand.container)
             return CPUAssignment(
@@ -79,7 +84,7 @@ class NonePolicy:
         if own:
             return view.confined(Cause.OFFLINE, f"its CPUs {own} are offline")
         refusal = view.refused.get(demand.pod.cgroup_uid)
-        if refusal and demand.container.whole_cpus:
+        if refusal and self.wants(demand.pod).keys() & {demand.container.name, WHOLE_POD}:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
         return view.default
 

@@ -165,7 +165,8 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
         return ""
     listed = pod is not None and pod.qos is not None
     spec = [found for found in pod.containers if found.name == known.name] if pod else []
-    if not (container.whole_cpus or any(found.whole_cpus for found in spec)):
+    asks = container.whole_cpus or container.orchestrated
+    if not (asks or any(found.whole_cpus for found in spec)):
         return ""
     if not now.facts.recovered:
         return "the agent has just started, and does not know yet which CPUs have an owner"

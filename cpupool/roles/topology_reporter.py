@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
 from cpupool.kube.client import APIError
@@ -17,8 +16,6 @@ from cpupool.kube.node_topology import CREATE_CRD, GRANT
 from cpupool.manager.node_topology import node_topology
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.metrics import WriteOutcome
-from cpupool.wire import koordinator
-from cpupool.wire.koordinator import AnnotationError
 from cpupool.wire.node_topology import values
 
 if TYPE_CHECKING:
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
     from cpupool.telemetry.metrics import Metrics
     from cpupool.wire.node_topology import Values
 
-_T = TypeVar("_T")
 log = logs.get(__name__)
 
 NAME: Final = "topology reporter"
@@ -57,7 +53,7 @@ class TopologyReporter:
         names: the names of the pools' resources.
         node: returns the Node, None while it is not known.
         node_name: its name.
-        around: reads what the node's state does not have, but the Node's annotations.
+        around: reads what the node's state does not have.
         ready: whether it is known who owns which CPU; before that nothing is published.
         events: hears of other managers of the object.
         metrics: where writes are counted.
@@ -100,7 +96,6 @@ class TopologyReporter:
         self._rewrite_s = 0.0
         self._complaint = ""
         self._left: Mapping[str, str] = {}
-        self._unread: Mapping[str, str | None] = {}
         self._wake = threading.Event()
         metrics.topology_published()
         sink.wakes(self.look)
@@ -135,7 +130,7 @@ class TopologyReporter:
         if seen is None or node is None or not (known and snapshot.facts.configured):
             return _IDLE_S
         try:
-            around = self._with_annotations(self._around(), node)
+            around = self._around()
         except CPUPoolError as error:
             return self._failed(error, "it is tried again")
         topology = node_topology(snapshot, self._names, around, self._publishing)
@@ -147,26 +142,6 @@ class TopologyReporter:
         if present is None or not present.shows(self._node_name, node.uid, given):
             return self._write(node.uid, given)
         return self._settled()
-
-    def _with_annotations(self, around: Surroundings, node: Node) -> Surroundings:
-        return replace(
-            around,
-            reservation=self._read(node, koordinator.RESERVATION, koordinator.reservation),
-            system=self._read(node, koordinator.SYSTEM_QOS, koordinator.system_cpus),
-        )
-
-    def _read(self, node: Node, key: str, parse: Callable[[str | None], _T]) -> _T:
-        """Read an annotation of the Node; one that is not readable counts as none."""
-        text = node.annotations.get(key)
-        try:
-            found = parse(text)
-        except AnnotationError as error:
-            if self._unread.get(key) != text:
-                log.warning("annotation of the Node left out", reason=error.what, so=error.remedy)
-            self._unread = {**self._unread, key: text}
-            return parse(None)
-        self._unread = {**self._unread, key: None}
-        return found
 
     def _write(self, node_uid: str, given: Values) -> float:
         """Write the object; the same values that another program removes, later and later."""

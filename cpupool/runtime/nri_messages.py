@@ -59,6 +59,7 @@ class NRIContainer:
         state: as the runtime sees it.
         whole_cpus: the CPUs that it requests, if the kubelet's numbers show a whole number of them
             and a Guaranteed pod; 0 otherwise, and for a static pod.
+        orchestrated: whether the pod's label names a class of Koordinator that owns CPUs.
     """
 
     id: ContainerID
@@ -67,6 +68,7 @@ class NRIContainer:
     environment: Mapping[str, str]
     state: ContainerState
     whole_cpus: int = 0
+    orchestrated: bool = False
 
     @property
     def key(self) -> ContainerKey | None:

@@ -37,7 +37,7 @@ from cpupool.runtime.nri_messages import (
     UpdateContainer,
     Updated,
 )
-from cpupool.wire import nri_mux, ttrpc
+from cpupool.wire import nri_mux, orchestration, ttrpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -408,6 +408,7 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
         dict(variable.split("=", 1) for variable in container.env if "=" in variable),
         _STATES.get(container.state, ContainerState.UNKNOWN),
         _whole_cpus(pod, container),
+        pod.labels.get(orchestration.QOS_CLASS) in orchestration.OWNERS,
     )
 
 

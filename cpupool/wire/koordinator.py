@@ -110,7 +110,8 @@ def written(published: Published) -> dict[str, str]:
 def pod_cpu_allocs(pods: Iterable[PodCPUs]) -> list[dict[str, Any]] | None:
     """Return the value of `pod-cpu-allocs`, sorted by UID; None without pods.
 
-    `managedByKubelet` makes koord-scheduler subtract the CPUs from those that it can give.
+    `managedByKubelet` makes koord-scheduler subtract the CPUs from those that it can give: for CPUs
+    that it has assigned itself, that would count them twice.
     """
     return [
         _without_empty(
@@ -118,7 +119,7 @@ def pod_cpu_allocs(pods: Iterable[PodCPUs]) -> list[dict[str, Any]] | None:
             name=pod.name,
             uid=pod.uid,
             cpuset=str(pod.cpus),
-            managedByKubelet=True,
+            managedByKubelet=not pod.scheduled,
         )
         for pod in sorted(pods, key=lambda pod: pod.uid)
     ] or None

@@ -228,13 +228,22 @@ class Runtime:
         self._plugin = self._accept()
 
     def create(
-        self, pod: Pod, cpus: str, devices: Mapping[str, str]
+        self,
+        pod: Pod,
+        cpus: str,
+        devices: Mapping[str, str],
+        labels: Mapping[str, str] | None = None,
     ) -> nri_pb2.CreateContainerResponse:
         """Create the only container of a pod anew, as the kubelet asks for it."""
         told = self._told(pod)
+        told = replace(told, pod=replace(told.pod, own_labels=labels or {}))
         created = nri_pb2.CONTAINER_CREATED
         again = replace(told, id=f"{told.id}-again", cpus=cpus, devices=devices, state=created)
         return self._plugin.create(replace(again, quota_us=200_000))
+
+    def id_of(self, pod: Pod) -> str:
+        """Return the id of the only container of a pod."""
+        return self._told(pod).id
 
     def update(self, pod: Pod, cpus: str) -> None:
         """Give the only container of a pod other CPUs, as the kubelet does again and again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,10 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.koordinator import (
     CPUModel,
     EffectiveCPUManager,
+    NodeRules,
+    Orchestration,
     PodCPUs,
+    QoS,
     Reservation,
     SystemCPUs,
 )
@@ -47,13 +51,9 @@ def _published(
     reservation: Reservation | None = None,
     system: SystemCPUs | None = None,
 ) -> Published:
-    return koordinator.published(
-        manager.snapshot(),
-        CPUModel(),
-        kubelet,
-        reservation or Reservation(),
-        system or SystemCPUs(),
-    )
+    rules = NodeRules(reservation or Reservation(), system or SystemCPUs())
+    manager.observe(rules=rules)
+    return koordinator.published(manager.snapshot(), CPUModel(), kubelet)
 
 
 def _texts(pools: tuple[SharedPool, ...]) -> list[str]:
@@ -84,6 +84,23 @@ class TestPods:
         assert found.pods == (PodCPUs("default", "own", "own-uid", CPUSet.parse("1,17")),)
         assert _texts(found.pools.shared) == ["0,16", "8-9,24-25"]
         assert _texts(found.pools.best_effort) == ["0,16", "8-9,24-25"]
+
+    @pytest.mark.parametrize(("assigned", "scheduled"), [("9,25", True), ("", False)])
+    def test_a_schedulers_own_choice_is_in_its_books_already(
+        self, assigned: str, scheduled: bool
+    ) -> None:
+        container = replace(builders.container(cpu=2000), request_milli=2000)
+        told = Orchestration(QoS.LSR, prod=True, cpus=CPUSet.parse(assigned))
+        pod = replace(builders.pod("lsr", container), orchestration=told)
+        config = CPUManager("koordinator", reserved=CPUSet.parse("0,16"))
+        manager = _manager(NodePools.of(*LINES, cpu_manager=config))
+        manager.adopt(())
+        manager.observe(pods=(pod,))
+
+        found = _published(manager)
+
+        assert [(each.name, each.scheduled) for each in found.pods] == [("lsr", scheduled)]
+        assert found.manager == EffectiveCPUManager("none", {}, CPUSet.parse("0,16"))
 
 
 class TestReserved:

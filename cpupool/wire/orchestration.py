@@ -1,0 +1,238 @@
+"""Koordinator's labels and annotations of pods and nodes, by admins and koord-scheduler.
+
+Today's names count, and the names of the proposal *Fine-grained CPU orchestration* where
+Koordinator has other names now. A value that Koordinator does not know is a fault, and counts as
+none.
+
+Source: koordinator-sh/koordinator, apis/extension (qos.go, priority.go, priority_utils.go,
+resource.go, numa_aware.go, node.go); the proposal, "CPU orchestration API".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError, QuantityError
+from cpupool.core.koordinator import (
+    BindPolicy,
+    NodeRules,
+    Orchestration,
+    QoS,
+    Reservation,
+    SystemCPUs,
+)
+from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
+from cpupool.core.quantity import Quantity
+from cpupool.wire import koordinator
+from cpupool.wire.koordinator import AnnotationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+QOS_CLASS: Final = "koordinator.sh/qosClass"
+RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
+OWNERS: Final = frozenset({QoS.LSE.value, QoS.LSR.value})
+"""The classes whose pods own CPUs."""
+_PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
+_RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
+_BIND_POLICY: Final = "node.koordinator.sh/cpu-bind-policy"
+_STRATEGY: Final = "node.koordinator.sh/numa-allocate-strategy"
+_TOPOLOGY_POLICIES: Final = (
+    "node.koordinator.sh/numa-topology-policy",
+    "node.koordinator.sh/numa-topology-alignment-policy",
+)
+"""Today's name, and the proposal's."""
+
+_PROD: Final = "koord-prod"
+_PROD_PRIORITIES: Final = range(9000, 10_000)
+_OTHER_PRIORITIES: Final = (range(7000, 8000), range(5000, 6000), range(3000, 4000))
+_AMOUNTS: Final = ("cpu", "kubernetes.io/batch-cpu")
+_BINDS: Final = {policy.value: policy for policy in BindPolicy}
+_EXCLUSIVE: Final = {
+    "PCPULevel": ExclusivePolicy.PHYSICAL_CORE,
+    "NUMANodeLevel": ExclusivePolicy.NUMA_NODE,
+}
+_UNSET: Final = ("", "None", "Default")
+_FULL_CORES_ONLY: Final = ("FullPCPUsOnly", "PCPUOnly")
+_STRATEGIES: Final = {
+    "MostAllocated": NUMAPolicy.MOST_ALLOCATED,
+    "LeastAllocated": NUMAPolicy.LEAST_ALLOCATED,
+    "DistributeEvenly": NUMAPolicy.DISTRIBUTED,
+}
+_ALIGNMENTS: Final = {
+    "BestEffort": TopologyPolicy.BEST_EFFORT,
+    "Restricted": TopologyPolicy.RESTRICTED,
+    "SingleNUMANode": TopologyPolicy.SINGLE_NUMA_NODE,
+}
+_SHOWN_CHARACTERS: Final = 63
+_T = TypeVar("_T")
+
+
+def of_pod(
+    labels: Mapping[str, str], annotations: Mapping[str, str], priority: int | None
+) -> Orchestration | None:
+    """Return what Koordinator's labels and annotations say of a pod; None where it has none.
+
+    Args:
+        labels: the pod's labels.
+        annotations: its annotations.
+        priority: its `spec.priority`.
+    """
+    keys = (QOS_CLASS, _PRIORITY_CLASS, RESOURCE_STATUS, _RESOURCE_SPEC)
+    if not any(key in labels or key in annotations for key in keys):
+        return None
+    qos = next((each for each in QoS if each.value == labels.get(QOS_CLASS)), None)
+    prod = _is_prod(labels.get(_PRIORITY_CLASS, ""), priority, qos)
+    try:
+        spec = _object(_RESOURCE_SPEC, annotations)
+        bind, required = _bind(spec)
+        exclusive = _choice(spec, "preferredCPUExclusivePolicy", _EXCLUSIVE, ExclusivePolicy.NONE)
+        status = _object(RESOURCE_STATUS, annotations)
+        return Orchestration(
+            qos,
+            prod,
+            _cpus(status),
+            frozenset(_nodes(status)),
+            bind,
+            required,
+            exclusive,
+        )
+    except AnnotationError as error:
+        return Orchestration(qos, prod, fault=f"{error.key} {error.what}; {error.remedy}")
+
+
+def of_node(labels: Mapping[str, str], annotations: Mapping[str, str]) -> NodeRules:
+    """Return what Koordinator's labels and annotations say of a node."""
+    faults: list[str] = []
+
+    def read(parse: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return parse()
+        except AnnotationError as error:
+            faults.append(str(error))
+            return otherwise
+
+    def label(keys: tuple[str, ...], known: Mapping[str, _T]) -> _T | None:
+        for key in keys:
+            if (text := labels.get(key, "")) in known:
+                return known[text]
+            if text not in _UNSET:
+                words = ", ".join(known)
+                faults.append(f"the Node's label {key} is {_shown(text)}; write one of {words}")
+        return None
+
+    bind = label(
+        (_BIND_POLICY,), {**_BINDS, **dict.fromkeys(_FULL_CORES_ONLY, BindPolicy.FULL_PCPUS)}
+    )
+    return NodeRules(
+        read(
+            lambda: koordinator.reservation(annotations.get(koordinator.RESERVATION)), Reservation()
+        ),
+        read(
+            lambda: koordinator.system_cpus(annotations.get(koordinator.SYSTEM_QOS)), SystemCPUs()
+        ),
+        bind,
+        labels.get(_BIND_POLICY) in _FULL_CORES_ONLY,
+        label((_STRATEGY,), _STRATEGIES),
+        label(_TOPOLOGY_POLICIES, _ALIGNMENTS),
+        tuple(faults),
+    )
+
+
+def _is_prod(written: str, priority: int | None, qos: QoS | None) -> bool:
+    if written:
+        return written == _PROD
+    if priority is not None:
+        if priority in _PROD_PRIORITIES:
+            return True
+        if any(priority in others for others in _OTHER_PRIORITIES):
+            return False
+    return qos in {QoS.LSE, QoS.LSR, QoS.LS, QoS.SYSTEM}
+
+
+def _bind(spec: Mapping[str, Any]) -> tuple[BindPolicy | None, bool]:
+    required = _choice(spec, "requiredCPUBindPolicy", _BINDS, None)
+    if required:
+        return required, True
+    return _choice(spec, "preferredCPUBindPolicy", _BINDS, None), False
+
+
+def _choice(value: Mapping[str, Any], key: str, known: Mapping[str, _T], otherwise: _T) -> _T:
+    text = value.get(key) or ""
+    if text in _UNSET:
+        return otherwise
+    if not isinstance(text, str) or text not in known:
+        raise AnnotationError(
+            _RESOURCE_SPEC, f"has {key} {_shown(text)}", f"write one of {', '.join(known)}"
+        )
+    return known[text]
+
+
+def _cpus(status: Mapping[str, Any]) -> CPUSet:
+    text = status.get("cpuset") or ""
+    try:
+        return CPUSet.parse(text if isinstance(text, str) else repr(text))
+    except CPUSetParseError as error:
+        raise AnnotationError(
+            RESOURCE_STATUS, f"has in cpuset: {error}", "let the scheduler write it"
+        ) from error
+
+
+def _nodes(status: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the NUMA nodes that a scheduler has assigned, if an entry names an amount of cpu."""
+    entries = _entries(status, "numaNodeResources")
+    if any(_has_cpu(entry) for entry in entries):
+        yield from map(_node, entries)
+    yield from map(_node, _entries(status, "cpuSharedPools"))
+
+
+def _entries(status: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    value = status.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise AnnotationError(
+            RESOURCE_STATUS, f"has in {key} {_shown(value)}", "let the scheduler write it"
+        )
+    return value
+
+
+def _node(entry: Mapping[str, Any]) -> int:
+    node = entry.get("node", 0)
+    if isinstance(node, bool) or not isinstance(node, int) or node < 0:
+        raise AnnotationError(
+            RESOURCE_STATUS, f"has the NUMA node {_shown(node)}", "let the scheduler write it"
+        )
+    return node
+
+
+def _has_cpu(entry: Mapping[str, Any]) -> bool:
+    resources = entry.get("resources") or {}
+    if not isinstance(resources, dict):
+        raise AnnotationError(
+            RESOURCE_STATUS, f"has resources {_shown(resources)}", "let the scheduler write it"
+        )
+    try:
+        return any(Quantity.read(resources[name]).milli for name in _AMOUNTS if name in resources)
+    except QuantityError as error:
+        raise AnnotationError(
+            RESOURCE_STATUS, f"has in resources: {error}", "let the scheduler write it"
+        ) from error
+
+
+def _object(key: str, annotations: Mapping[str, str]) -> Mapping[str, Any]:
+    text = annotations.get(key) or "{}"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise AnnotationError(key, f"is {_shown(text)}", "write a JSON object, or remove it")
+    return value
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:_SHOWN_CHARACTERS]
