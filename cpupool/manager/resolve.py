@@ -30,7 +30,7 @@ from cpupool.policies.pools import PoolsPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cpupool.core.grants import Grants
+    from cpupool.core.grants import Grant, Grants
     from cpupool.core.names import Names
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
@@ -179,16 +179,20 @@ def resolve(
     same: Resolution | None = None
     if before and before.resolution.view == view and _placing(before.facts) == _placing(facts):
         same = before.resolution
-    placed_before = same.containers if same else {}
+    placed_before = before.resolution.containers if before else {}
+    owners_before = _unchanged_owners(before, facts, view) if before and not same else {}
     containers: dict[ContainerKey, PlacedContainer] = {}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         key = (pod.cgroup_uid, identifier)
+        has = view.chosen.get(pod.cgroup_uid)
         found = placed_before.get(key)
         if found and found.pod is pod and found.container is container:
-            containers[key] = found
-            continue
+            # The CPUs of an owner do not depend on the other grants.
+            owns = has and has is owners_before.get(pod.cgroup_uid) and not container.requests
+            if same or (owns and found.assignment.placement is Placement.POLICY):
+                containers[key] = found
+                continue
         # A container keeps what an earlier policy gave it, whatever the pool file says now.
-        has = view.chosen.get(pod.cgroup_uid)
         own = has and has.part(container.name)
         if not own and (request := requested.counted(facts, pod, container)):
             devices = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
@@ -209,6 +213,14 @@ def resolve(
         missing=tuple(ref for ref, hinted in lacking if not hinted),
         unconfirmed=tuple(ref for ref, _ in lacking),
     )
+
+
+def _unchanged_owners(before: Snapshot, facts: NodeFacts, view: NodeView) -> Mapping[str, Grant]:
+    """Return the earlier grants of the policy, if the same policy placed them on this machine."""
+    earlier = before.resolution.view
+    if before.facts.policy is facts.policy and earlier.topology is view.topology:
+        return earlier.chosen
+    return {}
 
 
 def _placing(facts: NodeFacts) -> tuple[object, ...]:
