@@ -244,10 +244,13 @@ def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
 
     A pod keeps what an earlier policy gave to its containers, or to the pod as a whole.
     """
-    wants, has = facts.policy.wants(pod), grants.chosen.get(pod.cgroup_uid)
-    if has and (wants.keys() <= has.parts.keys() or WHOLE_POD in wants.keys() ^ has.parts.keys()):
+    has = grants.chosen.get(pod.cgroup_uid)
+    if has is None:
+        return bool(facts.policy.wants(pod) and _wants(facts, pod))
+    if WHOLE_POD in has.parts or all(each.name in has.parts for each in pod.containers):
         return False
-    return bool(wants and _wants(facts, pod).keys() - (has.parts.keys() if has else set()))
+    wants = _wants(facts, pod).keys()
+    return WHOLE_POD not in wants and not wants <= has.parts.keys()
 
 
 def _parts(facts: NodeFacts, pod: Pod, container: str) -> tuple[str, ...]:
