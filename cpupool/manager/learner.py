@@ -107,8 +107,7 @@ class Learner:
         checkpoint: the kubelet's checkpoint file.
         containers: the container runtime.
         nri: returns whether the runtime asks before it creates or updates a container.
-        rules: returns what Koordinator's labels and annotations say of the node; None where the
-            node is not known.
+        rules: returns what Koordinator's words say of the node; None where it is not known.
 
     Attributes:
         due_s: when to ask next, if nothing happens before; infinite for never.
@@ -166,8 +165,7 @@ class Learner:
             self._cpu_manager, self._assignments = _Retry(), _Retry()
             self._answered = False
         self._ask_cpu_manager(now_s)
-        rules = self._rules()
-        if rules is not None:
+        if (rules := self._rules()) is not None:
             self._manager.observe(rules=rules)
             self._sources.complain("node", "; ".join(rules.faults))
         listed = self._sources.ask("pods", self._pods.pods)
