@@ -143,8 +143,8 @@ def reservation(text: str | None) -> Reservation:
     Raises:
         AnnotationError: it is no such JSON.
     """
-    value = _object(RESERVATION, text)
-    cpus = _cpu_list(RESERVATION, value, _RESERVED_CPUS)
+    value = json_object(RESERVATION, text)
+    cpus = cpu_list(RESERVATION, value, _RESERVED_CPUS)
     resources = value.get("resources") or {}
     amount = resources.get("cpu") if isinstance(resources, dict) else None
     try:
@@ -162,12 +162,17 @@ def system_cpus(text: str | None) -> SystemCPUs:
     Raises:
         AnnotationError: it is no such JSON.
     """
-    value = _object(SYSTEM_QOS, text)
-    cpus = _cpu_list(SYSTEM_QOS, value, "cpuset")
+    value = json_object(SYSTEM_QOS, text)
+    cpus = cpu_list(SYSTEM_QOS, value, "cpuset")
     return SystemCPUs(cpus, value.get("cpusetExclusive") is not False, value)
 
 
-def _object(key: str, text: str | None) -> Mapping[str, Any]:
+def json_object(key: str, text: str | None) -> Mapping[str, Any]:
+    """Return the object in an annotation; an empty one for no annotation, and for null.
+
+    Raises:
+        AnnotationError: it is no JSON object.
+    """
     if not text:
         return {}
     try:
@@ -184,14 +189,22 @@ def _object(key: str, text: str | None) -> Mapping[str, Any]:
     return value
 
 
-def _cpu_list(key: str, value: Mapping[str, Any], name: str) -> CPUSet:
+def cpu_list(
+    key: str,
+    value: Mapping[str, Any],
+    name: str,
+    remedy: str = 'write a list of CPUs, as "0-3,8"',
+) -> CPUSet:
+    """Return the CPUs that an entry of an annotation lists; none for no entry.
+
+    Raises:
+        AnnotationError: the entry is no list of CPUs.
+    """
     text = value.get(name) or ""
     try:
         return CPUSet.parse(text if isinstance(text, str) else repr(text))
     except CPUSetParseError as error:
-        raise AnnotationError(
-            key, f"has in {name}: {error}", 'write a list of CPUs, as "0-3,8"'
-        ) from error
+        raise AnnotationError(key, f"has in {name}: {error}", remedy) from error
 
 
 def _manager(manager: EffectiveCPUManager) -> dict[str, Any]:

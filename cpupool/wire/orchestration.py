@@ -10,12 +10,10 @@ resource.go, numa_aware.go, node.go); the proposal, "CPU orchestration API".
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError, QuantityError
+from cpupool.core.errors import QuantityError
 from cpupool.core.koordinator import (
     BindPolicy,
     NodeRules,
@@ -27,7 +25,7 @@ from cpupool.core.koordinator import (
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
 from cpupool.core.quantity import Quantity
 from cpupool.wire import koordinator
-from cpupool.wire.koordinator import AnnotationError
+from cpupool.wire.koordinator import AnnotationError, cpu_list, json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +66,7 @@ _ALIGNMENTS: Final = {
     "SingleNUMANode": TopologyPolicy.SINGLE_NUMA_NODE,
 }
 _SHOWN_CHARACTERS: Final = 63
+_BY_SCHEDULER: Final = "let the scheduler write it"
 _T = TypeVar("_T")
 
 
@@ -87,14 +86,14 @@ def of_pod(
     qos = next((each for each in QoS if each.value == labels.get(QOS_CLASS)), None)
     prod = _is_prod(labels.get(_PRIORITY_CLASS, ""), priority, qos)
     try:
-        spec = _object(_RESOURCE_SPEC, annotations)
+        spec = json_object(_RESOURCE_SPEC, annotations.get(_RESOURCE_SPEC))
         bind, required = _bind(spec)
         exclusive = _choice(spec, "preferredCPUExclusivePolicy", _EXCLUSIVE, ExclusivePolicy.NONE)
-        status = _object(RESOURCE_STATUS, annotations)
+        status = json_object(RESOURCE_STATUS, annotations.get(RESOURCE_STATUS))
         return Orchestration(
             qos,
             prod,
-            _cpus(status),
+            cpu_list(RESOURCE_STATUS, status, "cpuset", _BY_SCHEDULER),
             frozenset(_nodes(status)),
             bind,
             required,
@@ -171,16 +170,6 @@ def _choice(value: Mapping[str, Any], key: str, known: Mapping[str, _T], otherwi
     return known[text]
 
 
-def _cpus(status: Mapping[str, Any]) -> CPUSet:
-    text = status.get("cpuset") or ""
-    try:
-        return CPUSet.parse(text if isinstance(text, str) else repr(text))
-    except CPUSetParseError as error:
-        raise AnnotationError(
-            RESOURCE_STATUS, f"has in cpuset: {error}", "let the scheduler write it"
-        ) from error
-
-
 def _nodes(status: Mapping[str, Any]) -> Iterator[int]:
     """Yield the NUMA nodes that a scheduler has assigned, if an entry names an amount of cpu."""
     entries = _entries(status, "numaNodeResources")
@@ -192,46 +181,27 @@ def _nodes(status: Mapping[str, Any]) -> Iterator[int]:
 def _entries(status: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     value = status.get(key) or []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise AnnotationError(
-            RESOURCE_STATUS, f"has in {key} {_shown(value)}", "let the scheduler write it"
-        )
+        raise AnnotationError(RESOURCE_STATUS, f"has in {key} {_shown(value)}", _BY_SCHEDULER)
     return value
 
 
 def _node(entry: Mapping[str, Any]) -> int:
     node = entry.get("node", 0)
     if isinstance(node, bool) or not isinstance(node, int) or node < 0:
-        raise AnnotationError(
-            RESOURCE_STATUS, f"has the NUMA node {_shown(node)}", "let the scheduler write it"
-        )
+        raise AnnotationError(RESOURCE_STATUS, f"has the NUMA node {_shown(node)}", _BY_SCHEDULER)
     return node
 
 
 def _has_cpu(entry: Mapping[str, Any]) -> bool:
     resources = entry.get("resources") or {}
     if not isinstance(resources, dict):
-        raise AnnotationError(
-            RESOURCE_STATUS, f"has resources {_shown(resources)}", "let the scheduler write it"
-        )
+        raise AnnotationError(RESOURCE_STATUS, f"has resources {_shown(resources)}", _BY_SCHEDULER)
     try:
         return any(Quantity.read(resources[name]).milli for name in _AMOUNTS if name in resources)
     except QuantityError as error:
         raise AnnotationError(
-            RESOURCE_STATUS, f"has in resources: {error}", "let the scheduler write it"
+            RESOURCE_STATUS, f"has in resources: {error}", _BY_SCHEDULER
         ) from error
-
-
-def _object(key: str, annotations: Mapping[str, str]) -> Mapping[str, Any]:
-    text = annotations.get(key) or "{}"
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = text
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise AnnotationError(key, f"is {_shown(text)}", "write a JSON object, or remove it")
-    return value
 
 
 def _shown(value: object) -> str:
