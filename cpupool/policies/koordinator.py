@@ -27,7 +27,7 @@ from cpupool.policies.layout import Level
 from cpupool.policies.static import StaticPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from cpupool.core.workloads import Pod
     from cpupool.policies.base import Ask, Demand, NodeView
@@ -116,16 +116,12 @@ class KoordinatorPolicy(StaticPolicy):
     def _shared(self, view: NodeView, pod: Pod, told: Orchestration) -> CPUSet:
         shared, best_effort = view.extents[DEFAULT], view.extents[BEST_EFFORT]
         if told.nodes and told.qos is not QoS.BE:
-            return shared & self._on(told.nodes)
+            return shared & self._around(told.nodes)
         if told.qos is QoS.SYSTEM and view.rules.system.cpus:
             return view.rules.system.cpus & view.cpus & view.topology.online
         if told.qos is not QoS.LS and pod.qos is QoSClass.BEST_EFFORT:
             return best_effort
         return shared
-
-    def _on(self, nodes: frozenset[int]) -> CPUSet:
-        groups = self.layout.groups[Level.NODE]
-        return CPUSet.union(groups.get(node, CPUSet()) for node in nodes)
 
     def _check(self, view: NodeView, ask: Ask, cpus: CPUSet) -> None:
         if strange := cpus - view.cpus:
@@ -158,14 +154,22 @@ class KoordinatorPolicy(StaticPolicy):
             free = self.layout.whole_cores(free)
             if len(free) < ask.count:
                 raise SMTAlignmentError(ask.count, threads, len(free))
-        exclusive = self._exclusive(view, told.exclusive, threads, ask.count, free)
-        near = free if ask.nodes is None else free & self._on(ask.nodes)
+        held = tuple(self._held(view))
+        exclusive = self._exclusive(held, told.exclusive, threads, ask.count, free)
+        near = free if ask.nodes is None else free & self._around(ask.nodes)
         among = near if len(near) >= ask.count else free
-        taken = self._take(view, ask, among, full=full, exclusive=exclusive)
+        taken = self._take(view, ask, among, full=full, exclusive=exclusive, held=held)
         return Choice(taken.cpus, proven=taken.proven)
 
     def _take(
-        self, view: NodeView, ask: Ask, among: CPUSet, *, full: bool, exclusive: ExclusivePolicy
+        self,
+        view: NodeView,
+        ask: Ask,
+        among: CPUSet,
+        *,
+        full: bool,
+        exclusive: ExclusivePolicy,
+        held: Collection[OccupiedCPUs],
     ) -> Taken:
         strategy = view.rules.strategy
         evenly = strategy is NUMAPolicy.DISTRIBUTED or (
@@ -181,18 +185,21 @@ class KoordinatorPolicy(StaticPolicy):
             full_cores=full,
             strategy=strategy or NUMAPolicy.LEAST_ALLOCATED,
             exclusive=exclusive,
-            held=tuple(self._held(view)),
+            held=held,
         )
 
     def _exclusive(
-        self, view: NodeView, wish: ExclusivePolicy, threads: int, count: int, free: CPUSet
+        self,
+        held: Collection[OccupiedCPUs],
+        wish: ExclusivePolicy,
+        threads: int,
+        count: int,
+        free: CPUSet,
     ) -> ExclusivePolicy:
         """Return what the pod's CPUs avoid: cores, if no NUMA node without such pods has room."""
         if wish is ExclusivePolicy.NUMA_NODE:
             alike = CPUSet.union(
-                held.cpus
-                for held in self._held(view)
-                if held.exclusive is ExclusivePolicy.NUMA_NODE
+                each.cpus for each in held if each.exclusive is ExclusivePolicy.NUMA_NODE
             )
             nodes = self.layout.groups[Level.NODE].values()
             if not any(node.isdisjoint(alike) and len(node & free) >= count for node in nodes):
