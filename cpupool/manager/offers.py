@@ -137,7 +137,7 @@ def _parts_of_cores(
     resource: Advertised,
     held: Iterable[str],
     taken: CPUSet,
-    beside: CPUSet,
+    withheld: CPUSet,
 ) -> CPUSet:
     """Return the free CPUs of a pool of whole cores whose core is not free as a whole.
 
@@ -145,7 +145,7 @@ def _parts_of_cores(
     NUMA node where the pool has too few cores.
     """
     offered = resource.pool.offered
-    blocked = topology.with_siblings(taken) | beside | exclusive_cpus(held)
+    blocked = topology.with_siblings(taken) | withheld | exclusive_cpus(held)
     free = (offered & topology.online) - blocked
     cores = [own for core in topology.cores if (own := core & offered)]
     # As in `policies/pool_choice.py`, a core with fewer threads than the others is none of them.
