@@ -24,7 +24,7 @@ class OneAgent:
     Args:
         lock: the file that the node's one agent holds locked.
         health: hears of waiting, and which loops must beat.
-        silent_s: how long a loop may say nothing.
+        silent_s: how long a loop may give no heartbeat.
         unready: the conditions of roles that must not look ready before they have run.
     """
 

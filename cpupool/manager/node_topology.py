@@ -43,7 +43,7 @@ def node_topology(
         snapshot: the node's facts and decisions.
         names: the names of the pools' resources.
         around: the other facts.
-        publishing: whom it is for.
+        publishing: which scheduler reads it.
     """
     facts, resolution = snapshot
     for_koordinator = publishing is Publishing.KOORDINATOR

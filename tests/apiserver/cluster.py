@@ -51,7 +51,7 @@ class Cluster:
         self.set_labels(labels)
 
     def set_pods(self, bodies: Iterable[Body]) -> None:
-        """Make these the pods, and tell the watches of every difference."""
+        """Set the pods; each difference goes to the watches."""
         given = {body["metadata"]["uid"]: self._bound_to_node(body) for body in bodies}
         with self._lock:
             self._objects.replace_all(PODS, given)
@@ -104,7 +104,7 @@ class Cluster:
         return counts[verb, resource]
 
     def watching(self, resource: str) -> int:
-        """Say how many watches of a resource are open."""
+        """Return how many watches of a resource are open."""
         with self._lock:
             return sum(watch.collection.plural == resource for watch in self._objects.watches)
 

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.apiserver import FakeAPIServer
 from tests.loops import running
 from tests.unit.roles.topology_reporter.reporting import (
-    NODE,
     PATH,
     PLURAL,
     SERVED,
@@ -23,17 +21,12 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.apiserver import FakeAPIServer
+
 NFD = "nfd-topology-updater"
 KOORDLET = "koordlet"
 FOREIGN = [{"name": "node-0", "type": "Node"}]
 WRITES = "cpupool_node_topology_writes_total"
-
-
-@pytest.fixture
-def api() -> Iterator[FakeAPIServer]:
-    with FakeAPIServer(NODE) as fake:
-        fake.crds = dict(SERVED)
-        yield fake
 
 
 @pytest.fixture

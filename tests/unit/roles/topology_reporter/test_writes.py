@@ -11,13 +11,11 @@ import pytest
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.node_topology import Amounts, KubeletAmounts
 from cpupool.wire.node_topology import GROUP, V1ALPHA1, V1ALPHA2
-from tests.apiserver import FakeAPIServer
 from tests.unit.roles.topology_reporter.reporting import (
     NODE,
     NODE_PATH,
     PATH,
     PLURAL,
-    SERVED,
     Reporting,
     reporting,
 )
@@ -26,12 +24,7 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@pytest.fixture
-def api() -> Iterator[FakeAPIServer]:
-    with FakeAPIServer(NODE) as fake:
-        fake.crds = dict(SERVED)
-        yield fake
+    from tests.apiserver import FakeAPIServer
 
 
 @pytest.fixture
