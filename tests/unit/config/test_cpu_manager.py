@@ -249,6 +249,27 @@ def test_the_policy_none_has_no_settings(policy: str, setting: str) -> None:
     assert replace(empty, declared=False) == CPUManager()
 
 
+def test_the_policy_koordinator_has_some_of_the_static_policys_options() -> None:
+    file = parse("""\
+        cpuManager:
+          policy: koordinator
+          reserved: "0,16"
+          options: {full-pcpus-only: true, distribute-cpus-across-numa: true}
+        """)
+    options = StaticOptions(full_pcpus_only=True, distribute_cpus_across_numa=True)
+    assert file.pools.cpu_manager == CPUManager("koordinator", CPUSet.of(0, 16), options)
+
+
+def test_an_option_of_another_policy_is_refused_with_the_policys_own() -> None:
+    settings = "options: {align-by-socket: true, full-pcpus-only: true}"
+    assert refused(f"cpuManager:\n  policy: koordinator\n  reserved: 1\n  {settings}\n") == [
+        (
+            "a.yaml:4:13: cpuManager.options.align-by-socket: the policy koordinator has no such"
+            " option; remove it: koordinator has full-pcpus-only and distribute-cpus-across-numa"
+        )
+    ]
+
+
 def test_an_unknown_policy_hides_no_other_problem() -> None:
     assert refused("cpuManager: {policy: statik, reserved: 0, onMisfit: hold}\n") == [
         "a.yaml:1:22: cpuManager.policy: unknown value 'statik'; did you mean static?",

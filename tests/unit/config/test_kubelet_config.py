@@ -7,9 +7,10 @@ import pytest
 
 from cpupool.config import kubelet_config
 from cpupool.config.kubelet_config import KubeletConfig, KubeletNeeds
-from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpu_manager import CPUManager, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, QuantityError, Severity
+from cpupool.core.node_topology import Scope, TopologyManager
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.machines import MACHINES
 
@@ -28,6 +29,17 @@ def found(**settings: object) -> list[tuple[str, Severity]]:
     right = {"system_reserved_milli": 28500, "topology_manager_policy": "best-effort"}
     config = KubeletConfig(**{**right, **settings})  # type: ignore[arg-type]
     return [(one.path, one.severity) for one in kubelet_config.check(config, NEEDS)]
+
+
+@pytest.mark.parametrize(
+    "word", [{"topology_manager_policy": "strict"}, {"topology_manager_scope": "node"}]
+)
+def test_words_with_which_the_kubelet_does_not_start_are_no_topology_manager(
+    word: dict[str, str],
+) -> None:
+    assert KubeletConfig(**word).topology_manager is None  # type: ignore[arg-type]
+    right = KubeletConfig(topology_manager_policy="restricted", topology_manager_scope="pod")
+    assert right.topology_manager == TopologyManager(TopologyPolicy.RESTRICTED, Scope.POD)
 
 
 def test_what_the_pools_need_is_all_but_the_default_pool_and_the_usual() -> None:

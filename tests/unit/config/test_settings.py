@@ -65,6 +65,12 @@ resource-domain: example.com
     }
 
 
+@pytest.mark.parametrize("text", ["0", "86400"])
+def test_a_pod_is_failed_at_once_or_within_a_day(text: str) -> None:
+    written = f"fail-misfit-after: {text}"
+    assert settings.parse(FILE, written.encode()) == {"fail_misfit_after_s": float(text)}
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}"])
 def test_an_empty_file_sets_nothing(text: str) -> None:
     assert settings.parse(FILE, text.encode()) == {}
@@ -85,6 +91,14 @@ def test_an_empty_file_sets_nothing(text: str) -> None:
         (
             "metrics-port: 65536",
             "1:15: metrics-port: '65536' is no port; give a number up to 65535, or 0",
+        ),
+        (
+            "fail-misfit-after: later",
+            "1:20: fail-misfit-after: 'later' is not between 0 and 86400 seconds; write another",
+        ),
+        (
+            "fail-misfit-after: 86401",
+            "1:20: fail-misfit-after: '86401' is not between 0 and 86400 seconds; write another",
         ),
         ("metrics-port: x", "1:15: metrics-port: 'x' is no port; give a number up to 65535, or 0"),
         (
