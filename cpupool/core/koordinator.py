@@ -179,9 +179,12 @@ class Orchestration:
 
     @property
     def owns(self) -> bool:
-        """Whether the pod owns CPUs, if it requests whole CPUs."""
+        """Whether the pod owns CPUs, if it requests whole CPUs.
+
+        koord-scheduler assigns CPUs to pods of every class where the Node demands whole cores.
+        """
         owner = self.qos in {QoS.LSE, QoS.LSR} and self.prod
-        return owner and self.bind is not BindPolicy.CONSTRAINED_BURST
+        return bool(self.cpus) or (owner and self.bind is not BindPolicy.CONSTRAINED_BURST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Koordinator's CPU orchestration: LSE and LSR pods own CPUs, LS and best-effort pods share.
 
 A pod owns the CPUs that a scheduler has assigned by the annotation `resource-status`, if they are
-the policy's, as many as the pod requests, and free. Without the annotation the policy chooses on
-the node. All containers of a pod share its set.
+the policy's, as many as the pod requests, and free. For an LSE or LSR pod without the annotation
+the policy chooses on the node. All containers of a pod share its set.
 
 Source: the proposal *Fine-grained CPU orchestration*; pkg/scheduler/plugins/nodenumaresource and
 pkg/koordlet/runtimehooks/hooks/cpuset in Koordinator 1.8.
@@ -51,18 +51,39 @@ class AssignmentRefused(PlacementError):
 
 
 @dataclass(frozen=True, slots=True)
+class Koordlet:
+    """The settings of a koordlet whose answers the policy gives, where its own differ.
+
+    Attributes:
+        be_cpu_manager: its feature gate BECPUManager: best-effort pods keep to their NUMA nodes.
+        kubelet_static: the kubelet's CPU manager is static, and koordlet leaves containers to it,
+            also on the CPUs of LSE pods.
+    """
+
+    be_cpu_manager: bool = False
+    kubelet_static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class KoordinatorPolicy(StaticPolicy):
-    """The policy on one machine; reserved CPUs are the floor of the shared sets."""
+    """The policy on one machine; reserved CPUs are the floor of the shared sets.
+
+    Attributes:
+        like: the koordlet to imitate, for a comparison with its recorded answers; none on a node.
+    """
+
+    like: Koordlet | None = None
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
-        """Return the number of CPUs of an LSE or LSR pod that requests whole CPUs."""
+        """Return the number of CPUs of a pod that owns some, if it requests whole CPUs."""
         told = pod.orchestration
         owns = told is not None and told.owns and not told.fault
         return {WHOLE_POD: pod.whole_cpus} if owns and pod.whole_cpus else {}
 
     def sharing(self, pod: Pod) -> Sharing:
-        """Return that best-effort pods run on the CPUs of an LSR pod."""
-        lends = pod.orchestration is not None and pod.orchestration.qos is QoS.LSR
+        """Return that best-effort pods run on the CPUs of an owner that is not an LSE pod."""
+        told = pod.orchestration
+        lends = told is not None and told.owns and told.qos is not QoS.LSE
         return Sharing.BEST_EFFORT if lends else Sharing.NONE
 
     def available(self, view: NodeView) -> CPUSet:
@@ -111,17 +132,24 @@ class KoordinatorPolicy(StaticPolicy):
             return view.confined(Cause.ANNOTATION, told.fault)
         if cpus := self._shared(view, demand.pod, told):
             return CPUAssignment(Placement.DEFAULT, default=cpus)
+        if self.like and self.like.kubelet_static:
+            return CPUAssignment(Placement.KUBELET)
         return assignment
 
     def _shared(self, view: NodeView, pod: Pod, told: Orchestration) -> CPUSet:
+        """Return the shared CPUs of a pod's class; none if koordlet leaves it to the kubelet."""
         shared, best_effort = view.extents[DEFAULT], view.extents[BEST_EFFORT]
-        if told.nodes and told.qos is not QoS.BE:
-            return shared & self._around(told.nodes)
+        idle = pod.qos is QoSClass.BEST_EFFORT
+        usual = best_effort if idle else shared
+        like = self.like or Koordlet()
+        if told.nodes and (told.qos is not QoS.BE or like.be_cpu_manager):
+            among = best_effort if told.qos is QoS.BE else shared
+            return among & self._around(told.nodes) or usual
         if told.qos is QoS.SYSTEM and view.rules.system.cpus:
             return view.rules.system.cpus & view.cpus & view.topology.online
-        if told.qos is not QoS.LS and pod.qos is QoSClass.BEST_EFFORT:
-            return best_effort
-        return shared
+        if told.qos is QoS.LS:
+            return shared
+        return CPUSet() if like.kubelet_static and not idle else usual
 
     def _check(self, view: NodeView, ask: Ask, cpus: CPUSet) -> None:
         if strange := cpus - view.cpus:

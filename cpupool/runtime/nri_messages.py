@@ -59,7 +59,8 @@ class NRIContainer:
         state: as the runtime sees it.
         whole_cpus: the CPUs that it requests, if the kubelet's numbers show a whole number of them
             and a Guaranteed pod; 0 otherwise, and for a static pod.
-        orchestrated: whether the pod's label names a class of Koordinator that owns CPUs.
+        orchestrated: whether the pod's label names a class of Koordinator that owns CPUs, or a
+            scheduler has assigned some to the pod.
     """
 
     id: ContainerID

@@ -408,7 +408,8 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
         dict(variable.split("=", 1) for variable in container.env if "=" in variable),
         _STATES.get(container.state, ContainerState.UNKNOWN),
         _whole_cpus(pod, container),
-        pod.labels.get(orchestration.QOS_CLASS) in orchestration.OWNERS,
+        orchestration.RESOURCE_STATUS in pod.annotations
+        or pod.labels.get(orchestration.QOS_CLASS) in orchestration.OWNERS,
     )
 
 

@@ -66,6 +66,26 @@ def _from(source: str) -> Container:
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param({"own_labels": {"koordinator.sh/qosClass": "LSR"}}, id="its class"),
+        pytest.param(
+            {"annotations": {"scheduling.koordinator.sh/resource-status": "{}"}},
+            id="a scheduler's answer",
+        ),
+    ],
+)
+def test_koordinators_words_say_that_a_container_may_ask_for_cpus(
+    agent: Agent, plugin: Plugin, said: dict[str, dict[str, str]]
+) -> None:
+    govern(agent)
+    container = guaranteed(shares=2000)
+    container = replace(container, pod=replace(container.pod, **said))  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="the API server has not listed its pod"):
+        plugin.create(container)
+
+
+@pytest.mark.parametrize(
     "container",
     [
         pytest.param(guaranteed(shares=2000), id="part of a CPU"),
