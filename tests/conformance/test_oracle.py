@@ -54,6 +54,10 @@ RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
     "koordinator_node_oracle/be_quota.jsonl.gz": {Verdict.EQUAL: 134},
     "koordinator_node_oracle/be_select.jsonl.gz": {Verdict.EQUAL: 400},
     "koordinator_node_oracle/be_suppress_cpus.jsonl.gz": {Verdict.EQUAL: 377, Verdict.PANIC: 23},
+    "koordinator_node_oracle/container_cpuset.jsonl.gz": {
+        Verdict.EQUAL: 329,
+        Verdict.ON_PURPOSE: 5,
+    },
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": {Verdict.EQUAL: 134},
     "koordinator_node_oracle/share_pools.jsonl.gz": {Verdict.EQUAL: 400},
 }
@@ -67,6 +71,12 @@ def test_every_recorded_answer_is_given(file: str) -> None:
     assert outcome.verdicts == RECORDINGS[file]
 
 
+def test_as_koordinator_no_difference_is_on_purpose() -> None:
+    file = DATA / "koordinator_node_oracle" / "container_cpuset.jsonl.gz"
+
+    assert run_file(file, as_koordinator=True).verdicts == {Verdict.EQUAL: 334}
+
+
 def test_every_recording_is_tested_here() -> None:
     files = {str(path.relative_to(DATA)) for path in DATA.glob("*_oracle/*.jsonl.gz")}
 
@@ -74,12 +84,15 @@ def test_every_recording_is_tested_here() -> None:
 
 
 def record(
-    folder: Path, *cases: Mapping[str, Any] | str, name: str = "take_by_topology.jsonl.gz"
-) -> None:
-    """Write a recording of one machine."""
+    folder: Path, *cases: Mapping[str, Any] | str, name: str = "kubelet/take_by_topology.jsonl.gz"
+) -> Path:
+    """Write a recording of one machine, and return its folder, which names a program."""
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
     lines = [case if isinstance(case, str) else json.dumps(case) for case in cases]
-    (folder / TOPOLOGIES).write_bytes(gzip.compress(json.dumps(MACHINE).encode()))
-    (folder / name).write_bytes(gzip.compress("\n".join(lines).encode()))
+    (file.parent / TOPOLOGIES).write_bytes(gzip.compress(json.dumps(MACHINE).encode()))
+    file.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return file.parent
 
 
 def life(shared: str = "0-1") -> dict[str, Any]:
@@ -108,21 +121,21 @@ def refuse(layout: Layout, available: CPUSet, count: int, **_: object) -> Taken:
 def test_a_folder_without_differences_is_a_success(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record(tmp_path, CASE | {"result": "0"}, CASE | {"n": 3, "error": "not enough"})
+    folder = record(tmp_path, CASE | {"result": "0"}, CASE | {"n": 3, "error": "not enough"})
 
-    assert main([str(tmp_path)]) == 0
+    assert main([str(folder)]) == 0
 
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["file", "cases", "equal"]
-    assert line.split()[:3] == ["take_by_topology.jsonl.gz", "2", "2"]
+    assert line.split()[:3] == ["kubelet/take_by_topology.jsonl.gz", "2", "2"]
 
 
 def test_a_difference_is_listed_and_is_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record(tmp_path, CASE | {"result": "0"}, CASE | {"result": "1"})
+    folder = record(tmp_path, CASE | {"result": "0"}, CASE | {"result": "1"})
 
-    assert main([str(tmp_path)]) == 1
+    assert main([str(folder)]) == 1
 
     assert capsys.readouterr().out.splitlines()[-1].endswith(".gz:2: 0 instead of 1")
 
@@ -133,53 +146,96 @@ def test_a_fingerprint_of_other_pods_is_a_difference(
 ) -> None:
     of_no_pods = "pfp0v001ef46db3751d8e999"
     cases = ({"pods": listed, "fingerprint": of_no_pods} for listed in ([], pods))
-    record(tmp_path, *cases, name="pod_fingerprint.jsonl.gz")
+    folder = record(tmp_path, *cases, name="koordinator/pod_fingerprint.jsonl.gz")
 
-    assert main([str(tmp_path)]) == 1
+    assert main([str(folder)]) == 1
 
     shown = capsys.readouterr().out.splitlines()[-1]
     assert "pod_fingerprint.jsonl.gz:2: pfp0v001" in shown
     assert shown.endswith(f" instead of {of_no_pods}")
 
 
-def test_a_recording_that_nothing_judges_is_named(
+def test_folders_are_told_apart_by_their_programs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record(tmp_path, CASE | {"result": "0"})
-    record(tmp_path, {"any": "case"}, name="scheduling.jsonl.gz")
+    kubelet = record(tmp_path, CASE | {"result": "0"})
+    merge = {"nodes": [0], "prefer_closest": False, "providers": [], "results": {}}
+    record(tmp_path, merge, name="kubelet/topology_merge.jsonl.gz")
+    katalyst = record(tmp_path, {"any": "case"}, name="katalyst/topology_merge.jsonl.gz")
+    folders = [str(katalyst), str(kubelet)]
 
-    assert main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == [
-        "scheduling.jsonl.gz",
-        "not",
-        "judged",
+    assert main(folders) == 0
+    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [
+        ["katalyst/topology_merge.jsonl.gz", "not", "judged"],
+        ["kubelet/take_by_topology.jsonl.gz", "1", "1"],
+        ["kubelet/topology_merge.jsonl.gz", "1", "1"],
     ]
 
-    assert main([str(tmp_path), "--json"]) == 0
-    judged = {one["file"]: one["judged"] for one in json.loads(capsys.readouterr().out)}
-    assert judged == {"scheduling.jsonl.gz": False, "take_by_topology.jsonl.gz": True}
+    assert main([*folders, "--json"]) == 0
+    found = [(row["folder"], row["judged"]) for row in json.loads(capsys.readouterr().out)]
+    assert found == [("katalyst", False), ("kubelet", True), ("kubelet", True)]
 
 
+ANSWERS = {
+    "koordinator_node_oracle/be_quota.jsonl.gz": "new_quota_us",
+    "koordinator_node_oracle/be_select.jsonl.gz": "order",
+    "koordinator_node_oracle/be_suppress_cpus.jsonl.gz": "be_cpus",
+    "koordinator_node_oracle/container_cpuset.jsonl.gz": "cpuset",
+    "koordinator_node_oracle/pod_fingerprint.jsonl.gz": "fingerprint",
+    "koordinator_node_oracle/share_pools.jsonl.gz": "cpu_shared_pools",
+    "koordinator_oracle/take_cpus.jsonl.gz": "result",
+    "kubelet_oracle/cpu_hints.jsonl.gz": "hints",
+    "kubelet_oracle/static_policy.jsonl.gz": "start_default_set",
+    "kubelet_oracle/take_by_topology.jsonl.gz": "result",
+    "kubelet_oracle/topology_merge.jsonl.gz": "results",
+}
+"""Every recording, and the key of an answer in it."""
+
+
+@pytest.mark.parametrize("options", [[], ["--as-koordinator"]], ids=["own", "as Koordinator"])
 @pytest.mark.parametrize(
     ("name", "answer"),
-    [
-        ("be_quota", "new_quota_us"),
-        ("be_select", "order"),
-        ("be_suppress_cpus", "be_cpus"),
-        ("share_pools", "cpu_shared_pools"),
-        ("share_pools", "pod_cpu_allocs"),
-    ],
+    [*ANSWERS.items(), ("koordinator_node_oracle/share_pools.jsonl.gz", "pod_cpu_allocs")],
 )
-def test_a_changed_recording_of_koordinators_is_a_difference(
-    tmp_path: Path, name: str, answer: str
+def test_a_changed_answer_is_a_difference_in_every_recording(
+    tmp_path: Path, name: str, answer: str, options: list[str]
 ) -> None:
-    file = f"koordinator_node_oracle/{name}.jsonl.gz"
-    cases = [json.loads(line) for line in gzip.decompress((DATA / file).read_bytes()).splitlines()]
-    case = next(case for case in cases if case.get(answer))
-    other = next(other for other in cases if other.get(answer) not in (None, case[answer]))
-    record(tmp_path, {**case, answer: other[answer]}, name=f"{name}.jsonl.gz")
+    lines = gzip.decompress((DATA / name).read_bytes()).decode().splitlines()
+    cases = [case for case in map(json.loads, lines) if case.get(answer)]
+    other = next(case[answer] for case in cases if case[answer] != cases[0][answer])
+    folder = record(
+        tmp_path, *({**cases[0], answer: each} for each in (cases[0][answer], other)), name=name
+    )
+    if (machines := (DATA / name).with_name(TOPOLOGIES)).exists():
+        (folder / TOPOLOGIES).write_bytes(machines.read_bytes())
 
-    assert main([str(tmp_path)]) == 1
+    assert main([str(folder), *options]) == 1
+    assert run_file(tmp_path / name).verdicts == {Verdict.EQUAL: 1, Verdict.DIFFERENT: 1}
+
+
+def test_every_recording_is_changed_above() -> None:
+    assert ANSWERS.keys() == RECORDINGS.keys()
+
+
+@pytest.mark.parametrize(("equal", "code"), [(18, 1), (19, 0)])
+def test_at_most_five_percent_of_a_recording_differ_on_purpose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], equal: int, code: int
+) -> None:
+    file = "koordinator_node_oracle/container_cpuset.jsonl.gz"
+    lines = gzip.decompress((DATA / file).read_bytes()).decode().splitlines()
+    usual = next(line for line in lines if '"qos":"LS"' in line and '"resource_status":""' in line)
+    gated = json.loads(usual) | {
+        "be_cpu_manager": True,
+        "cpuset": "1-7",
+        "qos": "BE",
+        "resource_status": '{"numaNodeResources":[{"node":0,"resources":{"cpu":"2"}}]}',
+    }
+    folder = record(tmp_path, *[usual] * equal, gated, name=file)
+
+    assert main([str(folder)]) == code
+    assert "  on purpose, 1: BECPUManager" in capsys.readouterr().out
+    assert main([str(folder), "--as-koordinator"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -195,9 +251,9 @@ def test_a_changed_recording_of_koordinators_is_a_difference(
 def test_what_the_recorded_program_did_wrong_is_an_exception(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flaw: Mapping[str, Any], verdict: str
 ) -> None:
-    record(tmp_path, {**CASE, **flaw})
+    folder = record(tmp_path, {**CASE, **flaw})
 
-    assert main([str(tmp_path), "--json"]) == 0
+    assert main([str(folder), "--json"]) == 0
 
     (outcome,) = json.loads(capsys.readouterr().out)
     assert outcome["cases"] == 1
@@ -216,18 +272,18 @@ def test_a_refusal_in_an_excused_case_is_lawful_only_for_more_than_is_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, code: int
 ) -> None:
     monkeypatch.setattr(take_by_topology, "take_packed", refuse)
-    record(tmp_path, CASE | {"avail": "0-9", "n": n, "hang": True})
+    folder = record(tmp_path, CASE | {"avail": "0-9", "n": n, "hang": True})
 
-    assert main([str(tmp_path)]) == code
+    assert main([str(folder)]) == code
 
 
 def test_a_refusal_in_an_excused_step_is_lawful_only_for_more_than_is_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(static, "take_packed", refuse)
-    record(tmp_path, life(), name="static_policy.jsonl.gz")
+    folder = record(tmp_path, life(), name="kubelet/static_policy.jsonl.gz")
 
-    assert main([str(tmp_path)]) == 1
+    assert main([str(folder)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -238,9 +294,9 @@ def test_a_refusal_in_an_excused_step_is_lawful_only_for_more_than_is_usable(
     ],
 )
 def test_a_life_is_compared_after_an_unsafe_step(tmp_path: Path, shared: str, code: int) -> None:
-    record(tmp_path, life(shared), name="static_policy.jsonl.gz")
+    folder = record(tmp_path, life(shared), name="kubelet/static_policy.jsonl.gz")
 
-    assert main([str(tmp_path)]) == code
+    assert main([str(folder)]) == code
 
 
 @pytest.mark.parametrize(
@@ -262,9 +318,9 @@ def test_a_line_that_is_no_case_is_named(
     case: Mapping[str, Any] | str,
     complaint: str,
 ) -> None:
-    record(tmp_path, case)
+    folder = record(tmp_path, case)
 
-    assert main([str(tmp_path)]) == 2
+    assert main([str(folder)]) == 2
 
     written = capsys.readouterr()
     assert written.out == ""
@@ -278,11 +334,14 @@ def test_files_that_are_no_recordings_are_named(
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "nowhere: is no folder with recordings" in capsys.readouterr().err
 
-    record(tmp_path, CASE, name="other.jsonl.gz")
-    assert main([str(tmp_path)]) == 2
+    folder = record(tmp_path, CASE, name="kubelet/other.jsonl.gz")
+    assert main([str(folder)]) == 2
     assert "other.jsonl.gz: no suite knows this file" in capsys.readouterr().err
 
-    (tmp_path / "other.jsonl.gz").rename(tmp_path / "take_by_topology.jsonl.gz")
-    (tmp_path / TOPOLOGIES).write_bytes(b"no gzip")
-    assert main([str(tmp_path)]) == 2
+    (folder / "other.jsonl.gz").rename(folder / "take_by_topology.jsonl.gz")
+    (folder / TOPOLOGIES).write_bytes(b"no gzip")
+    assert main([str(folder)]) == 2
     assert f"{TOPOLOGIES}: Not a gzipped file" in capsys.readouterr().err
+
+    assert main([str(folder.rename(tmp_path / "recorded"))]) == 2
+    assert "its folder names no program of kubelet, koordinator" in capsys.readouterr().err

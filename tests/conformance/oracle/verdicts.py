@@ -25,7 +25,8 @@ class Verdict(Enum):
 
     HANG, UNSAFE, WRONG_SIZE and PANIC name what the recorded program did wrong; cpupool's answer
     to such a case is lawful: a refusal is, where fewer CPUs are usable than are asked for. NOALIAS
-    is equal to `result_noalias`.
+    is equal to `result_noalias`. ON_PURPOSE is a difference that the documentation names, and its
+    text says which; as Koordinator cpupool gives the recorded answer.
     """
 
     EQUAL = "equal"
@@ -34,6 +35,7 @@ class Verdict(Enum):
     WRONG_SIZE = "wrong size"
     PANIC = "panic"
     NOALIAS = "noalias"
+    ON_PURPOSE = "on purpose"
     DIFFERENT = "different"
 
 
@@ -55,7 +57,7 @@ class _Machines(dict[str, Layout]):
 
 Machines = Mapping[str, Layout]
 Suite = Callable[[Case, Machines], tuple[Verdict, str]]
-"""Judges one case; the text tells the difference, where there is one."""
+"""Judges one case; the text tells the difference, or why it is on purpose."""
 
 
 def read_cases(file: Path) -> Iterator[tuple[str, Case]]:
