@@ -19,6 +19,7 @@ from cpupool.commands.services import add_kubeconfig, api_server
 from cpupool.config import poolconfig, settings
 from cpupool.config.poolconfig import Source
 from cpupool.config.settings import AgentSettings
+from cpupool.core.assignments import Step
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, ManifestError, refuse_errors
 from cpupool.core.names import POLICY_CPUS, Names
@@ -30,7 +31,6 @@ from cpupool.kube.connection import APIConnection
 from cpupool.kube.node_topology import served
 from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODE_TOPOLOGIES, NODES, PODS
 from cpupool.manager.requested import native
-from cpupool.policies.base import Step
 from cpupool.wire.node_topology import observed
 
 if TYPE_CHECKING:

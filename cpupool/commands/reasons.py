@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.assignments import Placement
+from cpupool.core.assignments import Placement, Step
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.manager import report
 from cpupool.manager.ports import Writer
-from cpupool.policies.base import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,6 +141,8 @@ def amount(resource: Resource, requested: int) -> str:
 def _by_policy(status: NodeStatus, share: PoolShare) -> Iterator[Step]:
     manager = status.pools.cpu_manager
     kept = f"; CPUs {status.reserved} are reserved" if status.reserved else ""
+    if share.choice:
+        yield from share.choice.steps
     if not share.given:
         why = f"the policy {manager.named} has no CPUs that serve it now{kept}"
     elif share.reused_from:

@@ -69,6 +69,22 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One reason in a choice.
+
+    Attributes:
+        rule: the source of the rule: a key of the pool file, a word of Koordinator's, or
+            the kubelet.
+        why: the result of the rule, in a sentence.
+        left: the CPUs that remain to choose from.
+    """
+
+    rule: str
+    why: str
+    left: CPUSet
+
+
+@dataclass(frozen=True, slots=True)
 class CPUAssignment:
     """The CPUs of one container.
 

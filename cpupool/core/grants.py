@@ -16,6 +16,7 @@ from cpupool.core.errors import CPUPoolError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from cpupool.core.assignments import Step
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
 
@@ -84,6 +85,7 @@ class Grant:
         shares_cores: other owners of the same resource may have CPUs of the same cores.
         leaving: CPUs that the owner had before a transition, until the kernel reports that it no
             longer runs there.
+        reasons: why a policy of this agent chose these CPUs.
         cpus: the CPUs that no other owner may have: in a transition the old and the new CPUs.
     """
 
@@ -95,6 +97,7 @@ class Grant:
     whole_cores: bool = True
     shares_cores: bool = False
     leaving: CPUSet = field(default_factory=CPUSet)
+    reasons: tuple[Step, ...] = field(default=(), compare=False)
     cpus: CPUSet = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

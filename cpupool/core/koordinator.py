@@ -165,6 +165,7 @@ class Orchestration:
         bind: how its CPUs are to lie on cores; None for the node's way.
         required: whether it must not start with CPUs that lie otherwise.
         exclusive: what it prefers not to share with pods of the same wish.
+        topology: how strictly its CPUs lie on NUMA nodes; None for the node's policy.
         fault: why an annotation does not count; empty if all count.
     """
 
@@ -175,6 +176,7 @@ class Orchestration:
     bind: BindPolicy | None = None
     required: bool = False
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    topology: TopologyPolicy | None = None
     fault: str = ""
 
     @property
@@ -198,6 +200,7 @@ class NodeRules:
         full_cores_only: whether pods must have whole cores.
         strategy: on which NUMA nodes to begin; None for the kubelet's option, or the emptiest.
         topology: how strictly a pod's CPUs lie on NUMA nodes; None for the pool file's policy.
+        arm: whether the machine is arm64, where CPUs are bound by whole cores only.
         faults: why labels or annotations do not count.
     """
 
@@ -207,6 +210,7 @@ class NodeRules:
     full_cores_only: bool = False
     strategy: NUMAPolicy | None = None
     topology: TopologyPolicy | None = None
+    arm: bool = False
     faults: tuple[str, ...] = ()
 
     @property

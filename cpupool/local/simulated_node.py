@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from cpupool.core.assignments import Step
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.devices import advertised, exclusive_cpus, unaligned
 from cpupool.core.errors import AllocationError, PodRefused, SMTAlignmentError
@@ -24,7 +25,6 @@ from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_cpu_manager import SimulatedCPUManager
 from cpupool.local.simulated_pool import SimulatedPool
 from cpupool.manager import requested
-from cpupool.policies.base import Step
 from cpupool.policies.layout import Level
 
 if TYPE_CHECKING:

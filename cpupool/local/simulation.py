@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import pool_rules
+from cpupool.core.assignments import Step
 from cpupool.core.cpu_manager import CPU_MANAGER, POLICY, STATIC, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, PodRefused, Problem, refuse_errors
@@ -21,7 +22,7 @@ from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import PlacementRecord, SimulatedNode, container_name
 from cpupool.manager import requested
 from cpupool.policies import pool_choice
-from cpupool.policies.base import Choice, Step
+from cpupool.policies.base import Choice
 from cpupool.policies.kubelet_accumulator import take_packed
 from cpupool.policies.layout import Layout, Level
 

@@ -314,7 +314,10 @@ def _attempted(
     every earlier state.
     """
     try:
-        if _located(facts) and pod.cgroup_uid not in facts.device_nodes:
+        if (
+            _topology_policy(facts, pod) is not TopologyPolicy.NONE
+            and pod.cgroup_uid not in facts.device_nodes
+        ):
             raise DevicesUnnamed
         made = _chosen(facts, pods, grants, pod)
         if older_pods := tuple(awaited):
@@ -360,12 +363,14 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
             available = _available(facts, seen)
             near = _devices(facts.device_nodes.get(pod.cgroup_uid, {}), name)
             ask = Ask(POLICY_CPUS, count, available, left, pod=pod)
-            ask = _aligned(facts, seen, ask, near)
-            cpus = facts.policy.choose(seen, ask).cpus
+            ask = _aligned(facts, seen, pod, facts.policy.narrowed(seen, ask), near)
+            choice = facts.policy.choose(seen, ask)
+            cpus = choice.cpus
             if len(cpus) != count or not cpus <= available | left:
                 log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
                 raise NotEnoughCPUs(count, len(available))
-            made = made.adding([_grant(facts, pod, {name: cpus})])
+            claim = _grant(facts, pod, {name: cpus})
+            made = made.adding([replace(claim, reasons=choice.steps)])
             shared = seen.extents[DEFAULT]
             seen = view(facts, pods, made)
             if not facts.policy.extents(seen)[DEFAULT]:
@@ -382,33 +387,37 @@ def _devices(named: Mapping[str, frozenset[DeviceNodes]], name: str) -> frozense
     return frozenset().union(*named.values())
 
 
-def _topology_policy(facts: NodeFacts) -> TopologyPolicy:
-    """Return how strictly CPUs lie on NUMA nodes: by the pool file, or by Koordinator's label."""
+def _topology_policy(facts: NodeFacts, pod: Pod) -> TopologyPolicy:
+    """Return how strictly a pod's CPUs lie near its devices and its memory.
+
+    Koordinator's annotation of the pod counts before its label of the node, and that before the
+    pool file.
+    """
     own = facts.pools.cpu_manager
-    labelled = facts.rules.topology if own.policy == KOORDINATOR else None
-    return labelled or own.topology_policy
+    if own.policy != KOORDINATOR:
+        return own.topology_policy
+    of_pod = pod.orchestration and pod.orchestration.topology
+    return of_pod or facts.rules.topology or own.topology_policy
 
 
-def _located(facts: NodeFacts) -> bool:
-    """Return whether a container's CPUs must lie near its devices and its memory."""
-    return _topology_policy(facts) is not TopologyPolicy.NONE
-
-
-def _aligned(facts: NodeFacts, seen: NodeView, ask: Ask, near: Iterable[DeviceNodes]) -> Ask:
+def _aligned(
+    facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, near: Iterable[DeviceNodes]
+) -> Ask:
     """Return the request with the NUMA nodes that the topology policy demands for it.
 
     Args:
         facts: the node's facts.
         seen: the policies' view of the node.
+        pod: the container's pod.
         ask: the container's request.
         near: the NUMA nodes of each of its other resources.
 
     Raises:
         TopologyAffinityError: there are no such nodes.
     """
-    if not _located(facts):
+    policy = _topology_policy(facts, pod)
+    if policy is TopologyPolicy.NONE:
         return ask
-    policy = _topology_policy(facts)
     own = facts.policy.hints(ask)
     offers = [None if own is None else own.hints, *map(hints.of_devices, near)]
     merged = hints.merge(policy, seen.topology.nodes, offers)

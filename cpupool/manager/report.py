@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core import devices
-from cpupool.core.assignments import Cause, Placement
+from cpupool.core.assignments import Cause, Placement, Step
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     ON_MISFIT,
@@ -31,7 +31,7 @@ from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import ownership, requested
 from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.manager.usage import usage
-from cpupool.policies.base import Choice, NodeView, Step
+from cpupool.policies.base import Choice, NodeView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -233,7 +233,8 @@ def _container(
 def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
     """Return what the CPU manager policy gives to a container; None if it gives nothing."""
     pod, name = placed.pod, placed.container.name
-    parts = resolution.grants.parts(pod.cgroup_uid, POLICY_CPUS)
+    grant = resolution.view.chosen.get(pod.cgroup_uid)
+    parts, reasons = (grant.parts, grant.reasons) if grant else ({}, ())
     given = parts.get(name) or parts.get(WHOLE_POD, CPUSet())
     if not given and placed.assignment.cause is not Cause.MISFIT:
         return None
@@ -246,7 +247,7 @@ def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
         given=given,
         siblings=CPUSet(),
         reused_from=next(reused, ""),
-        choice=None,
+        choice=Choice(given, reasons) if given and reasons else None,
         cpus=placed.assignment.exclusive,
     )
 

@@ -20,7 +20,7 @@ from cpupool.core.requests import NO_REQUEST
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cpupool.core.assignments import Cause
+    from cpupool.core.assignments import Cause, Step
     from cpupool.core.devices import AllocatedDevices
     from cpupool.core.errors import PlacementError
     from cpupool.core.grants import Grant, Sharing
@@ -33,21 +33,6 @@ DEFAULT: Final = "default"
 """The name of the shared set of containers whose request gives them no CPUs."""
 BEST_EFFORT: Final = "best effort"
 """The name of the shared set of best-effort pods, where they have one of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One reason in a choice.
-
-    Attributes:
-        rule: the source of the rule: a key of the pool file, or the kubelet.
-        why: the result of the rule, in a sentence.
-        left: the CPUs that remain to choose from.
-    """
-
-    rule: str
-    why: str
-    left: CPUSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +209,14 @@ class CPUManagerPolicy(Policy, Protocol):
 
     def available(self, view: NodeView) -> CPUSet:
         """Return the CPUs that a container can get as its own."""
+        ...
+
+    def narrowed(self, view: NodeView, ask: Ask) -> Ask:
+        """Return a request for some of the available CPUs only, before they are aligned.
+
+        Raises:
+            PlacementError: the policy never has CPUs for it.
+        """
         ...
 
     @property

@@ -10,28 +10,26 @@ pkg/koordlet/runtimehooks/hooks/cpuset in Koordinator 1.8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.assignments import Cause, CPUAssignment, Placement, Step
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import PlacementError, SMTAlignmentError
+from cpupool.core.errors import PlacementError
 from cpupool.core.grants import WHOLE_POD, Sharing
-from cpupool.core.koordinator import BindPolicy, Orchestration, QoS
-from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
+from cpupool.core.koordinator import Orchestration, QoS
 from cpupool.core.workloads import QoSClass
-from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, Step
-from cpupool.policies.koordinator_accumulator import OccupiedCPUs, take
-from cpupool.policies.kubelet_accumulator import take_distributed
+from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice
+from cpupool.policies.koordinator_accumulator import OccupiedCPUs
+from cpupool.policies.late_binding import LateBinding
 from cpupool.policies.layout import Level
 from cpupool.policies.static import StaticPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from cpupool.core.workloads import Pod
     from cpupool.policies.base import Ask, Demand, NodeView
-    from cpupool.policies.kubelet_accumulator import Taken
 
 _NO_WISH: Final = Orchestration()
 
@@ -90,12 +88,24 @@ class KoordinatorPolicy(StaticPolicy):
         """Return the CPUs that have no owner, and are neither reserved nor withheld."""
         return view.free - self.reserved - view.rules.withheld
 
+    def narrowed(self, view: NodeView, ask: Ask) -> Ask:
+        """Return a request for CPUs that the node chooses without those that it cannot choose.
+
+        Raises:
+            BindPolicyUnmet: the pod requires a bind policy that the node never keeps.
+        """
+        told = (ask.pod and ask.pod.orchestration) or _NO_WISH
+        if told.cpus:
+            return ask
+        return replace(ask, available=self._binding(view, told).candidates(ask.available))
+
     def choose(self, view: NodeView, ask: Ask) -> Choice:
         """Return the CPUs that a scheduler has assigned, or choose some.
 
         Raises:
             AssignmentRefused: the assigned CPUs are not as many as requested, not free, or not the
-                policy's.
+                policy's, or without them too few would be left to share.
+            BindPolicyUnmet: no choice keeps the bind policy that the pod or the node requires.
             SMTAlignmentError: the pod or the node demands whole cores, and there are too few.
             NotEnoughCPUs: fewer are free.
         """
@@ -105,7 +115,7 @@ class KoordinatorPolicy(StaticPolicy):
         if told.cpus:
             self._check(view, ask, told.cpus)
             return Choice(told.cpus, (Step("resource-status", "a scheduler", told.cpus),))
-        return self._bound_late(view, ask, told)
+        return self._binding(view, told).choose(ask, tuple(self._held(view)))
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
         """Return the shared CPUs, and those of best-effort pods: LSR pods lend theirs."""
@@ -160,81 +170,24 @@ class KoordinatorPolicy(StaticPolicy):
             raise AssignmentRefused(cpus, f"but {kept} are reserved")
         if taken := cpus - ask.available:
             raise AssignmentRefused(cpus, f"but {taken} are not free", heals=True)
-
-    def _bound_late(self, view: NodeView, ask: Ask, told: Orchestration) -> Choice:
-        """Choose CPUs for a pod that a scheduler without CPUs in mind has placed.
-
-        Raises:
-            SMTAlignmentError: the pod or the node demands whole cores, and there are too few.
-            NotEnoughCPUs: fewer are free.
-        """
-        rules = view.rules
-        threads = self.layout.usual(Level.CORE)
-        whole = rules.full_cores_only or self.options.full_pcpus_only
-        # Where a core is a CPU, each way to bind is the same, and so is a core of one's own.
-        bind = (told.required and told.bind) or rules.bind or told.bind or BindPolicy.FULL_PCPUS
-        full = whole or bind is not BindPolicy.SPREAD_BY_PCPUS or threads == 1
-        strict = whole or (told.required and full)
-        free = ask.available
-        if strict:
-            if ask.count % threads:
-                raise SMTAlignmentError(ask.count, threads)
-            free = self.layout.whole_cores(free)
-            if len(free) < ask.count:
-                raise SMTAlignmentError(ask.count, threads, len(free))
-        held = tuple(self._held(view))
-        exclusive = self._exclusive(held, told.exclusive, threads, ask.count, free)
-        near = free if ask.nodes is None else free & self._around(ask.nodes)
-        among = near if len(near) >= ask.count else free
-        taken = self._take(view, ask, among, full=full, exclusive=exclusive, held=held)
-        return Choice(taken.cpus, proven=taken.proven)
-
-    def _take(
-        self,
-        view: NodeView,
-        ask: Ask,
-        among: CPUSet,
-        *,
-        full: bool,
-        exclusive: ExclusivePolicy,
-        held: Collection[OccupiedCPUs],
-    ) -> Taken:
-        strategy = view.rules.strategy
-        evenly = strategy is NUMAPolicy.DISTRIBUTED or (
-            strategy is None and self.options.distribute_cpus_across_numa
+        shared = view.free - view.rules.withheld
+        bare = (
+            self.layout.free(Level.NODE, shared).keys()
+            - self.layout.free(Level.NODE, shared - cpus).keys()
         )
-        if evenly:
-            group = self.layout.usual(Level.CORE) if full else 1
-            return take_distributed(self.layout, among, ask.count, group=group, spread=not full)
-        return take(
-            self.layout,
-            among,
-            ask.count,
-            full_cores=full,
-            strategy=strategy or NUMAPolicy.LEAST_ALLOCATED,
-            exclusive=exclusive,
-            held=held,
-        )
+        if bare and shared.isdisjoint(self.reserved):
+            nodes = ", ".join(map(str, sorted(bare)))
+            why = f"but NUMA nodes {nodes} would have no CPU for the pods that share"
+            raise AssignmentRefused(cpus, why, heals=True)
 
-    def _exclusive(
-        self,
-        held: Collection[OccupiedCPUs],
-        wish: ExclusivePolicy,
-        threads: int,
-        count: int,
-        free: CPUSet,
-    ) -> ExclusivePolicy:
-        """Return what the pod's CPUs avoid: cores, if no NUMA node without such pods has room."""
-        if wish is ExclusivePolicy.NUMA_NODE:
-            alike = CPUSet.union(
-                each.cpus for each in held if each.exclusive is ExclusivePolicy.NUMA_NODE
-            )
-            nodes = self.layout.groups[Level.NODE].values()
-            if not any(node.isdisjoint(alike) and len(node & free) >= count for node in nodes):
-                wish = ExclusivePolicy.PHYSICAL_CORE
-        if wish is ExclusivePolicy.PHYSICAL_CORE and threads == 1:
-            return ExclusivePolicy.NONE
-        return wish
+    def _binding(self, view: NodeView, told: Orchestration) -> LateBinding:
+        return LateBinding(self.layout, self.options, view.rules, told, self._floor(view))
+
+    def _floor(self, view: NodeView) -> CPUSet:
+        """Return the CPUs that stay shared: the reserved CPUs, or else one of each NUMA node."""
+        shared = view.free - view.rules.withheld
+        by_node = self.layout.free(Level.NODE, shared).values()
+        return shared & self.reserved or CPUSet(cpus.first for cpus in by_node)
 
     def _held(self, view: NodeView) -> Iterator[OccupiedCPUs]:
         pods = {pod.cgroup_uid: pod for pod in view.pods}

@@ -42,6 +42,10 @@ class NonePolicy:
         """Return no CPUs."""
         return CPUSet()
 
+    def narrowed(self, _view: NodeView, ask: Ask) -> Ask:
+        """Return the request as it is."""
+        return ask
+
     @property
     def settled(self) -> Mapping[str, str]:
         """Nothing."""

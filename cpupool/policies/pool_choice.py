@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.assignments import Step
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
 from cpupool.policies import koordinator_accumulator, narrowing
 from cpupool.policies.balance import share_out_beside
-from cpupool.policies.base import Choice, Step
+from cpupool.policies.base import Choice
 from cpupool.policies.kubelet_accumulator import Taken, take_evenly, take_packed
 from cpupool.policies.layout import Layout, Level
 

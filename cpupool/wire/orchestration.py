@@ -36,6 +36,7 @@ OWNERS: Final = frozenset({QoS.LSE.value, QoS.LSR.value})
 """The classes whose pods own CPUs."""
 _PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
 _RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
+_TOPOLOGY_SPEC: Final = "scheduling.koordinator.sh/numa-topology-spec"
 _BIND_POLICY: Final = "node.koordinator.sh/cpu-bind-policy"
 _STRATEGY: Final = "node.koordinator.sh/numa-allocate-strategy"
 _TOPOLOGY_POLICIES: Final = (
@@ -43,6 +44,9 @@ _TOPOLOGY_POLICIES: Final = (
     "node.koordinator.sh/numa-topology-alignment-policy",
 )
 """Today's name, and the proposal's."""
+_ARCHITECTURE: Final = "kubernetes.io/arch"
+"""The label in which the kubelet has the machine's architecture, by Go's name."""
+_ARM: Final = "arm64"
 
 _PROD: Final = "koord-prod"
 _PROD_PRIORITIES: Final = range(9000, 10_000)
@@ -55,6 +59,10 @@ _EXCLUSIVE: Final = {
 }
 _UNSET: Final = ("", "None", "Default")
 _FULL_CORES_ONLY: Final = ("FullPCPUsOnly", "PCPUOnly")
+_NODE_BINDS: Final = {
+    **dict.fromkeys((*_FULL_CORES_ONLY, BindPolicy.FULL_PCPUS.value), BindPolicy.FULL_PCPUS),
+    BindPolicy.SPREAD_BY_PCPUS.value: BindPolicy.SPREAD_BY_PCPUS,
+}
 _STRATEGIES: Final = {
     "MostAllocated": NUMAPolicy.MOST_ALLOCATED,
     "LeastAllocated": NUMAPolicy.LEAST_ALLOCATED,
@@ -80,7 +88,7 @@ def of_pod(
         annotations: its annotations.
         priority: its `spec.priority`.
     """
-    keys = (QOS_CLASS, _PRIORITY_CLASS, RESOURCE_STATUS, _RESOURCE_SPEC)
+    keys = (QOS_CLASS, _PRIORITY_CLASS, RESOURCE_STATUS, _RESOURCE_SPEC, _TOPOLOGY_SPEC)
     if not any(key in labels or key in annotations for key in keys):
         return None
     qos = next((each for each in QoS if each.value == labels.get(QOS_CLASS)), None)
@@ -88,7 +96,14 @@ def of_pod(
     try:
         spec = json_object(_RESOURCE_SPEC, annotations.get(_RESOURCE_SPEC))
         bind, required = _bind(spec)
-        exclusive = _choice(spec, "preferredCPUExclusivePolicy", _EXCLUSIVE, ExclusivePolicy.NONE)
+        exclusive = _choice(
+            _RESOURCE_SPEC,
+            spec,
+            "preferredCPUExclusivePolicy",
+            _EXCLUSIVE,
+            ExclusivePolicy.NONE,
+        )
+        numa = json_object(_TOPOLOGY_SPEC, annotations.get(_TOPOLOGY_SPEC))
         status = json_object(RESOURCE_STATUS, annotations.get(RESOURCE_STATUS))
         return Orchestration(
             qos,
@@ -98,6 +113,7 @@ def of_pod(
             bind,
             required,
             exclusive,
+            _choice(_TOPOLOGY_SPEC, numa, "numaTopologyPolicy", _ALIGNMENTS, None),
         )
     except AnnotationError as error:
         return Orchestration(qos, prod, fault=f"{error.key} {error.what}; {error.remedy}")
@@ -123,9 +139,7 @@ def of_node(labels: Mapping[str, str], annotations: Mapping[str, str]) -> NodeRu
                 faults.append(f"the Node's label {key} is {_shown(text)}; write one of {words}")
         return None
 
-    bind = label(
-        (_BIND_POLICY,), {**_BINDS, **dict.fromkeys(_FULL_CORES_ONLY, BindPolicy.FULL_PCPUS)}
-    )
+    bind = label((_BIND_POLICY,), _NODE_BINDS)
     return NodeRules(
         read(
             lambda: koordinator.reservation(annotations.get(koordinator.RESERVATION)), Reservation()
@@ -137,6 +151,7 @@ def of_node(labels: Mapping[str, str], annotations: Mapping[str, str]) -> NodeRu
         labels.get(_BIND_POLICY) in _FULL_CORES_ONLY,
         label((_STRATEGY,), _STRATEGIES),
         label(_TOPOLOGY_POLICIES, _ALIGNMENTS),
+        labels.get(_ARCHITECTURE) == _ARM,
         tuple(faults),
     )
 
@@ -153,19 +168,21 @@ def _is_prod(written: str, priority: int | None, qos: QoS | None) -> bool:
 
 
 def _bind(spec: Mapping[str, Any]) -> tuple[BindPolicy | None, bool]:
-    required = _choice(spec, "requiredCPUBindPolicy", _BINDS, None)
+    required = _choice(_RESOURCE_SPEC, spec, "requiredCPUBindPolicy", _BINDS, None)
     if required:
         return required, True
-    return _choice(spec, "preferredCPUBindPolicy", _BINDS, None), False
+    return _choice(_RESOURCE_SPEC, spec, "preferredCPUBindPolicy", _BINDS, None), False
 
 
-def _choice(value: Mapping[str, Any], key: str, known: Mapping[str, _T], otherwise: _T) -> _T:
+def _choice(
+    annotation: str, value: Mapping[str, Any], key: str, known: Mapping[str, _T], otherwise: _T
+) -> _T:
     text = value.get(key) or ""
     if text in _UNSET:
         return otherwise
     if not isinstance(text, str) or text not in known:
         raise AnnotationError(
-            _RESOURCE_SPEC, f"has {key} {_shown(text)}", f"write one of {', '.join(known)}"
+            annotation, f"has {key} {_shown(text)}", f"write one of {', '.join(known)}"
         )
     return known[text]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SPEC = "scheduling.koordinator.sh/resource-spec"
 STATUS = "scheduling.koordinator.sh/resource-status"
+TOPOLOGY = "scheduling.koordinator.sh/numa-topology-spec"
 LSR = {"koordinator.sh/qosClass": "LSR"}
 
 
@@ -84,6 +85,12 @@ class TestSpec:
 
         assert (found.bind, found.required, found.fault) == (None, False, "")
 
+    def test_the_pods_own_topology_policy(self) -> None:
+        assert _pod({TOPOLOGY: {"numaTopologyPolicy": "SingleNUMANode"}}).topology is (
+            TopologyPolicy.SINGLE_NUMA_NODE
+        )
+        assert _pod({TOPOLOGY: {"singleNUMANodeExclusive": "Preferred"}}).topology is None
+
 
 class TestStatus:
     def test_cpus_and_numa_nodes_are_read(self) -> None:
@@ -131,6 +138,8 @@ class TestStatus:
         (SPEC, {"preferredCPUBindPolicy": "FullCPUs"}),
         (SPEC, {"preferredCPUBindPolicy": {"a": 1}}),
         (SPEC, {"preferredCPUExclusivePolicy": "Core"}),
+        (TOPOLOGY, {"numaTopologyPolicy": "single-numa-node"}),
+        (TOPOLOGY, "SingleNUMANode"),
     ],
 )
 def test_what_koordinator_does_not_write_is_a_fault_and_gives_nothing(
@@ -178,6 +187,20 @@ class TestNode:
 
     def test_a_node_without_them_has_no_rules(self) -> None:
         assert orchestration.of_node({"zone": "a"}, {}) == NodeRules()
+
+    @pytest.mark.parametrize(("architecture", "arm"), [("arm64", True), ("amd64", False)])
+    def test_the_kubelets_label_tells_an_arm_machine(self, architecture: str, arm: bool) -> None:
+        found = orchestration.of_node({"kubernetes.io/arch": architecture}, {})
+
+        assert found == NodeRules(arm=arm)
+
+    def test_a_node_does_not_bind_by_constrained_burst(self) -> None:
+        found = orchestration.of_node(
+            {"node.koordinator.sh/cpu-bind-policy": "ConstrainedBurst"}, {}
+        )
+
+        assert found.bind is None
+        assert "write one of FullPCPUsOnly" in " ".join(found.faults)
 
     def test_what_koordinator_does_not_know_is_named_and_counts_as_none(self) -> None:
         found = orchestration.of_node(

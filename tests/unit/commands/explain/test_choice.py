@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.koordinator import BindPolicy, Orchestration, QoS
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
@@ -179,6 +180,30 @@ def test_cpus_that_the_cpu_manager_policy_has_chosen(
         (
             "cpuManager: the policy round-robin has chosen them for the whole pod; CPUs 0 are"
             " reserved => 1-2"
+        ),
+    ]
+
+
+def test_cpus_of_a_koordinator_pod_with_the_wishes_that_they_do_not_keep(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    manager = CPUManager("koordinator", reserved=CPUSet.of(0))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=manager)
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    told = Orchestration(QoS.LSR, prod=True, bind=BindPolicy.SPREAD_BY_PCPUS)
+    main = replace(container(cpu=5000), request_milli=5000)
+    node.manager.observe(pods=[replace(pod("web", main), orchestration=told)])
+
+    assert explain(file, node.status(web="1-4,6"), "web") == 0
+    assert steps(capsys.readouterr().out)[1:5] == [
+        "bind policy: SpreadByPCPUs: the pod prefers it => 1-7",
+        "allocate strategy: leastAllocated => 1-4,6",
+        "bind policy: SpreadByPCPUs is not kept: CPUs of one core are among them => 1-4,6",
+        (
+            "cpuManager: the policy koordinator has chosen them for the whole pod; CPUs 0 are"
+            " reserved => 1-4,6"
         ),
     ]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.assignments import Cause, Placement
-from cpupool.core.cpu_manager import CPUManager, Misfit
+from cpupool.core.cpu_manager import CPUManager, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import TopologyAffinityError
 from cpupool.core.grants import WHOLE_POD, Sharing
 from cpupool.core.koordinator import (
     BindPolicy,
@@ -273,6 +274,39 @@ class TestBoundLate:
         cores = [topology.with_siblings(cpus) for cpus in found.values()]
         assert CPUSet.union(cores) == CPUSet.union(cores[:2]) | cores[2]
         assert cores[2].isdisjoint(cores[0] | cores[1])
+
+    @pytest.mark.parametrize(
+        ("of_pod", "of_node", "on_nodes"),
+        [
+            (TopologyPolicy.SINGLE_NUMA_NODE, None, None),
+            (None, TopologyPolicy.SINGLE_NUMA_NODE, None),
+            (TopologyPolicy.BEST_EFFORT, TopologyPolicy.SINGLE_NUMA_NODE, 2),
+            (None, None, 2),
+        ],
+    )
+    def test_the_pods_topology_policy_counts_before_the_nodes(
+        self, of_pod: TopologyPolicy | None, of_node: TopologyPolicy | None, on_nodes: int | None
+    ) -> None:
+        large = pod("large", cpu=10_000, topology=of_pod)
+        manager = node(rules=NodeRules(topology=of_node))
+        manager.observe(pods=(large,), device_nodes={"large-uid": {}})
+
+        refused = manager.snapshot().resolution.view.refused
+        if on_nodes is None:
+            assert isinstance(refused["large-uid"].error, TopologyAffinityError)
+        else:
+            cpus = CPUSet.parse(own(manager)["large"])
+            assert {MACHINE.topology().node_of(cpu) for cpu in cpus} == {0, 1}
+
+    def test_a_topology_policy_knows_which_cpus_the_bind_policy_leaves(self) -> None:
+        # Node 0 has as many free CPUs as node 1, but on fewer whole cores.
+        held = pod("held", QoS.LSE, 3000, "1-3")
+        rules = NodeRules(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+        strict = pod("strict", cpu=2000, bind=BindPolicy.FULL_PCPUS, required=True)
+        manager = node(held, rules=rules)
+        manager.observe(pods=(held, strict), device_nodes={"strict-uid": {}, "held-uid": {}})
+
+        assert own(manager)["strict"] == "8,24"
 
     def test_a_pod_that_requests_no_whole_cpus_shares(self) -> None:
         fraction = pod("fraction", cpu=1500)
