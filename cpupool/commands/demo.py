@@ -28,7 +28,7 @@ from cpupool.commands import (
 from cpupool.commands.live import LiveNode
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
-from cpupool.core.cpu_manager import STATIC
+from cpupool.core.cpu_manager import KOORDINATOR, STATIC
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.kube import views
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cpupool.commands import Commands
     from cpupool.commands.live import Disturbance, ProcessRow
     from cpupool.config.poolconfig import PoolFile
+    from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
     from cpupool.kube.views import Body
@@ -53,6 +54,7 @@ _EXAMPLES = """\
 examples:
   cpupool demo
   cpupool demo --cpu-manager static
+  cpupool demo --cpu-manager koordinator
   cpupool demo --config poolconfig-dpdk.yaml --pods cpu-test.yaml
   cpupool demo --json | jq .verified
 
@@ -100,7 +102,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     )
     file.add_argument(
         "--cpu-manager",
-        choices=[STATIC],
+        choices=[STATIC, KOORDINATOR],
         help="a pool file with this CPU manager policy and without pools, instead",
     )
     add_node_labels(parser)
@@ -156,8 +158,13 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         moved = live.disturb()
         held = _await_cpus(live, held, tell)
         rows = live.settled_rows()
-        verified = bool(rows) and not (refused or live.astray or live.node.held())
         picture = drawing.node_status(machine, live.status())
+        if not arguments.json:
+            drawing.show(picture, out)
+            drawing.show(drawing.table(_TITLES, map(_cells, rows)), out)
+        waiting = live.node.held()
+        _end_owners(live, tell)
+        verified = bool(rows) and not (refused or live.astray or waiting)
     if arguments.svg:
         drawing.export_svg(picture, arguments.svg, "cpupool demo")
     if arguments.json:
@@ -172,8 +179,6 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         }
         out.write(json.dumps(document, indent=2) + "\n")
     else:
-        drawing.show(picture, out)
-        drawing.show(drawing.table(_TITLES, map(_cells, rows)), out)
         print(_verdict(rows, moved, refused, held, live.astray), file=out)
     return 0 if verified else 1
 
@@ -211,6 +216,14 @@ def _await_cpus(
     return [replace(pod, until=until.get(pod.pod, "")) for pod in held]
 
 
+def _end_owners(live: LiveNode, tell: Callable[[str], None]) -> None:
+    """End the pods with CPUs of their own: the others return to these CPUs."""
+    for pod in [pod for pod in live.node.pods() if live.own_cpus(pod)]:
+        live.end(pod)
+        tell(f"Pod {pod.name} ends.")
+        tell(_others(live))
+
+
 @contextmanager
 def _interrupts_noted() -> Iterator[Callable[[], None]]:
     """Note Ctrl-C, SIGTERM and SIGHUP, and give what raises KeyboardInterrupt once there was one.
@@ -243,8 +256,9 @@ def _pool_file(
         return pool_files.choose(arguments.config, arguments.node_labels, names, machine)
     if arguments.cpu_manager and len(machine.online) < 2:
         raise UsageError("--cpu-manager needs two CPUs: one to own and one to share")
-    make = samples.static_file if arguments.cpu_manager else samples.pool_file
-    source = Source.of("poolconfig-demo.yaml", make(machine))
+    policy = arguments.cpu_manager
+    text = samples.cpu_manager_file(machine, policy) if policy else samples.pool_file(machine)
+    source = Source.of("poolconfig-demo.yaml", text)
     return source, poolconfig.parse(source.name, source.text, names)
 
 
@@ -262,8 +276,7 @@ def _bodies(
 ) -> list[dict[str, Any]]:
     """Read the pods to run; what the node cannot take for pods is found here."""
     if path is None:
-        own = built_in.assignable(pool_file.pools, machine)
-        native = list(samples.static_pods(len(own))) if own else []
+        native = list(_native_pods(pool_file.pools, machine))
         pools = pool_file.pools.pools or not native
         return [*(samples.pods(pool_file.pools, names) if pools else ()), *native]
     text = read_text(path)
@@ -280,9 +293,32 @@ def _bodies(
     return bodies
 
 
+def _native_pods(pools: NodePools, machine: CPUTopology) -> Iterable[Body]:
+    """Return pods for the CPU manager policy of the pools; none if it gives out no CPUs."""
+    own = built_in.assignable(pools, machine)
+    if not own:
+        return ()
+    if pools.cpu_manager.policy == KOORDINATOR:
+        rest = pools.default_cpus(machine) & machine.online - own
+        return samples.koordinator_pods(machine, own, rest)
+    return samples.static_pods(len(own))
+
+
 def _runs(live: LiveNode, pod: Pod) -> str:
-    own = [f"{name} has CPUs {cpus} of its own" for name, cpus in live.own_cpus(pod).items()]
-    return ": ".join((f"Pod {pod.name} runs", *([", ".join(own)] if own else []))) + "."
+    """Describe a pod that has started, and who had to leave its CPUs."""
+    own = live.own_cpus(pod)
+    if not own:
+        why = live.refusal(pod)
+        return f"Pod {pod.name} runs{f' on the shared CPUs: {why}' if why else ''}."
+    has = (f"{name or 'it'} has CPUs {cpus} of its own" for name, cpus in own.items())
+    return f"Pod {pod.name} runs: {', '.join(has)}.\n{_others(live)}"
+
+
+def _others(live: LiveNode) -> str:
+    """Return where pods without own CPUs run, once the kernel says that they do."""
+    live.settled_rows()
+    sets = (f"{name} {cpus}" for name, cpus in live.shared_sets().items())
+    return f"The others run on: {', '.join(sets)}."
 
 
 def _cells(row: ProcessRow) -> tuple[str, ...]:

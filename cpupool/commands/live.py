@@ -24,12 +24,13 @@ from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager import report
 from cpupool.manager.ports import Writer
+from cpupool.policies.base import BEST_EFFORT, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from cpupool.app import Setup
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Container, Pod
     from cpupool.enforce.sweep import SweepReport
     from cpupool.kube.views import Body
     from cpupool.local.cgroups import Cgroups
@@ -48,7 +49,8 @@ class ProcessRow:
 
     Attributes:
         name: `pod/container`, or `pod (sandbox)`.
-        requested: the pools it asked for, with amounts; under a CPU manager policy its whole CPUs.
+        requested: the pools it asked for, with amounts; under a CPU manager policy its class of
+            Koordinator and its whole CPUs.
         given: the CPU variables in its environment.
         belongs: the online CPUs that follow from these, in the list format; none where it
             requests pools and has no variable of them. Without variables, the agent's decision.
@@ -181,6 +183,21 @@ class LiveNode:
         grant = self._view().chosen.get(pod.cgroup_uid)
         return grant.parts if grant else {}
 
+    def refusal(self, pod: Pod) -> str:
+        """Return why the CPU manager policy gave a pod no CPUs of its own; empty if it did."""
+        refused = self._view().refused.get(pod.cgroup_uid)
+        return refused.error.as_kubelet if refused else ""
+
+    def shared_sets(self) -> Mapping[str, CPUSet]:
+        """Return the CPUs of the pods without CPUs of their own: shared set → its CPUs."""
+        extents = self._view().extents
+        return {name: extents[name] for name in (DEFAULT, BEST_EFFORT) if name in extents}
+
+    def end(self, pod: Pod) -> None:
+        """End a pod, and wait until the CPU manager policy has its CPUs back."""
+        self.node.delete_pod(pod.uid)
+        self._await(lambda: pod.cgroup_uid not in self._view().chosen)
+
     def end_until_served(self) -> Iterator[tuple[Pod, tuple[Pod, ...]]]:
         """End pods with CPUs of their own, the oldest first, while another pod is held.
 
@@ -193,8 +210,7 @@ class LiveNode:
                 return
             if pod.uid in held or not self.own_cpus(pod):
                 continue
-            self.node.delete_pod(pod.uid)
-            self._await(lambda uid=pod.cgroup_uid: uid not in self._view().chosen)  # type: ignore[misc]
+            self.end(pod)
             self._await(self._served_run)
             left = self.node.held()
             yield (
@@ -304,10 +320,10 @@ class LiveNode:
             named = [environment.get(pool_variable(pool), "") for pool in requests]
             requested = ", ".join(f"{pool} {amount}" for pool, amount in requests.items())
         else:
-            whole = spec[0].whole_cpus if spec and now.facts.pools.cpu_manager.chooses else 0
             decided = now.assignment((process.pod.cgroup_uid, process.instance.id))
             named = [environment.get(EXCLUSIVE_CPUS, str(decided.cpus))]
-            requested = f"cpu {whole}" if whole else ""
+            chooses = bool(spec) and now.facts.pools.cpu_manager.chooses
+            requested = _native_request(process.pod, spec[0]) if chooses else ""
         belongs = CPUSet.union(map(CPUSet.parse, named))
         try:
             runs = str(process.cpus_allowed())
@@ -346,6 +362,13 @@ class LiveNode:
             thread.join()
         if failures:
             raise failures[0]
+
+
+def _native_request(pod: Pod, container: Container) -> str:
+    """Describe what a container requests of a CPU manager policy: its class, its whole CPUs."""
+    qos = pod.orchestration and pod.orchestration.qos
+    whole = container.whole_cpus
+    return ", ".join((*([qos.value] if qos else []), *([f"cpu {whole}"] if whole else [])))
 
 
 def _offers(devices: int, listing: Listing) -> bool:

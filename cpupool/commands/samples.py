@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
+from cpupool.wire.orchestration import QOS_CLASS, RESOURCE_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,10 +34,10 @@ def pool_file(machine: CPUTopology) -> str:
     return text
 
 
-def static_file(machine: CPUTopology) -> str:
-    """Write a pool file with the CPU manager policy static, which reserves one core."""
+def cpu_manager_file(machine: CPUTopology, policy: str) -> str:
+    """Write a pool file with a CPU manager policy, which reserves one core."""
     first, *others = machine.cores
-    return f"cpuManager: {{policy: static, reserved: {len(first) if others else 1}}}\n"
+    return f"cpuManager: {{policy: {policy}, reserved: {len(first) if others else 1}}}\n"
 
 
 def static_pods(cpus: int) -> Iterator[dict[str, Any]]:
@@ -49,6 +51,28 @@ def static_pods(cpus: int) -> Iterator[dict[str, Any]]:
         yield pod(name, [_native("main", str(whole))], [_native("prepare", str(whole))])
     resources = {"requests": {"cpu": f"{MILLI}m"}}
     yield pod("sharer", [{"name": "work", "resources": resources}])
+
+
+def koordinator_pods(machine: CPUTopology, own: CPUSet, shared: CPUSet) -> Iterator[dict[str, Any]]:
+    """Return pods of Koordinator's classes; two owners wait until the first one ends.
+
+    Args:
+        machine: the machine.
+        own: the CPUs that pods can own.
+        shared: other CPUs of the policy, which none can own.
+    """
+    sharing = {"requests": {"cpu": f"{MILLI}m"}}
+    yield _classed("ls", "LS", sharing)
+    near = {"node": machine.cpus[shared.first].node or 0, "resources": {"cpu": f"{MILLI}m"}}
+    yield _classed("near", "LS", sharing, {"numaNodeResources": [near]})
+    yield _classed("be", "BE", {})
+    yield _classed("burstable", "", sharing)
+    yield _classed("assigned", "LSR", _whole(len(own)), {"cpuset": str(own)})
+    share = max(1, len(own) // 3)
+    yield _classed("late", "LSR", _whole(share))
+    yield _classed("sole", "LSE", _whole(share))
+    # As the author of a pod may write the annotation, in place of a scheduler.
+    yield _classed("forged", "LSE", _whole(1), {"cpuset": str(shared.first)})
 
 
 def pods(pools: NodePools, names: Names) -> Iterator[dict[str, Any]]:
@@ -83,6 +107,23 @@ def container(name: str, names: Names, pools: dict[str, int]) -> dict[str, Any]:
     return {"name": name, "resources": {"requests": amounts, "limits": amounts}}
 
 
+def _classed(
+    name: str, qos: str, resources: dict[str, Any], status: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a pod of a class of Koordinator, with what a scheduler has assigned."""
+    body = pod(name, [{"name": "main", "resources": resources}])
+    if qos:
+        body["metadata"]["labels"] = {QOS_CLASS: qos}
+    if status:
+        body["metadata"]["annotations"] = {RESOURCE_STATUS: json.dumps(status)}
+    return body
+
+
 def _native(name: str, cpu: str) -> dict[str, Any]:
     """Return a container of a Guaranteed pod."""
-    return {"name": name, "resources": {"limits": {"cpu": cpu, "memory": "1Gi"}}}
+    return {"name": name, "resources": _whole(cpu)}
+
+
+def _whole(cpu: int | str) -> dict[str, Any]:
+    """Return the resources of a container of a Guaranteed pod."""
+    return {"limits": {"cpu": str(cpu), "memory": "1Gi"}}

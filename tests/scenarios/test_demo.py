@@ -71,6 +71,8 @@ def test_the_picture_and_the_table_are_for_people(folder: Path) -> None:
     assert "demo/poller/poll" in (folder / "picture.svg").read_text().replace("&#160;", " ")
 
 
+SOLE = ("sole", True)
+"""The line on which the LSE pod has CPUs."""
 two_cpus = pytest.mark.skipif(len(HERE) < 2, reason="one CPU is not enough to own and to share")
 
 
@@ -109,6 +111,7 @@ def test_the_choices_of_the_cpu_manager_are_said_and_drawn(folder: Path) -> None
         "sharer runs",
         "early ends",
         "late runs",
+        "late ends",
         "late was",
     ]
     assert re.search(r"Pod late runs: .*main has CPUs [-,0-9]+ of its own\.", printed)
@@ -116,6 +119,53 @@ def test_the_choices_of_the_cpu_manager_are_said_and_drawn(folder: Path) -> None
     assert "CPU manager: static; reserved CPUs: " in printed
     assert "demo/late/main" in printed
     assert "WRONG" not in printed
+
+
+@two_cpus
+def test_pods_of_koordinators_classes_come_and_go(folder: Path) -> None:
+    process = demo(folder, "--cpu-manager", "koordinator")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (0, "")
+    assert "WRONG" not in printed
+    assert "CPU manager: koordinator; reserved CPUs: " in printed
+    refused = r"^Pod forged runs on the shared CPUs: the scheduler has assigned CPUs \d+, but"
+    assert re.search(refused, printed, re.MULTILINE)
+    story = re.findall(
+        r"^Pod (\w+) (?:runs: it has CPUs (\S+) of its own|ends)\.$"
+        r"(?:\nThe others run on: default (\S+), best effort (\S+)\.)?",
+        printed,
+        re.MULTILINE,
+    )
+    name, own, shared, best_effort = story[0]
+    assert name == "assigned"
+    assert CPUSet.parse(own).isdisjoint(CPUSet.parse(shared))
+    assert CPUSet.parse(own) <= CPUSet.parse(best_effort)
+    ((own, best_effort),) = ((own, be) for name, own, _, be in story if (name, own > "") == SOLE)
+    assert CPUSet.parse(own).isdisjoint(CPUSet.parse(best_effort))
+    assert story[-1][1:] == ("", *[str(CPUSet(HERE))] * 2)
+    assert left_behind(folder, process.pid) == []
+
+
+@two_cpus
+def test_each_class_of_koordinator_runs_where_it_belongs(folder: Path) -> None:
+    process = demo(folder, "--cpu-manager", "koordinator", "--json")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (0, "")
+    result = json.loads(printed)
+    assert result["verified"] is True
+    assert {pod["pod"] for pod in result["held"]} == {"late", "sole"}
+    rows = {row["name"]: row for row in result["processes"]}
+    own = CPUSet.parse(rows["sole/main"]["runs"])
+    assert rows["sole/main"]["given"] == f"EXCLUSIVE_CPUS={own}"
+    assert rows["sole/main"]["requested"] == f"LSE, cpu {len(own)}"
+    assert rows["sole (sandbox)"]["runs"] == str(own)
+    others = [CPUSet.parse(row["runs"]) for name, row in rows.items() if "sole" not in name]
+    assert own.isdisjoint(CPUSet.union(others))
+    assert rows["forged/main"]["runs"] == rows["ls/main"]["runs"] == rows["burstable/main"]["runs"]
+    assert rows["be/main"]["requested"] == "BE"
+    assert result["disturbed"]["name"] == "assigned/main"
 
 
 @two_cpus
@@ -131,8 +181,13 @@ def test_a_pod_that_is_held_to_the_end_fails_the_demo(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_in_the_middle_leaves_nothing(folder: Path, number: int) -> None:
-    process = demo(folder)
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--cpu-manager", "koordinator"), marks=two_cpus)], ids=str
+)
+def test_an_interrupt_in_the_middle_leaves_nothing(
+    folder: Path, number: int, options: tuple[str, ...]
+) -> None:
+    process = demo(folder, *options)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("Pod "):
