@@ -7,12 +7,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core import devices
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import KOORDINATOR, NONE, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Offer
 from cpupool.core.errors import TopologyAffinityError
+from cpupool.core.koordinator import QoS
 from cpupool.core.names import POLICY_CPUS
 from cpupool.manager import offers
+from cpupool.policies.base import BEST_EFFORT, DEFAULT
 from cpupool.policies.fragmentation import score
 from cpupool.policies.layout import Layout, Level
 
@@ -112,11 +114,18 @@ class PolicyUsage:
         free: how many CPUs the policy can still give.
         owned: how many CPUs containers own.
         by_node: NUMA node → how many of the owned CPUs lie on it.
+        shared: NUMA node → how many of its CPUs the pods without own CPUs share.
+        best_effort: the same for best-effort pods; empty where they have no set of their own.
+        owners: class of Koordinator → how many of its pods own CPUs, and how many CPUs; the class
+            of other owners is `none`.
     """
 
     free: int
     owned: int
     by_node: Mapping[int, int]
+    shared: Mapping[int, int]
+    best_effort: Mapping[int, int]
+    owners: Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +149,32 @@ class Decisions:
 def policy_usage(facts: NodeFacts, view: NodeView) -> PolicyUsage:
     """Return how much of the CPU manager policy's CPUs is in use."""
     owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
+    best_effort = view.extents.get(BEST_EFFORT)
     return PolicyUsage(
         len(facts.policy.available(view)),
         len(owned),
-        {node: len(cpus & owned) for node, cpus in view.topology.nodes.items()},
+        _by_node(view, owned),
+        _by_node(view, view.extents[DEFAULT]),
+        {} if best_effort is None else _by_node(view, best_effort),
+        _owners(view),
     )
+
+
+def _by_node(view: NodeView, cpus: CPUSet) -> dict[int, int]:
+    return {node: len(cpus & there) for node, there in view.topology.nodes.items()}
+
+
+def _owners(view: NodeView) -> dict[str, tuple[int, int]]:
+    classes = {pod.cgroup_uid: pod.orchestration and pod.orchestration.qos for pod in view.pods}
+    counted: dict[str, tuple[int, int]] = {}
+    if view.pools.cpu_manager.policy == KOORDINATOR:
+        counted = {qos.value: (0, 0) for qos in (QoS.LSE, QoS.LSR)}
+    for uid, grant in view.chosen.items():
+        qos = classes.get(uid)
+        name = qos.value if qos else NONE
+        pods, cpus = counted.get(name, (0, 0))
+        counted[name] = pods + 1, cpus + len(grant.cpus)
+    return counted
 
 
 def decisions(before: NodeView | None, after: NodeView) -> Decisions:

@@ -109,6 +109,8 @@ class Reporter:
         used, decided = policy_usage(facts, view), decisions(self._decided, view)
         self._decided = view
         self._metrics.cpu_manager.used(free=used.free, owned=used.owned, by_node=used.by_node)
+        self._metrics.cpu_manager.shared(shared=used.shared, best_effort=used.best_effort)
+        self._metrics.cpu_manager.owned(used.owners)
         self._metrics.cpu_manager.decided(
             given=decided.given,
             refused=decided.refused,

@@ -122,8 +122,9 @@ class WebhookMetrics(ProcessMetrics):
 class CPUManagerMetrics:
     """The series of the CPU manager policy.
 
-    Names and labels are the kubelet's with another prefix, so that its dashboards serve.
-    Source: pkg/kubelet/metrics/metrics.go.
+    Names and labels are the kubelet's with another prefix, so that its dashboards serve; those of
+    the shared sets are Koordinator's, by NUMA node.
+    Source: pkg/kubelet/metrics/metrics.go; pkg/koordlet/metrics/cpu_cpuset.go in Koordinator.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -153,6 +154,30 @@ class CPUManagerMetrics:
             ("numa_node",),
             registry=registry,
         )
+        self._sets = {
+            name: Gauge(
+                f"cpupool_cpuset_{infix}share_pool_cpu_cores",
+                f"CPUs that {whose} share, by NUMA node",
+                ("numa_node",),
+                registry=registry,
+            )
+            for name, infix, whose in (
+                ("shared", "", "pods without CPUs of their own"),
+                ("best_effort", "be_", "best-effort pods"),
+            )
+        }
+        self._owners, self._owned = (
+            Gauge(
+                f"cpupool_cpu_manager_class_{suffix}",
+                meaning,
+                ("qos_class",),
+                registry=registry,
+            )
+            for suffix, meaning in (
+                ("owners", "Pods that own CPUs by the policy's choice, by class of Koordinator"),
+                ("cpus", "CPUs that these pods own, by class of Koordinator"),
+            )
+        )
         # Gauges, because a Counter's name would end in _total, which the kubelet's does not.
         self._aligned, self._misaligned = (
             Gauge(
@@ -173,6 +198,20 @@ class CPUManagerMetrics:
         self._exclusive.set(owned)
         for node, cpus in by_node.items():
             self._by_node.labels(str(node)).set(cpus)
+
+    def shared(self, *, shared: Mapping[int, int], best_effort: Mapping[int, int]) -> None:
+        """Set how many CPUs each shared set has on each NUMA node; none for a set that is not."""
+        for name, by_node in (("shared", shared), ("best_effort", best_effort)):
+            self._sets[name].clear()
+            for node, cpus in by_node.items():
+                self._sets[name].labels(str(node)).set(cpus)
+
+    def owned(self, classes: Mapping[str, tuple[int, int]]) -> None:
+        """Set how many pods of each class own CPUs, and how many CPUs."""
+        for number, gauge in enumerate((self._owners, self._owned)):
+            gauge.clear()
+            for name, counts in classes.items():
+                gauge.labels(name).set(counts[number])
 
     def decided(
         self,

@@ -6,6 +6,7 @@ import pytest
 
 from cpupool.core.cpu_manager import CPUManager, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.koordinator import Orchestration, QoS
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
@@ -147,11 +148,31 @@ def test_the_cpus_of_the_cpu_manager_policy_are_counted() -> None:
     manager.observe(pods=[small, large])
 
     facts, resolution = manager.snapshot()
-    assert policy_usage(facts, resolution.view) == PolicyUsage(8, 22, {0: 6, 1: 16})
+    assert policy_usage(facts, resolution.view) == PolicyUsage(
+        8, 22, {0: 6, 1: 16}, {0: 10, 1: 0}, {}, {"none": (2, 22)}
+    )
 
     manager.observe(pods=[small], idle=frozenset({large.cgroup_uid}))
     facts, resolution = manager.snapshot()
-    assert policy_usage(facts, resolution.view) == PolicyUsage(28, 2, {0: 2, 1: 0})
+    assert policy_usage(facts, resolution.view) == PolicyUsage(
+        28, 2, {0: 2, 1: 0}, {0: 14, 1: 16}, {}, {"none": (1, 2)}
+    )
+
+
+def test_the_sets_and_owners_of_koordinator_s_classes_are_counted() -> None:
+    manager = Manager()
+    cpu_manager = CPUManager("koordinator", CPUSet.of(0, 16))
+    manager.reconfigure(NodePools.of(cpu_manager=cpu_manager), TWO_NODES.topology())
+    manager.adopt(())
+    whole = replace(container(cpu=2000), request_milli=2000)
+    lsr = replace(pod("lsr", whole), orchestration=Orchestration(QoS.LSR, prod=True))
+    manager.observe(pods=[lsr])
+
+    facts, resolution = manager.snapshot()
+    used = policy_usage(facts, resolution.view)
+    assert used.owners == {"LSE": (0, 0), "LSR": (1, 2)}
+    assert sum(used.shared.values()) == 30
+    assert used.best_effort == {0: 16, 1: 16}
 
 
 def test_a_decision_counts_once_and_only_large_containers_cross_a_cache() -> None:

@@ -146,6 +146,28 @@ def test_the_cpu_manager_s_series_have_the_kubelet_s_names(metrics: Metrics) -> 
     }
 
 
+def test_the_shared_sets_have_koordinator_s_names_until_they_are_gone(metrics: Metrics) -> None:
+    cpu_manager = metrics.cpu_manager
+    cpu_manager.shared(shared={0: 4, 1: 8}, best_effort={0: 6})
+    cpu_manager.owned({"LSE": (0, 0), "LSR": (1, 2)})
+    series = _scraped(metrics)
+    assert _named(series, "cpupool_cpuset_") | _named(series, "cpupool_cpu_manager_class_") == {
+        ("cpupool_cpuset_share_pool_cpu_cores", ("0",)): 4,
+        ("cpupool_cpuset_share_pool_cpu_cores", ("1",)): 8,
+        ("cpupool_cpuset_be_share_pool_cpu_cores", ("0",)): 6,
+        ("cpupool_cpu_manager_class_owners", ("LSE",)): 0,
+        ("cpupool_cpu_manager_class_owners", ("LSR",)): 1,
+        ("cpupool_cpu_manager_class_cpus", ("LSE",)): 0,
+        ("cpupool_cpu_manager_class_cpus", ("LSR",)): 2,
+    }
+
+    cpu_manager.shared(shared={0: 5}, best_effort={})
+    cpu_manager.owned({})
+    series = _scraped(metrics)
+    assert _named(series, "cpupool_cpu_manager_class_") == {}
+    assert _named(series, "cpupool_cpuset_") == {("cpupool_cpuset_share_pool_cpu_cores", ("0",)): 5}
+
+
 def test_two_agents_in_one_process_count_apart(metrics: Metrics) -> None:
     metrics.repaired("new")
     assert _named(_scraped(Metrics()), "cpupool_repairs_total") == {}
