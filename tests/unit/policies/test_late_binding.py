@@ -167,7 +167,7 @@ class TestWishes:
         assert "the Node's label says so, although the pod prefers FullPCPUs" in reasons(choice)
 
     def test_no_numa_node_of_its_own_becomes_a_core_of_its_own(self) -> None:
-        choice = choose(1, held={"1": NODE, "8": NODE}, exclusive=NODE, bind=SPREAD)
+        choice = choose(1, held={"17": NODE, "24": NODE}, exclusive=NODE, bind=SPREAD)
 
         assert cores(choice.cpus).isdisjoint({1, 8})
         assert "has room: PCPULevel counts" in reasons(choice)

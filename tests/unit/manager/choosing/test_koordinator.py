@@ -299,14 +299,16 @@ class TestBoundLate:
             assert {MACHINE.topology().node_of(cpu) for cpu in cpus} == {0, 1}
 
     def test_a_topology_policy_knows_which_cpus_the_bind_policy_leaves(self) -> None:
-        # Node 0 has as many free CPUs as node 1, but on fewer whole cores.
+        # Node 0 has three free CPUs, but no whole core.
         held = pod("held", QoS.LSE, 3000, "1-3")
         rules = NodeRules(topology=TopologyPolicy.SINGLE_NUMA_NODE)
         strict = pod("strict", cpu=2000, bind=BindPolicy.FULL_PCPUS, required=True)
+        near_0 = {"strict-main": frozenset({frozenset({frozenset({0})})})}
         manager = node(held, rules=rules)
-        manager.observe(pods=(held, strict), device_nodes={"strict-uid": {}, "held-uid": {}})
+        manager.observe(pods=(held, strict), device_nodes={"strict-uid": near_0, "held-uid": {}})
 
-        assert own(manager)["strict"] == "8,24"
+        refusal = manager.snapshot().resolution.view.refused["strict-uid"]
+        assert isinstance(refusal.error, TopologyAffinityError)
 
     def test_a_pod_that_requests_no_whole_cpus_shares(self) -> None:
         fraction = pod("fraction", cpu=1500)
