@@ -166,6 +166,7 @@ class Orchestration:
         required: whether it must not start with CPUs that lie otherwise.
         exclusive: what it prefers not to share with pods of the same wish.
         topology: how strictly its CPUs lie on NUMA nodes; None for the node's policy.
+        split: whether each container has a part of its CPUs, by cpupool's annotation.
         fault: why an annotation does not count; empty if all count.
     """
 
@@ -177,6 +178,7 @@ class Orchestration:
     required: bool = False
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     topology: TopologyPolicy | None = None
+    split: bool = False
     fault: str = ""
 
     @property

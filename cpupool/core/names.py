@@ -107,6 +107,14 @@ class Names:
         return f"{self.domain}/{LOAD_BALANCING}"
 
     @property
+    def split(self) -> str:
+        """The annotation by which the containers of a pod do not share the pod's CPUs.
+
+        With `nokia.k8s.io/cpus-per-container: "true"` each has a part of its own size.
+        """
+        return f"{self.domain}/cpus-per-container"
+
+    @property
     def chosen(self) -> str:
         """The annotation with the CPUs that the CPU manager policy chose for a container.
 

@@ -243,7 +243,10 @@ def _pod(top: Field, names: Names) -> Pod:
         created=metadata["creationTimestamp"].text(""),
         ending=metadata["deletionTimestamp"].text("") != "",
         orchestration=orchestration.of_pod(
-            _texts(metadata["labels"]), _texts(annotations), _priority(spec["priority"])
+            _texts(metadata["labels"]),
+            _texts(annotations),
+            _priority(spec["priority"]),
+            split=names.split,
         ),
     )
 

@@ -173,12 +173,30 @@ def recover(
             living[sighted.pod][sighted.name] = sighted.chosen
     for source in (living, recorded):
         for pod in oldest_first(pod for pod in pods if requested.countable(pod)):
-            for container, cpus in source.get(pod.cgroup_uid, {}).items():
+            has = source.get(pod.cgroup_uid, {})
+            if source is living and WHOLE_POD in _wants(facts, pod):
+                # Each container has all CPUs of the pod, or a part of them.
+                has = {**has, WHOLE_POD: CPUSet.union(has.values())}
+            for container, cpus in has.items():
                 names = _parts(facts, pod, container) if source is living else (container,)
                 for name in names:
                     if _could_be_chosen(facts, grants, pod, name, cpus):
-                        grants = _whole(grants, _grant(facts, pod, {name: cpus}))
+                        parts = _split(name, cpus, has)
+                        grants = _whole(grants, _grant(facts, pod, parts))
     return _from_cgroups(facts, pods, grants, found)
+
+
+def _split(name: str, cpus: CPUSet, has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
+    """Return the parts of a grant; with the CPUs of a pod also those of containers that have less.
+
+    Args:
+        name: the container, or `WHOLE_POD`.
+        cpus: its CPUs.
+        has: the CPUs of each container of the pod.
+    """
+    if name != WHOLE_POD:
+        return {name: cpus}
+    return {name: cpus} | {part: less for part, less in has.items() if less and less < cpus}
 
 
 def _from_cgroups(
@@ -369,7 +387,7 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
             if len(cpus) != count or not cpus <= available | left:
                 log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
                 raise NotEnoughCPUs(count, len(available))
-            claim = _grant(facts, pod, {name: cpus})
+            claim = _grant(facts, pod, {name: cpus, **choice.parts})
             made = made.adding([replace(claim, reasons=choice.steps)])
             shared = seen.extents[DEFAULT]
             seen = view(facts, pods, made)
@@ -429,9 +447,8 @@ def _aligned(
 def _whole(grants: Grants, claim: Grant) -> Grants:
     """Return the grants with a claim, or without it if another owner has one of its CPUs."""
     added = grants.adding([claim])
-    (name,) = claim.parts
     has = added.parts(claim.owner.uid, POLICY_CPUS) if isinstance(claim.owner, PodOwner) else {}
-    return added if has.get(name) == claim.parts[name] else grants
+    return added if claim.parts.items() <= has.items() else grants
 
 
 def _grant(facts: NodeFacts, pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:

@@ -44,11 +44,13 @@ class Choice:
         steps: the reasons, in their order.
         proven: whether no better choice exists by the rules; otherwise this is the best choice
             that the search found.
+        parts: container → its part of the CPUs, where the containers of a pod do not share them.
     """
 
     cpus: CPUSet
     steps: tuple[Step, ...] = ()
     proven: bool = True
+    parts: Mapping[str, CPUSet] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

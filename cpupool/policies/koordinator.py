@@ -21,7 +21,7 @@ from cpupool.core.koordinator import Orchestration, QoS
 from cpupool.core.workloads import QoSClass
 from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice
 from cpupool.policies.koordinator_accumulator import OccupiedCPUs
-from cpupool.policies.late_binding import LateBinding
+from cpupool.policies.late_binding import LateBinding, split
 from cpupool.policies.layout import Level
 from cpupool.policies.static import StaticPolicy
 
@@ -114,8 +114,14 @@ class KoordinatorPolicy(StaticPolicy):
         told = (ask.pod and ask.pod.orchestration) or _NO_WISH
         if told.cpus:
             self._check(view, ask, told.cpus)
-            return Choice(told.cpus, (Step("resource-status", "a scheduler", told.cpus),))
-        return self._binding(view, told).choose(ask, tuple(self._held(view)))
+            choice = Choice(told.cpus, (Step("resource-status", "a scheduler's", told.cpus),))
+        else:
+            choice = self._binding(view, told).choose(ask, tuple(self._held(view)))
+        if ask.pod and told.split:
+            step = Step("cpus-per-container", "each container has a part", choice.cpus)
+            parts = split(self.layout, ask.pod, choice.cpus)
+            return replace(choice, steps=(*choice.steps, step), parts=parts)
+        return choice
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
         """Return the shared CPUs, and those of best-effort pods: LSR pods lend theirs."""

@@ -73,13 +73,18 @@ _ALIGNMENTS: Final = {
     "Restricted": TopologyPolicy.RESTRICTED,
     "SingleNUMANode": TopologyPolicy.SINGLE_NUMA_NODE,
 }
+_TRUTH: Final = {"true": True, "false": False}
 _SHOWN_CHARACTERS: Final = 63
 _BY_SCHEDULER: Final = "let the scheduler write it"
 _T = TypeVar("_T")
 
 
 def of_pod(
-    labels: Mapping[str, str], annotations: Mapping[str, str], priority: int | None
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    priority: int | None,
+    *,
+    split: str = "",
 ) -> Orchestration | None:
     """Return what Koordinator's labels and annotations say of a pod; None where it has none.
 
@@ -87,6 +92,7 @@ def of_pod(
         labels: the pod's labels.
         annotations: its annotations.
         priority: its `spec.priority`.
+        split: the annotation that splits its CPUs; it counts with one of Koordinator's only.
     """
     keys = (QOS_CLASS, _PRIORITY_CLASS, RESOURCE_STATUS, _RESOURCE_SPEC, _TOPOLOGY_SPEC)
     if not any(key in labels or key in annotations for key in keys):
@@ -114,6 +120,7 @@ def of_pod(
             required,
             exclusive,
             _choice(_TOPOLOGY_SPEC, numa, "numaTopologyPolicy", _ALIGNMENTS, None),
+            split=_truth(split, annotations),
         )
     except AnnotationError as error:
         return Orchestration(qos, prod, fault=f"{error.key} {error.what}; {error.remedy}")
@@ -154,6 +161,14 @@ def of_node(labels: Mapping[str, str], annotations: Mapping[str, str]) -> NodeRu
         labels.get(_ARCHITECTURE) == _ARM,
         tuple(faults),
     )
+
+
+def _truth(key: str, annotations: Mapping[str, str]) -> bool:
+    """Read a truth value; false without the annotation."""
+    text = annotations.get(key, "false")
+    if text not in _TRUTH:
+        raise AnnotationError(key, f"is {_shown(text)}", 'write "true" or "false"')
+    return _TRUTH[text]
 
 
 def _is_prod(written: str, priority: int | None, qos: QoS | None) -> bool:

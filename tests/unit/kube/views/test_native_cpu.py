@@ -92,6 +92,28 @@ def test_load_balancing_is_off_where_the_pod_asks_for_it(
     assert tuple(one.balanced for one in read.containers) == balanced
 
 
+@pytest.mark.parametrize(
+    ("text", "split", "fault"),
+    [
+        pytest.param("true", True, "", id="yes"),
+        pytest.param("false", False, "", id="no"),
+        pytest.param("yes", False, "nokia.k8s.io/cpus-per-container is 'yes'", id="unknown"),
+    ],
+)
+def test_cpus_are_split_where_a_pod_of_koordinators_asks_for_it(
+    text: str, split: bool, fault: str
+) -> None:
+    body = pod(asks("a"), annotations={"nokia.k8s.io/cpus-per-container": text})
+    assert views.pod(body, Names()).orchestration is None
+
+    body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LSR"}
+    read = views.pod(body, Names()).orchestration
+    assert read is not None
+    assert read.split is split
+    assert read.fault.startswith(fault)
+    assert bool(read.fault) is bool(fault)
+
+
 def test_an_amount_that_is_none_is_refused_with_the_field() -> None:
     with pytest.raises(ManifestError, match=r"spec\.containers\[0\]\.resources\.limits\.cpu"):
         views.pod(pod(asks(cpu="two")), Names())
