@@ -244,7 +244,8 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         why = f"they are its own, and CPUs {beside} are shared" if beside else "they are its own"
         yield Step("own", why, container.wanted)
     elif container.placement is Placement.DEFAULT:
-        yield Step("default", f"it runs on {default}", container.wanted)
+        why = f"{container.reason}: " if container.reason else ""
+        yield Step("default", f"{why}it runs on {default}", container.wanted)
     elif container.placement is Placement.CONFINED:
         why = f"{container.reason}: it is kept on {default}, away from exclusive CPUs"
         yield Step("confined", why, container.wanted)

@@ -190,6 +190,12 @@ class Orchestration:
         owner = self.qos in {QoS.LSE, QoS.LSR} and self.prod
         return bool(self.cpus) or (owner and self.bind is not BindPolicy.CONSTRAINED_BURST)
 
+    @property
+    def bursts(self) -> bool:
+        """Whether the pod is to share the CPUs of one NUMA node that the node chooses."""
+        shares = not (self.cpus or self.nodes or self.fault or self.qos in {QoS.BE, QoS.SYSTEM})
+        return shares and self.bind is BindPolicy.CONSTRAINED_BURST
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:

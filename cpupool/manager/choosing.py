@@ -24,7 +24,7 @@ from cpupool.core.errors import (
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
-from cpupool.manager import requested, sightings
+from cpupool.manager import homes, requested, sightings
 from cpupool.policies import hints
 from cpupool.policies.base import DEFAULT, Ask, NodeView, Refusal
 from cpupool.policies.pools import PoolsPolicy
@@ -57,19 +57,30 @@ class Admission:
     Attributes:
         grants: who owns which CPUs.
         refused: the id in a pod's cgroup name → why the pod has no CPUs of its own.
+        homes: the id in a pod's cgroup name → the one NUMA node whose shared CPUs the pod has.
     """
 
     grants: Grants = field(default_factory=Grants)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
+    homes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: NodeView) -> Self:
+        """Return the decisions that a view shows."""
+        return cls(view.grants, view.refused, view.homes)
 
 
 def view(
-    facts: NodeFacts,
-    pods: tuple[Pod, ...],
-    grants: Grants,
-    refused: Mapping[str, Refusal] | None = None,
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, decided: Admission | None = None
 ) -> NodeView:
-    """Return the policies' view of a node."""
+    """Return the policies' view of a node.
+
+    Args:
+        facts: the node's facts.
+        pods: all pods of the node.
+        grants: who owns which CPUs.
+        decided: the other decisions; None for none.
+    """
     whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
     bare = NodeView(
         facts.topology,
@@ -78,8 +89,9 @@ def view(
         grants,
         barred=facts.topology.with_siblings(whole) | grants.cpus | facts.blocked,
         pods=pods,
-        refused=refused or {},
+        refused=decided.refused if decided else {},
         rules=facts.rules,
+        homes=decided.homes if decided else {},
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
     extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
@@ -142,17 +154,17 @@ def admit(
         refused[uid] = Refusal(error, not (shares or shared), reachable)
         if reachable:
             awaited.setdefault(need, pod)
-    return Admission(grants, refused)
+    stay = homes.chosen(facts.policy, pods, before.homes, lambda: view(facts, pods, grants))
+    return Admission(grants, refused, stay)
 
 
 def recover(
     facts: NodeFacts,
-    pods: tuple[Pod, ...],
-    grants: Grants,
+    before: NodeView,
     found: Iterable[FoundContainer],
     recorded: Mapping[str, Mapping[str, CPUSet]],
-) -> Grants:
-    """Return the grants with the choices of an earlier agent.
+) -> Admission:
+    """Return the decisions with the choices of an earlier agent.
 
     The sources, the best first: the annotations of living containers, which an agent wrote when the
     runtime created them; the record of the agent; the CPUs where containers run. CPUs count only if
@@ -162,11 +174,11 @@ def recover(
 
     Args:
         facts: the node's facts.
-        pods: all pods of the node.
-        grants: who owns which CPUs.
+        before: the policies' view of the node.
         found: the containers with their present CPUs.
         recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
     """
+    found, pods, grants = tuple(found), before.pods, before.grants
     living: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
     for sighted in facts.sighted.values():
         if sighted.chosen:
@@ -183,7 +195,8 @@ def recover(
                     if _could_be_chosen(facts, grants, pod, name, cpus):
                         parts = _split(name, cpus, has)
                         grants = _whole(grants, _grant(facts, pod, parts))
-    return _from_cgroups(facts, pods, grants, found)
+    grants = _from_cgroups(facts, pods, grants, found)
+    return Admission(grants, before.refused, {**before.homes, **homes.recovered(before, found)})
 
 
 def _split(name: str, cpus: CPUSet, has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:

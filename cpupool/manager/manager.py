@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments, NodesOfDevices
-    from cpupool.core.grants import Grants
     from cpupool.core.koordinator import NodeRules
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
@@ -289,12 +288,12 @@ class Manager:
             recorded = recorded or State("")
             policy = self._facts.policy.remembering(recorded.settled)
             facts = replace(self._facts, recovered=True, policy=policy)
-            pods, grants = self._resolution.view.pods, self._resolution.grants
-            grants = choosing.recover(facts, pods, grants, found, recorded.entries)
+            seen = self._resolution.view
+            before = choosing.recover(facts, seen, found, recorded.entries)
             if not self._moves_pinned:
                 kept = pinned.found_stale(facts, self._resolution, found)
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})
-            self._take(facts, grants, all_run=True)
+            self._take(facts, before, all_run=True)
 
     def advertised(self) -> tuple[Advertised, ...]:
         """Return the resources that have devices to list.
@@ -457,19 +456,18 @@ class Manager:
         return listed
 
     def _take(
-        self, facts: NodeFacts, grants: Grants | None = None, *, all_run: bool = False
+        self, facts: NodeFacts, decided: Admission | None = None, *, all_run: bool = False
     ) -> None:
         """Decide again with these facts.
 
         Args:
             facts: the facts now.
-            grants: who owned which CPUs until now; None for the last decision.
+            decided: the decisions until now; None for the last ones.
             all_run: as for `choosing.admit`.
         """
         pods = sightings.present(facts)
-        if grants is None:
-            grants = self._resolution.grants
-        admission = Admission(ownership.settle(facts, pods, grants), self._resolution.view.refused)
+        decided = decided or Admission.of(self._resolution.view)
+        admission = replace(decided, grants=ownership.settle(facts, pods, decided.grants))
         if facts.recovered:
             admission = choosing.admit(facts, pods, admission, all_run=all_run)
         earlier = Snapshot(self._decided, self._followed)

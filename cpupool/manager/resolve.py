@@ -174,7 +174,7 @@ def resolve(
         admission: who owns which CPUs, and the pods that the CPU manager policy refuses.
         before: earlier decisions, whose placements stay where all that they depend on is the same.
     """
-    view = choosing.view(facts, pods, admission.grants, admission.refused)
+    view = choosing.view(facts, pods, admission.grants, admission)
     pools = PoolsPolicy()
     same: Resolution | None = None
     if before and before.resolution.view == view and _placing(before.facts) == _placing(facts):

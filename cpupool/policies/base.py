@@ -129,6 +129,7 @@ class NodeView:
         default: the assignment of a container whose request gives it no CPUs.
         refused: the id in a pod's cgroup name → why the CPU manager policy gave the pod no CPUs.
         rules: what the node's labels and annotations say.
+        homes: the id in a pod's cgroup name → the one NUMA node whose shared CPUs the pod has.
         common: the online CPUs that are not barred.
     """
 
@@ -142,6 +143,7 @@ class NodeView:
     default: CPUAssignment = field(default_factory=lambda: CPUAssignment(Placement.DEFAULT))
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     rules: NodeRules = field(default_factory=NodeRules)
+    homes: Mapping[str, int] = field(default_factory=dict)
     common: CPUSet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -218,6 +220,13 @@ class CPUManagerPolicy(Policy, Protocol):
 
         Raises:
             PlacementError: the policy never has CPUs for it.
+        """
+        ...
+
+    def home(self, view: NodeView, pod: Pod) -> int | None:
+        """Return the NUMA node whose shared CPUs a pod has; None if it has those of all.
+
+        The view has the earlier choices.
         """
         ...
 

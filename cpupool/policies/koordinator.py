@@ -10,6 +10,8 @@ pkg/koordlet/runtimehooks/hooks/cpuset in Koordinator 1.8.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +20,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.grants import WHOLE_POD, Sharing
 from cpupool.core.koordinator import Orchestration, QoS
+from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import QoSClass
 from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice
 from cpupool.policies.koordinator_accumulator import OccupiedCPUs
@@ -123,6 +126,24 @@ class KoordinatorPolicy(StaticPolicy):
             return replace(choice, steps=(*choice.steps, step), parts=parts)
         return choice
 
+    def home(self, view: NodeView, pod: Pod) -> int | None:
+        """Return a NUMA node with as many shared CPUs as the limit of a ConstrainedBurst pod.
+
+        A pod stays on its node while that suffices. Otherwise it gets the node with the fewest such
+        pods, of these the node with the most shared CPUs, and of these the lowest.
+        """
+        by_node = self.layout.free(Level.NODE, view.extents[DEFAULT])
+        limit_milli = pod.limit_milli or math.inf
+        sizes = {
+            node: len(cpus)
+            for node, cpus in by_node.items()
+            if len(cpus) * MILLI_PER_CPU >= limit_milli
+        }
+        if (has := view.homes.get(pod.cgroup_uid)) in sizes:
+            return has
+        guests = Counter(view.homes.values())
+        return min(sizes, key=lambda node: (guests[node], -sizes[node], node), default=None)
+
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
         """Return the shared CPUs, and those of best-effort pods: LSR pods lend theirs."""
         kept = view.rules.withheld
@@ -147,7 +168,8 @@ class KoordinatorPolicy(StaticPolicy):
         if told.fault:
             return view.confined(Cause.ANNOTATION, told.fault)
         if cpus := self._shared(view, demand.pod, told):
-            return CPUAssignment(Placement.DEFAULT, default=cpus)
+            lost = _unkept(view, demand.pod) if told.bursts else ""
+            return CPUAssignment(Placement.DEFAULT, default=cpus, reason=lost)
         if self.like and self.like.kubelet_static:
             return CPUAssignment(Placement.KUBELET)
         return assignment
@@ -161,6 +183,8 @@ class KoordinatorPolicy(StaticPolicy):
         if told.nodes and (told.qos is not QoS.BE or like.be_cpu_manager):
             among = best_effort if told.qos is QoS.BE else shared
             return among & self._around(told.nodes) or usual
+        if (home := view.homes.get(pod.cgroup_uid)) is not None:
+            return shared & self._around((home,))
         if told.qos is QoS.SYSTEM and view.rules.system.cpus:
             return view.rules.system.cpus & view.cpus & view.topology.online
         if told.qos is QoS.LS:
@@ -201,3 +225,13 @@ class KoordinatorPolicy(StaticPolicy):
             pod = pods.get(uid)
             told = (pod and pod.orchestration) or _NO_WISH
             yield OccupiedCPUs(grant.cpus, exclusive=told.exclusive)
+
+
+def _unkept(view: NodeView, pod: Pod) -> str:
+    """Return why a ConstrainedBurst pod has the shared CPUs of all NUMA nodes; empty if not."""
+    if pod.cgroup_uid in view.homes:
+        return ""
+    if not pod.limit_milli:
+        return "ConstrainedBurst needs a cpu limit of each container"
+    cpus = -(-pod.limit_milli // MILLI_PER_CPU)
+    return f"ConstrainedBurst: no NUMA node has {cpus} shared CPUs, as many as the pod's limit"

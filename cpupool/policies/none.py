@@ -46,6 +46,10 @@ class NonePolicy:
         """Return the request as it is."""
         return ask
 
+    def home(self, _view: NodeView, _pod: Pod) -> int | None:
+        """Return None: pods share the CPUs of all NUMA nodes."""
+        return None
+
     @property
     def settled(self) -> Mapping[str, str]:
         """Nothing."""

@@ -208,6 +208,24 @@ def test_cpus_of_a_koordinator_pod_with_the_wishes_that_they_do_not_keep(
     ]
 
 
+def test_shared_cpus_of_a_pod_without_the_numa_node_that_it_wishes(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    manager = CPUManager("koordinator", reserved=CPUSet.of(0))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=manager)
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    told = Orchestration(QoS.LS, bind=BindPolicy.CONSTRAINED_BURST)
+    node.manager.observe(pods=[replace(pod("web", cpu=9000), orchestration=told)])
+
+    assert explain(file, node.status(web="0-7"), "web") == 0
+    assert steps(capsys.readouterr().out)[1] == (
+        "default: ConstrainedBurst: no NUMA node has 9 shared CPUs, as many as the pod's limit: it"
+        " runs on the default pool default => 0-7"
+    )
+
+
 def test_shared_cpus_beside_those_of_the_kubelets_static_cpu_manager(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
