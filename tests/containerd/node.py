@@ -159,12 +159,15 @@ class Node:
     # -- pods ------------------------------------------------------------------------------------
 
     def admit(
-        self, kind: Kind, look_us: int = LOOK_US, annotations: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        look_us: int = LOOK_US,
+        annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Hosted:
         """Take a pod that the scheduler has bound to this node, and give it its devices."""
         uid = str(uuid.uuid4())
-        manifest = kind.manifest(f"{kind.value}-{uid[:8]}")
-        manifest["metadata"]["annotations"] = annotations or {}
+        manifest = kind.manifest(f"{kind.value}-{uid[:8]}", annotations, labels)
         one = Hosted(HostedPod(views.created(manifest, uid), Names()), kind, look_us)
         with self._lock:
             self._pods[uid] = one

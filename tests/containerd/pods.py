@@ -19,6 +19,7 @@ from tests.containerd import cri_pb2 as pb
 from tests.containerd import images
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cpupool.core.topology import CPUTopology
@@ -55,10 +56,16 @@ class Kind(Enum):
             Kind.STATIC: {"cpu": "1000m", "memory": "64Mi"},
         }[self]
 
-    def manifest(self, name: str) -> dict[str, Any]:
+    def manifest(
+        self,
+        name: str,
+        annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
         """Give a pod."""
         container = {"name": CONTAINER, "resources": {"limits": self.limits}}
-        return {"kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
+        metadata = {"name": name, "annotations": annotations or {}, "labels": labels or {}}
+        return {"kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 
     @property
     def resources(self) -> pb.LinuxContainerResources:
@@ -95,11 +102,11 @@ class Layout:
         return cls(first, first, CPUSet.of(second.first)), cls(first, second, CPUSet())
 
     @classmethod
-    def governed(cls, topology: CPUTopology) -> Layout:
+    def governed(cls, topology: CPUTopology, policy: str = "static") -> Layout:
         """Give one pool of all CPUs, whose CPU manager policy keeps one for everybody."""
         if len(topology.online) < 2:
             pytest.skip("two CPUs are needed: on one, every CPU is right")
-        manager = "cpuManager: {policy: static, reserved: 1}"
+        manager = f"cpuManager: {{policy: {policy}, reserved: 1}}"
         return cls(topology.online, CPUSet(), CPUSet(), manager)
 
     @property
@@ -165,7 +172,7 @@ class Hosted:
         return pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=pod.name, uid=pod.uid, namespace=pod.namespace),
             log_directory=str(logs),
-            labels=self._labels,
+            labels={**self.hosted.body["metadata"]["labels"], **self._labels},
             annotations={
                 **self.hosted.body["metadata"]["annotations"],
                 "kubernetes.io/config.source": "api",

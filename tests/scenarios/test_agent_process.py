@@ -228,8 +228,10 @@ class World:
 
 
 @contextmanager
-def living(folder: Path, machine: WrittenMachine, labels: Mapping[str, str]) -> Iterator[World]:
-    """Make a node with these labels, without a pool file."""
+def living(
+    folder: Path, machine: WrittenMachine, labels: Mapping[str, str], *, nri: bool = False
+) -> Iterator[World]:
+    """Make a node with these labels, without a pool file; its runtime may speak NRI."""
     boot_id = folder / "proc/sys/kernel/random/boot_id"
     boot_id.parent.mkdir(parents=True)
     boot_id.write_text("this boot\n")
@@ -237,7 +239,11 @@ def living(folder: Path, machine: WrittenMachine, labels: Mapping[str, str]) -> 
         FakeAPIServer(NODE, labels) as api,
         EmulatedCgroups(folder, machine.topology().online, "a test") as place,
         EmbeddedNode(
-            folder, place, sysfs=machine.sys, changed=lambda: api.set_pods(node.bodies()["items"])
+            folder,
+            place,
+            sysfs=machine.sys,
+            nri=nri,
+            changed=lambda: api.set_pods(node.bodies()["items"]),
         ) as node,
     ):
         yield World(folder, machine, place, node, api, Mount(folder / "etc"))
