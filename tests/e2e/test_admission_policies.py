@@ -6,6 +6,7 @@ The nodes are only objects, so any cluster will do.
 from __future__ import annotations
 
 import copy
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,7 @@ from tests.e2e.paper import (
     ACCOUNT,
     NAMESPACE,
     agent_pod,
+    created,
     manifests,
     needs_controllers,
     needs_named_nodes,
@@ -54,7 +56,7 @@ if missing(node=False):
     )
 
 pytestmark = pytest.mark.timeout(900)
-FOLDERS = ("fail-misfits", "topology-reporter")
+FOLDERS = ("fail-misfits", "koordinator-admission", "topology-reporter")
 Body = dict[str, Any]
 LABEL = "app.kubernetes.io/managed-by"
 GIVEN: Values = {
@@ -73,10 +75,9 @@ def rights() -> Iterator[None]:
         yield
 
 
-def policy(folder: str) -> Body:
-    bodies = manifests(folder)
-    (found,) = (body for body in bodies if body["kind"] == "ValidatingAdmissionPolicy")
-    return found
+def policies() -> list[Body]:
+    bodies = [body for folder in FOLDERS for body in manifests(folder)]
+    return [body for body in bodies if body["kind"] == "ValidatingAdmissionPolicy"]
 
 
 def typed(body: Body) -> Body:
@@ -118,10 +119,10 @@ def refused(write: Callable[[], object]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_the_api_server_finds_no_fault_in_the_types_of_a_policy(name: str) -> None:
+@pytest.mark.parametrize("body", policies(), ids=lambda body: body["metadata"]["name"])
+def test_the_api_server_finds_no_fault_in_the_types_of_a_policy(body: Body) -> None:
     needs_controllers("checks the types of policies")
-    right, wrong = typed(policy(name)), typed(policy(name))
+    right, wrong = typed(body), typed(body)
     wrong["metadata"]["name"] += "-wrong"
     wrong["spec"]["validations"][0]["expression"] += " && object.metadata.nonsense == ''"
 
@@ -221,3 +222,141 @@ def apply(server: APIServer, node: PaperNode, **metadata: Any) -> str:
     body = applied(node.name, node.uid, V1ALPHA2, GIVEN)
     body["metadata"] |= metadata
     return refused(lambda: APIConnection(server).apply(target, body, manager=MANAGER))
+
+
+STATUS, QOS = "scheduling.koordinator.sh/resource-status", "koordinator.sh/qosClass"
+ASSIGNED = {"annotations": {STATUS: '{"cpuset":"2-3"}'}}
+SCHEDULER = (
+    "--as=system:serviceaccount:koordinator-system:koord-scheduler",
+    "--as-group=system:masters",
+)
+NOT_A_SCHEDULER, CLASS_STAYS = "only a scheduler may write", "cannot change"
+
+
+def waiting(name: str, cpu: str = "2", **metadata: Any) -> Body:
+    """Return an LSR pod that is bound to no node."""
+    amounts = {"cpu": cpu}
+    resources = {"requests": amounts, "limits": amounts}
+    labels = {QOS: "LSR", "koordinator.sh/priority-class": "koord-prod"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels, **metadata},
+        "spec": {
+            "schedulerName": "none",
+            "serviceAccountName": ACCOUNT,
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "a", "image": "none.example/a", "resources": resources}],
+        },
+    }
+
+
+def denied(write: Callable[[], object]) -> str:
+    """Return why kubectl is refused; empty if it is not."""
+    try:
+        write()
+    except AssertionError as refusal:
+        return str(refusal)
+    return ""
+
+
+@pytest.fixture
+def lsr(nodes: tuple[PaperNode, PaperNode]) -> Iterator[str]:
+    """An LSR pod that waits for a scheduler, once the policies are in force."""
+    name = f"{nodes[0].name}-lsr"
+    in_force(waiting(name, annotations=ASSIGNED["annotations"]), NOT_A_SCHEDULER)
+    in_force(waiting(name, "1500m"), "a whole number of CPUs")
+    created(waiting(name))
+    try:
+        yield name
+    finally:
+        kubectl("-n", NAMESPACE, "delete", "pod", name, "--force", "--ignore-not-found")
+
+
+def in_force(body: Body, why: str) -> None:
+    """Return once a pod is refused for this reason."""
+    patiently(lambda: why in dry(body), lambda: dry(body))
+
+
+def dry(body: Body) -> str:
+    """Return why a pod is refused that is not to be stored."""
+    return denied(lambda: kubectl("create", "--dry-run=server", "-f", "-", given=body))
+
+
+def writes(pod: str, node: str, metadata: Body) -> dict[str, Callable[..., str]]:
+    """Return the ways into the metadata of a pod that is not bound: each writes these fields."""
+    patch = ("-n", NAMESPACE, "patch", "pod", pod, "--type=merge", "-p")
+    text = json.dumps({"metadata": metadata})
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod, "namespace": NAMESPACE, **metadata},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    below = f"/api/v1/namespaces/{NAMESPACE}"
+    bound = ("create", "--raw")
+    return {
+        "update": lambda *user: kubectl(*user, *patch, text),
+        "status": lambda *user: kubectl(*user, *patch, text, "--subresource=status"),
+        "pods/binding": lambda *user: kubectl(
+            *user, *bound, f"{below}/pods/{pod}/binding", "-f", "-", given=binding
+        ),
+        "bindings": lambda *user: kubectl(
+            *user, *bound, f"{below}/bindings", "-f", "-", given=binding
+        ),
+    }
+
+
+WAYS = ("update", "status", "pods/binding", "bindings")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forged_assignment_is_refused_and_a_schedulers_is_stored(
+    nodes: tuple[PaperNode, PaperNode], lsr: str, way: str
+) -> None:
+    write = writes(lsr, nodes[0].name, ASSIGNED)[way]
+
+    # The caller may do everything: it is the policy that refuses.
+    assert NOT_A_SCHEDULER in denied(write)
+    assert STATUS not in read("-n", NAMESPACE, "pod", lsr)["metadata"].get("annotations", {})
+
+    write(*SCHEDULER)
+    assert read("-n", NAMESPACE, "pod", lsr)["metadata"]["annotations"][STATUS]
+    away = ("-n", NAMESPACE, "annotate", "pod", lsr, f"{STATUS}-")
+    assert NOT_A_SCHEDULER in denied(lambda: kubectl(*away))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_class_of_a_pod_stays(nodes: tuple[PaperNode, PaperNode], lsr: str, way: str) -> None:
+    write = writes(lsr, nodes[0].name, {"labels": {QOS: "LSE"}})[way]
+
+    assert CLASS_STAYS in denied(lambda: write(*SCHEDULER))
+
+    assert read("-n", NAMESPACE, "pod", lsr)["metadata"]["labels"][QOS] == "LSR"
+
+
+@pytest.mark.parametrize("subresource", ["ephemeralcontainers", "resize"])
+def test_no_other_subresource_brings_an_annotation(lsr: str, subresource: str) -> None:
+    place = f"/api/v1/namespaces/{NAMESPACE}/pods/{lsr}/{subresource}"
+    pod = json.loads(kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{lsr}"))
+    pod["metadata"]["annotations"] = ASSIGNED["annotations"]
+
+    denied(lambda: kubectl("replace", "--raw", place, "-f", "-", given=pod))
+
+    assert STATUS not in read("-n", NAMESPACE, "pod", lsr)["metadata"].get("annotations", {})
+
+
+def test_a_class_goes_with_its_requests_and_its_priority(lsr: str) -> None:
+    labels = {QOS: "LSR"}
+    cases = {
+        "a whole number of CPUs": waiting(f"{lsr}-2", "1500m"),
+        "the class LSR needs": waiting(f"{lsr}-2", labels=labels),
+        "the class BE needs": waiting(f"{lsr}-2", labels={QOS: "BE"}),
+    }
+    unequal = waiting(f"{lsr}-2")
+    unequal["spec"]["containers"][0]["resources"]["limits"] = {"cpu": "3"}
+    cases["equal requests and limits"] = unequal
+    for why, body in cases.items():
+        assert why in dry(body)
+    for other in (waiting(f"{lsr}-2"), waiting(f"{lsr}-2", "1500m", labels={})):
+        assert dry(other) == ""
