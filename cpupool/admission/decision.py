@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.admission import checks, mixed_cpus
+from cpupool.admission import checks, koordinator, mixed_cpus
 from cpupool.admission.pod_requests import REQUESTING, PodRequests, mapping
 from cpupool.admission.rules import RequiredAgent
 from cpupool.core.errors import Problem, QuantityError, errors_in
@@ -78,7 +78,9 @@ class Denied:
         return "\n".join(lines)
 
 
-def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | Denied:
+def admit(
+    body: object, rules: Rules, namespace: str = "default", account: str = ""
+) -> Admitted | Denied:
     """Check a new pod, and complete it; a pod that requests nothing is not changed.
 
     Admitting the result again changes nothing.
@@ -87,6 +89,7 @@ def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | 
         body: the pod.
         rules: the rules of admission.
         namespace: the namespace of the request, whatever the body says.
+        account: the user name of the caller; empty where it is not known.
 
     Raises:
         ManifestError: the API server would not accept the pod.
@@ -97,13 +100,16 @@ def admit(body: object, rules: Rules, namespace: str = "default") -> Admitted | 
         problems += checks.check_commands(pod)
         if any(container.enables_shared for container in pod.containers):
             problems += mixed_cpus.check_namespace(namespace, rules.namespaces)
+    problems += koordinator.check_metadata(pod.body, None, rules, account)
     if refused := errors_in(problems):
         return Denied(tuple(refused))
     warnings = tuple(_cut(problem) for problem in problems[:_SHOWN_WARNINGS])
     return Admitted(_completed(pod, rules), warnings)
 
 
-def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denied:
+def admit_update(
+    body: object, before: object, rules: Rules, account: str = ""
+) -> Admitted | Denied:
     """Check an update, which cannot change what a pod requests.
 
     Only a new problem refuses the update: a pod from before the webhook must be able to lose a
@@ -115,6 +121,7 @@ def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denie
     new, old = (_read(document, rules) for document in (body, before))
     known = set(_problems(old, rules))
     refused = [problem for problem in errors_in(_problems(new, rules)) if problem not in known]
+    refused += koordinator.check_metadata(new.body, old.body, rules, account)
     if refused:
         return Denied(tuple(refused))
     key = rules.names.processes
@@ -123,13 +130,30 @@ def admit_update(body: object, before: object, rules: Rules) -> Admitted | Denie
     return Admitted(new.body, (warning,) if edited else ())
 
 
+def admit_metadata(body: object, before: object, rules: Rules, account: str) -> Admitted | Denied:
+    """Check a write that can change nothing of a pod but its metadata and its status.
+
+    Args:
+        body: the pod, or a Binding, whose metadata the API server merges into the pod.
+        before: the pod before; empty for a Binding.
+        rules: the rules of admission.
+        account: the user name of the caller.
+
+    Raises:
+        ManifestError: the API server would not accept one of the two bodies.
+    """
+    new, old = mapping(body, ""), mapping(before, "")
+    refused = tuple(koordinator.check_metadata(new, old, rules, account))
+    return Denied(refused) if refused else Admitted(new)
+
+
 def _read(body: object, rules: Rules) -> PodRequests:
     return PodRequests.read(body, rules.names, mixed=bool(rules.mixed))
 
 
 def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
     found = [*pod.problems, *checks.check(pod, rules)] if pod.asks else []
-    return [*found, *checks.check_names(pod)]
+    return [*found, *checks.check_names(pod), *koordinator.check(pod, rules)]
 
 
 def _cut(warning: Problem) -> str:

@@ -10,7 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.admission.decision import Admitted, Denied, admit, admit_update
+from cpupool.admission.decision import (
+    Admitted,
+    Denied,
+    admit,
+    admit_metadata,
+    admit_update,
+)
 from cpupool.core.errors import ManifestError, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -102,13 +108,22 @@ def _request(document: object) -> Mapping[str, Any]:
 
 
 def _decide(request: Mapping[str, Any], rules: Rules) -> Admitted | Denied | None:
-    """Decide on the creation or update of a pod; return None for any other request."""
-    kind, subresource = request.get("kind"), request.get("subResource") or ""
-    if isinstance(kind, Mapping) and (kind.get("group"), kind.get("kind")) == ("", "Pod"):
-        if request.get("operation") == "CREATE" and not subresource:
-            return admit(request.get("object"), rules, str(request.get("namespace") or "default"))
-        if request.get("operation") == "UPDATE" and subresource in _UPDATED:
-            return admit_update(request.get("object"), request.get("oldObject"), rules)
+    """Decide on a pod that is created, updated or bound; return None for any other request."""
+    kind, user = request.get("kind"), request.get("userInfo")
+    names = (kind.get("group"), kind.get("kind")) if isinstance(kind, Mapping) else ()
+    account = str(user.get("username") or "") if isinstance(user, Mapping) else ""
+    asked = (request.get("operation"), request.get("subResource") or "")
+    body, before = request.get("object"), request.get("oldObject")
+    if names == ("", "Binding") and asked[0] == "CREATE":
+        return admit_metadata(body, {}, rules, account)
+    if names != ("", "Pod"):
+        return None
+    if asked == ("CREATE", ""):
+        return admit(body, rules, str(request.get("namespace") or "default"), account)
+    if asked == ("UPDATE", "status"):
+        return admit_metadata(body, before, rules, account)
+    if asked[0] == "UPDATE" and asked[1] in _UPDATED:
+        return admit_update(body, before, rules, account)
     return None
 
 

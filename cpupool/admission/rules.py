@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.admission import mixed_cpus
+from cpupool.core.cpu_manager import KOORDINATOR
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
 from cpupool.core.requests import ResourceKind
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_THREADS: Final = 2
 """The most CPUs of an exclusive core for an annotation, as with multiThreaded pools."""
+KOORD_SCHEDULER: Final = "system:serviceaccount:koordinator-system:koord-scheduler"
+"""The account of koord-scheduler in Koordinator's own installation."""
 _EXCLUSIVE_SURPLUS_MILLI: Final = 100
 """CPU-Pooler's addition to the limit of a container with exclusive CPUs only."""
 
@@ -68,6 +71,9 @@ class Rules:
         required_agent: which pods get the annotation that the runtime must not start them without
             the agent.
         namespaces: returns a namespace's annotations, for pods that request this resource.
+        koordinator: whether the rules for Koordinator's classes count: a pool file has the CPU
+            manager policy koordinator.
+        schedulers: the accounts that may assign CPUs by `resource-status`.
     """
 
     names: Names = field(default_factory=Names)
@@ -76,11 +82,16 @@ class Rules:
     mixed: Mapping[str, int] = field(default_factory=dict)
     required_agent: RequiredAgent = RequiredAgent.NONE
     namespaces: Namespaces = mixed_cpus.no_api_server
+    koordinator: bool = False
+    schedulers: frozenset[str] = frozenset({KOORD_SCHEDULER})
 
     def knowing(self, files: Sequence[NodePools]) -> Rules:
         """Return the rules with these pool files instead; no files means that none are known."""
         return replace(
-            self, pools=largest_pools(files) if files else None, mixed=mixed_pools(files)
+            self,
+            pools=largest_pools(files) if files else None,
+            mixed=mixed_pools(files),
+            koordinator=any(file.cpu_manager.policy == KOORDINATOR for file in files),
         )
 
     def limit_milli(self, container: ContainerRequests) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpupool.admission.rules import CFSQuotas, RequiredAgent, Rules
+from cpupool.admission.rules import KOORD_SCHEDULER, CFSQuotas, RequiredAgent, Rules
 from cpupool.commands import add_resource_domain
 from cpupool.core.names import Names
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
-    """Add `--cfs-quotas`, `--require-agent` and `--resource-domain`, for `rules`."""
+    """Add the flags of the rules, for `rules`."""
     parser.add_argument(
         "--cfs-quotas",
         choices=[choice.value for choice in CFSQuotas],
@@ -29,6 +29,13 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         " exclusive CPUs of a pool, or also Guaranteed pods with whole CPUs; the runtime's default"
         " validator for NRI must be on (default: %(default)s)",
     )
+    parser.add_argument(
+        "--schedulers",
+        metavar="ACCOUNT[,ACCOUNT]",
+        default=KOORD_SCHEDULER,
+        help="the user names that may write Koordinator's resource-status, where a pool file has"
+        " the policy koordinator (default: %(default)s)",
+    )
     add_resource_domain(parser)
 
 
@@ -38,4 +45,5 @@ def rules(arguments: argparse.Namespace) -> Rules:
         Names(arguments.resource_domain),
         cfs_quotas=CFSQuotas(arguments.cfs_quotas),
         required_agent=RequiredAgent(arguments.require_agent),
+        schedulers=frozenset(filter(None, arguments.schedulers.split(","))),
     )

@@ -125,24 +125,30 @@ class Pod:
 
     @property
     def whole_cpus(self) -> int:
-        """Its native cpu request in CPUs; 0 if that is no whole number.
-
-        An init container that ends uses the CPUs before the others do (PodRequests in
-        k8s.io/component-helpers, resource).
-        """
-        lasting_milli = most_milli = 0
-        for container in self.containers:
-            if container.kind is ContainerKind.INIT:
-                most_milli = max(most_milli, lasting_milli + container.request_milli)
-            elif container.kind is not ContainerKind.EPHEMERAL:
-                lasting_milli += container.request_milli
-        whole, rest = divmod(max(lasting_milli, most_milli), 1000)
+        """Its native cpu request in CPUs; 0 if that is no whole number."""
+        requests = ((container.kind, container.request_milli) for container in self.containers)
+        whole, rest = divmod(pod_request_milli(requests), 1000)
         return 0 if rest else whole
 
     @property
     def essential(self) -> bool:
         """Whether the node may need the pod to work, so that its containers start in any case."""
         return self.node_critical or self.cgroup_uid != self.uid
+
+
+def pod_request_milli(requests: Iterable[tuple[ContainerKind, int]]) -> int:
+    """Return the milli-CPUs that a pod requests, from those of its containers in their order.
+
+    An init container that ends uses the CPUs before the others do (PodRequests in
+    k8s.io/component-helpers, resource).
+    """
+    lasting = most = 0
+    for kind, milli in requests:
+        if kind is ContainerKind.INIT:
+            most = max(most, lasting + milli)
+        elif kind is not ContainerKind.EPHEMERAL:
+            lasting += milli
+    return max(lasting, most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,16 @@ from cpupool.wire import koordinator
 from cpupool.wire.koordinator import AnnotationError, cpu_list, json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 QOS_CLASS: Final = "koordinator.sh/qosClass"
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 OWNERS: Final = frozenset({QoS.LSE.value, QoS.LSR.value})
 """The classes whose pods own CPUs."""
-_PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
-_RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
+PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
+RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
+BATCH: Final = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")
+"""Resources that koord-manager offers to pods of the class BE."""
 _TOPOLOGY_SPEC: Final = "scheduling.koordinator.sh/numa-topology-spec"
 _BIND_POLICY: Final = "node.koordinator.sh/cpu-bind-policy"
 _STRATEGY: Final = "node.koordinator.sh/numa-allocate-strategy"
@@ -48,16 +50,28 @@ _ARCHITECTURE: Final = "kubernetes.io/arch"
 """The label in which the kubelet has the machine's architecture, by Go's name."""
 _ARM: Final = "arm64"
 
-_PROD: Final = "koord-prod"
-_PROD_PRIORITIES: Final = range(9000, 10_000)
-_OTHER_PRIORITIES: Final = (range(7000, 8000), range(5000, 6000), range(3000, 4000))
-_AMOUNTS: Final = ("cpu", "kubernetes.io/batch-cpu")
+PROD: Final = "koord-prod"
+_PRIORITIES: Final = {
+    PROD: range(9000, 10_000),
+    "koord-mid": range(7000, 8000),
+    "koord-batch": range(5000, 6000),
+    "koord-free": range(3000, 4000),
+}
+"""Koordinator's priority classes, with the values of `spec.priority` that stand for each."""
+_AMOUNTS: Final = ("cpu", BATCH[0])
 _BINDS: Final = {policy.value: policy for policy in BindPolicy}
 _EXCLUSIVE: Final = {
     "PCPULevel": ExclusivePolicy.PHYSICAL_CORE,
     "NUMANodeLevel": ExclusivePolicy.NUMA_NODE,
 }
-_UNSET: Final = ("", "None", "Default")
+SPEC_FIELDS: Final[Mapping[str, Collection[str]]] = {
+    "requiredCPUBindPolicy": tuple(_BINDS),
+    "preferredCPUBindPolicy": tuple(_BINDS),
+    "preferredCPUExclusivePolicy": tuple(_EXCLUSIVE),
+}
+"""The fields of `resource-spec`, with the words that mean something there."""
+UNSET: Final = ("", "None", "Default")
+"""The words that mean nothing."""
 _FULL_CORES_ONLY: Final = ("FullPCPUsOnly", "PCPUOnly")
 _NODE_BINDS: Final = {
     **dict.fromkeys((*_FULL_CORES_ONLY, BindPolicy.FULL_PCPUS.value), BindPolicy.FULL_PCPUS),
@@ -94,16 +108,16 @@ def of_pod(
         priority: its `spec.priority`.
         split: the annotation that splits its CPUs; it counts with one of Koordinator's only.
     """
-    keys = (QOS_CLASS, _PRIORITY_CLASS, RESOURCE_STATUS, _RESOURCE_SPEC, _TOPOLOGY_SPEC)
+    keys = (QOS_CLASS, PRIORITY_CLASS, RESOURCE_STATUS, RESOURCE_SPEC, _TOPOLOGY_SPEC)
     if not any(key in labels or key in annotations for key in keys):
         return None
     qos = next((each for each in QoS if each.value == labels.get(QOS_CLASS)), None)
-    prod = _is_prod(labels.get(_PRIORITY_CLASS, ""), priority, qos)
+    prod = _is_prod(labels.get(PRIORITY_CLASS, ""), priority, qos)
     try:
-        spec = json_object(_RESOURCE_SPEC, annotations.get(_RESOURCE_SPEC))
+        spec = json_object(RESOURCE_SPEC, annotations.get(RESOURCE_SPEC))
         bind, required = _bind(spec)
         exclusive = _choice(
-            _RESOURCE_SPEC,
+            RESOURCE_SPEC,
             spec,
             "preferredCPUExclusivePolicy",
             _EXCLUSIVE,
@@ -141,7 +155,7 @@ def of_node(labels: Mapping[str, str], annotations: Mapping[str, str]) -> NodeRu
         for key in keys:
             if (text := labels.get(key, "")) in known:
                 return known[text]
-            if text not in _UNSET:
+            if text not in UNSET:
                 words = ", ".join(known)
                 faults.append(f"the Node's label {key} is {_shown(text)}; write one of {words}")
         return None
@@ -171,29 +185,37 @@ def _truth(key: str, annotations: Mapping[str, str]) -> bool:
     return _TRUTH[text]
 
 
+def priority_class(labels: Mapping[str, str], priority: int | None) -> str:
+    """Return the priority class that a pod names by label or priority; empty for none.
+
+    Source: GetPriorityClass in apis/extension/priority.go.
+    """
+    named = labels.get(PRIORITY_CLASS) or _class_of(priority)
+    return named if named in _PRIORITIES else ""
+
+
 def _is_prod(written: str, priority: int | None, qos: QoS | None) -> bool:
-    if written:
-        return written == _PROD
-    if priority is not None:
-        if priority in _PROD_PRIORITIES:
-            return True
-        if any(priority in others for others in _OTHER_PRIORITIES):
-            return False
+    if named := written or _class_of(priority):
+        return named == PROD
     return qos in {QoS.LSE, QoS.LSR, QoS.LS, QoS.SYSTEM}
 
 
+def _class_of(priority: int | None) -> str:
+    return next((name for name, values in _PRIORITIES.items() if priority in values), "")
+
+
 def _bind(spec: Mapping[str, Any]) -> tuple[BindPolicy | None, bool]:
-    required = _choice(_RESOURCE_SPEC, spec, "requiredCPUBindPolicy", _BINDS, None)
+    required = _choice(RESOURCE_SPEC, spec, "requiredCPUBindPolicy", _BINDS, None)
     if required:
         return required, True
-    return _choice(_RESOURCE_SPEC, spec, "preferredCPUBindPolicy", _BINDS, None), False
+    return _choice(RESOURCE_SPEC, spec, "preferredCPUBindPolicy", _BINDS, None), False
 
 
 def _choice(
     annotation: str, value: Mapping[str, Any], key: str, known: Mapping[str, _T], otherwise: _T
 ) -> _T:
     text = value.get(key) or ""
-    if text in _UNSET:
+    if text in UNSET:
         return otherwise
     if not isinstance(text, str) or text not in known:
         raise AnnotationError(

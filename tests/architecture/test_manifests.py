@@ -99,7 +99,7 @@ def test_a_manifest_is_what_the_api_takes(path: Path, version: str) -> None:
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
 def test_a_kustomization_lists_what_lies_beside_it(path: Path) -> None:
     beside = {one.name for one in path.parent.glob("*.yaml")} - {path.name}
-    listed = set(yaml.safe_load(path.read_text())["resources"])
+    listed = set(yaml.safe_load(path.read_text()).get("resources", ()))
     other_folders = {one for one in listed if one.startswith("../")}
 
     assert listed - other_folders == beside
@@ -174,6 +174,27 @@ def test_the_topology_reporter_is_a_setting_of_any_overlay_with_the_agent(
     # It sees this one file more: the folder around it has the Secrets of the node's pods.
     assert volume["hostPath"]["path"] == str(HostRoot().kubelet_config)
     assert built == daemonset
+
+
+def test_the_webhook_is_asked_about_koordinators_pods_with_any_overlay_that_has_it(
+    tmp_path: Path,
+) -> None:
+    folder = os.path.relpath(ROOT / "daemonsets", tmp_path.resolve())
+    for base in ("webhook", "webhook-cert-manager"):
+        overlay = {
+            "resources": [f"{folder}/{base}"],
+            "components": [f"{folder}/koordinator-webhook"],
+        }
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+
+        built = only("MutatingWebhookConfiguration", kustomized(tmp_path))
+
+        kubernetes_validate.validate(built, NEWEST, strict=True)
+        pools, koordinators = built["webhooks"]
+        for key in ("sideEffects", "failurePolicy", "timeoutSeconds", "namespaceSelector"):
+            assert koordinators[key] == pools[key]
+        service = pools["clientConfig"]["service"]
+        assert koordinators["clientConfig"]["service"] == {**service, "path": "/validating-pods"}
 
 
 def test_the_agent_takes_its_arguments_and_serves_its_probes(
