@@ -26,9 +26,11 @@ from cpupool.commands.painting import LegendRow, Mark, paint
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import HostFileError
+from cpupool.core.koordinator import QoS
 from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.pools import PoolKind
 from cpupool.core.topology import CoreType
+from cpupool.policies.base import BEST_EFFORT, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from cpupool.commands.checks import Row
     from cpupool.commands.painting import Painting
     from cpupool.core.topology import CPUTopology
-    from cpupool.manager.report import NodeStatus
+    from cpupool.manager.report import ContainerStatus, NodeStatus
 
 _Item = TypeVar("_Item")
 
@@ -122,9 +124,29 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
         f" CPUs with an owner: {own or 'none'}.",
         "bold",
     )
+    if BEST_EFFORT in status.sets:
+        yield from _classes(status, owners)
     if status.refused:
         rows = [(pod.name, "held" if pod.held else "shares", pod.why) for pod in status.refused]
         yield table(("pod", "state", "why it has no CPUs of its own"), rows)
+
+
+def _classes(status: NodeStatus, owners: Iterable[ContainerStatus]) -> Iterator[RenderableType]:
+    """List the pods with CPUs of their own, who else runs there, and where all others run."""
+    rows = {
+        owner.name.rpartition("/")[0]: (
+            owner.qos,
+            str(owner.exclusive),
+            "no pod" if owner.qos == QoS.LSE.value else "best-effort pods",
+        )
+        for owner in owners
+        if owner.name.count("/") == 2
+    }
+    if rows:
+        titles = ("pod", "class", "CPUs of its own", "who else runs there")
+        yield table(titles, [(pod, *cells) for pod, cells in rows.items()])
+    shared, best_effort = status.sets[DEFAULT], status.sets[BEST_EFFORT]
+    yield Text(f"Shared CPUs: {shared}; CPUs of best-effort pods: {best_effort}.", "bold")
 
 
 def _pools(status: NodeStatus) -> Iterator[RenderableType]:

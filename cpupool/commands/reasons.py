@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.koordinator import QoS
 from cpupool.core.pools import PoolKind
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.manager import report
 from cpupool.manager.ports import Writer
+from cpupool.policies.base import BEST_EFFORT, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,11 +61,12 @@ def on_node(status: NodeStatus, container: ContainerStatus) -> Explanation:
     """Explain a container that the agent has found."""
     found = CPUSet.parse(container.found)
     pools = (status.pools.behind(share.pool) for share in container.shares)
+    waits = _waits(status, container)
     return Explanation(
         container.name,
-        tuple(_on_node(status, container)),
+        (*_on_node(status, container), *waits),
         found,
-        container.right,
+        container.right and not waits,
         CPUSet.union(pool.cpus for pool in pools if pool),
     )
 
@@ -115,6 +118,16 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     yield _found(container)
 
 
+def _waits(status: NodeStatus, container: ContainerStatus) -> tuple[Step, ...]:
+    """Return why the other containers of its pod wait; empty if they do not."""
+    pod = "/".join(container.name.split("/")[:2])
+    return tuple(
+        Step("held", f"the containers of its pod are not created: {refused.why}", CPUSet())
+        for refused in status.refused
+        if refused.held and refused.name == pod
+    )
+
+
 def _request(status: NodeStatus, container: ContainerStatus) -> Step:
     if not container.shares:
         pod_only = container.name.count("/") < 2
@@ -122,7 +135,9 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
         return Step("request", unsaid if pod_only else "it requests no pool", container.wanted)
     wishes, cpus = [], CPUSet()
     for share in container.shares:
-        wishes.append(amount(share.pool, share.requested))
+        own = share.pool.kind is ResourceKind.POLICY and BEST_EFFORT in status.sets
+        wish = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
+        wishes.append(wish if own else amount(share.pool, share.requested))
         pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given
     return Step("request", f"it requests {' and '.join(wishes)}", cpus)
@@ -242,7 +257,12 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     elif container.placement is Placement.POLICY:
         beside = container.wanted - container.exclusive
         why = f"they are its own, and CPUs {beside} are shared" if beside else "they are its own"
+        if BEST_EFFORT in status.sets:
+            alone = container.qos == QoS.LSE.value
+            why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"
         yield Step("own", why, container.wanted)
+    elif container.placement is Placement.DEFAULT and BEST_EFFORT in status.sets:
+        yield _classed(status, container)
     elif container.placement is Placement.DEFAULT:
         why = f"{container.reason}: " if container.reason else ""
         yield Step("default", f"{why}it runs on {default}", container.wanted)
@@ -254,6 +274,24 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
             yield Step("together", "the CPUs of all its pools", container.wanted)
         if container.reason:
             yield Step("kept", container.reason, container.wanted)
+
+
+def _classed(status: NodeStatus, container: ContainerStatus) -> Step:
+    """Explain the shared CPUs of a pod's class."""
+    shared, best_effort = status.sets[DEFAULT], status.sets[BEST_EFFORT]
+    lent = container.wanted & best_effort - shared
+    why = f"a pod of the class {container.qos} runs on the shared CPUs"
+    if container.qos == QoS.SYSTEM.value and not container.wanted <= shared:
+        why = "the Node's system-qos-resource names them for pods of the class SYSTEM"
+    elif lent:
+        why += f", and on CPUs {lent}, which LSR pods lend to best-effort pods"
+    elif container.wanted < shared:
+        why += (
+            " of its NUMA nodes, which a scheduler has assigned, or the agent for ConstrainedBurst"
+        )
+    if container.reason:
+        why = f"{container.reason}: {why}"
+    return Step("class", why, container.wanted)
 
 
 def _found(container: ContainerStatus) -> Step:

@@ -31,7 +31,7 @@ from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import ownership, requested
 from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.manager.usage import usage
-from cpupool.policies.base import Choice, NodeView
+from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, NodeView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +45,7 @@ SCHEMA = "cpupool-status/2"
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
 _NO_GRANT = AllocatedDevices(frozenset())
+_SETS = (DEFAULT, BEST_EFFORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class ContainerStatus:
         reason: why it is confined, or does not run on its pools' present CPUs.
         exclusive: the part of `wanted` that is its own.
         shares: its share of each pool that it requests.
+        qos: Koordinator's class of its pod, or Kubernetes' class; empty where it is not known.
+        assigned: the CPUs that a scheduler has assigned to its pod; empty for none.
     """
 
     name: str
@@ -95,6 +98,8 @@ class ContainerStatus:
     reason: str
     exclusive: CPUSet
     shares: tuple[PoolShare, ...] = ()
+    qos: str = ""
+    assigned: CPUSet = field(default_factory=CPUSet)
 
     @property
     def right(self) -> bool:
@@ -132,6 +137,7 @@ class NodeStatus:
         blocked: CPUs that no container may have because two pools share their core.
         reserved: the CPUs of the default pool that the CPU manager policy gives to no container.
         refused: the pods that the policy could not serve.
+        sets: shared set of the policy → its CPUs now; best-effort pods may have a set of their own.
     """
 
     pools: NodePools
@@ -143,6 +149,7 @@ class NodeStatus:
     blocked: CPUSet = field(default_factory=CPUSet)
     reserved: CPUSet = field(default_factory=CPUSet)
     refused: tuple[RefusedPod, ...] = ()
+    sets: Mapping[str, CPUSet] = field(default_factory=dict)
 
     def offered(self, pool: Pool) -> CPUSet:
         """Return the CPUs of a pool that containers may have, free or not."""
@@ -185,6 +192,7 @@ def describe(
         facts.blocked,
         _reserved(facts),
         tuple(_refused(resolution)),
+        {name: cpus for name, cpus in resolution.view.extents.items() if name in _SETS},
     )
 
 
@@ -219,6 +227,9 @@ def _container(
     ]
     if placed and (own := _own(resolution, placed)):
         shares = [own]
+    pod = resolution.pods.get(found.pod)
+    told = pod.orchestration if pod else None
+    qos = (told and told.qos) or (pod and pod.qos)
     return ContainerStatus(
         name=_name(resolution, key),
         placement=assignment.placement,
@@ -227,6 +238,8 @@ def _container(
         reason=_STALE if assignment.stale else assignment.reason,
         exclusive=assignment.exclusive,
         shares=tuple(shares),
+        qos=qos.value if qos else "",
+        assigned=told.cpus if told else CPUSet(),
     )
 
 
@@ -316,6 +329,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "mixedCPUs": _mixed_to_json(status.pools.mixed),
         CPU_MANAGER: _cpu_manager_to_json(status.pools.cpu_manager),
         "reserved": str(status.reserved),
+        "sets": {name: str(cpus) for name, cpus in status.sets.items()},
         "draining": dict(status.draining),
         "refused": [{"name": pod.name, "why": pod.why, "held": pod.held} for pod in status.refused],
         "containers": [
@@ -326,6 +340,8 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
                 "found": container.found,
                 "reason": container.reason,
                 "exclusive": str(container.exclusive),
+                "qos": container.qos,
+                "assigned": str(container.assigned),
                 "shares": [_share_to_json(share) for share in container.shares],
             }
             for container in status.containers
@@ -461,6 +477,8 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
             reason=container["reason"],
             exclusive=CPUSet.parse(container["exclusive"]),
             shares=tuple(map(_share_from_json, container["shares"])),
+            qos=container.get("qos", ""),
+            assigned=CPUSet.parse(container.get("assigned", "")),
         )
         for container in document["containers"]
     )
@@ -477,4 +495,5 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         CPUSet.parse(document["blocked"]),
         CPUSet.parse(document.get("reserved", "")),
         tuple(RefusedPod(**pod) for pod in document.get("refused", ())),
+        {name: CPUSet.parse(cpus) for name, cpus in document.get("sets", {}).items()},
     )

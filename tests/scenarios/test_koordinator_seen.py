@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+from cpupool import cli
 from tests.scenarios import test_koordinator
 from tests.scenarios.test_koordinator import right, run
 from tests.unit import test_app
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
+    import pytest
+
     from cpupool.app import Agent
     from tests.scenarios.test_agent_process import World
 
@@ -47,3 +51,60 @@ def test_the_metrics_follow_the_sets_and_the_owners(world: World) -> None:
             'cpuset_share_pool_cpu_cores{numa_node="0"} 7',
             'cpu_manager_class_owners{qos_class="LSR"} 0',
         )
+
+
+def test_status_and_explain_name_owners_and_lenders(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = ["--file", str(world.node.root.status)]
+
+    def explained(pod: str) -> list[str]:
+        """Return the reasons of the pod's container without the last, which is what it has."""
+        assert cli.main(["explain", f"default/{pod}/main", *written, "--json"]) == 0
+        (only,) = json.loads(capsys.readouterr().out)["containers"]
+        return [
+            f"{step['rule']}: {step['why']} => {step['left']}"
+            for step in only["steps"]
+            if step["rule"] in {"request", "class", "own", "confined"}
+        ]
+
+    def status() -> str:
+        cli.main(["status", *written, "--topology", str(world.folder)])
+        return capsys.readouterr().out
+
+    with world.agent():
+        run(world, "ls", "LS", "500m")
+        run(world, "be", "BE")
+        run(world, "lsr", "LSR", "2", "2-3")
+        run(world, "lse", "LSE", "1")
+        run(world, "forged", "LSE", "2", "8-9")
+        shared, best_effort = "0,4-7", "0,2-7"
+        sets = f"Shared CPUs: {shared}; CPUs of best-effort pods: {best_effort}."
+        right(world, ls=shared, be=best_effort, lsr="2-3", lse="1", forged=shared)
+        done = "9 of 10 containers are where"
+        eventually(lambda: all(text in status() for text in (sets, done)), status)
+
+    rows = [line.split() for line in status().splitlines()]
+    assert ["default/lsr", "LSR", "2-3", "best-effort", "pods"] in rows
+    assert ["default/lse", "LSE", "1", "no", "pod"] in rows
+    assert explained("ls") == [
+        f"request: it requests no pool => {shared}",
+        f"class: a pod of the class LS runs on the shared CPUs => {shared}",
+    ]
+    assert explained("be")[1:] == [
+        (
+            "class: a pod of the class BE runs on the shared CPUs, and on CPUs 2-3, which LSR pods"
+            f" lend to best-effort pods => {best_effort}"
+        ),
+    ]
+    assert explained("lsr") == [
+        "request: it requests 2 whole CPUs for a pod of the class LSR => 2-3",
+        "own: they are its own; it lends them to best-effort pods => 2-3",
+    ]
+    assert explained("lse")[1:] == ["own: they are its own: no other pod runs there => 1"]
+    assert explained("forged")[1:] == [
+        (
+            "confined: the scheduler has assigned CPUs 8-9, but 8-9 are not the CPU manager's: it"
+            f" is kept on the default pool default, away from exclusive CPUs => {shared}"
+        ),
+    ]
