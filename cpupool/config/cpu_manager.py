@@ -14,18 +14,23 @@ from cpupool.config.reader import WHOLE_NUMBER, entries, nearest
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     CPU_MANAGER_POLICIES,
+    ENABLE,
     KOORDINATOR,
+    MIN_PERCENT,
     NONE,
     ON_MISFIT,
     OPTIONS,
     POLICY,
     RESERVED,
     STATIC,
+    SUPPRESSION,
+    THRESHOLD_PERCENT,
     TOPOLOGY_POLICY,
     TRUTH_VALUES,
     CPUManager,
     Misfit,
     StaticOptions,
+    Suppression,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
@@ -40,11 +45,13 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 
-_KEYS: Final = (POLICY, RESERVED, OPTIONS, TOPOLOGY_POLICY, ON_MISFIT)
+_KEYS: Final = (POLICY, RESERVED, OPTIONS, TOPOLOGY_POLICY, ON_MISFIT, SUPPRESSION)
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
 _KOORDINATORS: Final = ("full-pcpus-only", "distribute-cpus-across-numa")
 """The kubelet's options that Koordinator follows."""
+_SUPPRESSION: Final = (ENABLE, THRESHOLD_PERCENT, MIN_PERCENT)
+_PERCENT: Final = {str(percent): percent for percent in range(101)}
 _RESERVED_FORM: Final = "write how many CPUs, as 2, or a CPU list, as 0-1,32-33; 2-2 is CPU 2 alone"
 
 
@@ -69,12 +76,16 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
         _options(reader, table.get(OPTIONS)),
         reader.choice(table.get(TOPOLOGY_POLICY), _TOPOLOGY_POLICIES, TopologyPolicy.NONE),
         reader.choice(table.get(ON_MISFIT), _MISFITS, Misfit.HOLD),
+        suppression=_suppression(reader, table.get(SUPPRESSION)),
     )
     if not manager.chooses:
         _refuse_settings_of_none(reader, table)
         return CPUManager(declared=not _is_empty(named))
     if policy == KOORDINATOR:
         _refuse_strange_options(reader, table.get(OPTIONS))
+    elif not _is_empty(suppression := table.get(SUPPRESSION)):
+        what = f"the policy {policy} does not suppress best-effort pods"
+        reader.refuse(suppression, what, f"remove it, or write policy: {KOORDINATOR}")
     unknown = table.entries.keys() - set(_KEYS)
     misspelt = RESERVED in {nearest(key, _KEYS) for key in unknown}
     if policy in CPU_MANAGER_POLICIES and _is_empty(table.get(RESERVED)) and not misspelt:
@@ -135,14 +146,47 @@ def _options(reader: Reader, value: Value) -> StaticOptions:
     chosen = {}
     for name, entry in entries(table):
         text = reader.text(entry) if name in names else None
-        if text is None:
-            continue
-        if text.text in TRUTH_VALUES:
-            chosen[names[name]] = TRUTH_VALUES[text.text]
-        else:
-            what = f"{text.text[:63]!r} is not a truth value"
-            reader.refuse(entry, what, "write true or false")
+        if text is not None:
+            chosen[names[name]] = _truth(reader, text)
     return StaticOptions(**chosen)
+
+
+def _suppression(reader: Reader, value: Value) -> Suppression | None:
+    """Read how best-effort pods are suppressed; None where they are not."""
+    table = reader.table(value, _SUPPRESSION)
+    if table is None:
+        return None
+    enable = reader.text(table.get(ENABLE))
+    enabled = enable is not None and bool(enable.text) and _truth(reader, enable)
+    usual = Suppression()
+    read = Suppression(
+        _percent(reader, table.get(THRESHOLD_PERCENT), usual.threshold_percent),
+        _percent(reader, table.get(MIN_PERCENT), usual.min_percent),
+    )
+    if read.min_percent > read.threshold_percent:
+        what = (
+            f"best-effort pods have {read.min_percent} % in any case, and all pods together may use"
+            f" {read.threshold_percent} %"
+        )
+        reader.refuse(table.get(MIN_PERCENT), what, f"write less than in {THRESHOLD_PERCENT}")
+    return read if enabled else None
+
+
+def _percent(reader: Reader, value: Value, absent: int) -> int:
+    text = reader.text(value)
+    if text is None or not text.text:
+        return absent
+    if text.text not in _PERCENT:
+        what = f"{text.text[:63]!r} is not a percentage"
+        reader.refuse(value, what, "write a whole number from 0 to 100, without the sign")
+    return _PERCENT.get(text.text, absent)
+
+
+def _truth(reader: Reader, text: Text) -> bool:
+    """Take a text for a truth value; false for what is none."""
+    if text.text not in TRUTH_VALUES:
+        reader.refuse(text, f"{text.text[:63]!r} is not a truth value", "write true or false")
+    return TRUTH_VALUES.get(text.text, False)
 
 
 def _is_empty(value: Value) -> bool:

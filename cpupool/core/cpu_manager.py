@@ -20,6 +20,11 @@ RESERVED: Final = "reserved"
 OPTIONS: Final = "options"
 TOPOLOGY_POLICY: Final = "topologyPolicy"
 ON_MISFIT: Final = "onMisfit"
+SUPPRESSION: Final = "resourceUsedThresholdWithBE"
+"""Koordinator's name in a NodeSLO, as the names of the keys below it."""
+ENABLE: Final = "enable"
+THRESHOLD_PERCENT: Final = "cpuSuppressThresholdPercent"
+MIN_PERCENT: Final = "cpuSuppressMinPercent"
 
 NONE: Final = "none"
 STATIC: Final = "static"
@@ -110,6 +115,25 @@ _CONFLICTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Suppression:
+    """How far the load takes CPUs from best-effort pods, as Koordinator's policy `cpuset`.
+
+    Source: ResourceThresholdStrategy in apis/slo/v1alpha1/nodeslo_types.go of Koordinator.
+
+    Attributes:
+        threshold_percent: the part of the CPUs that all pods and the system may use together.
+        min_percent: the part of the CPUs that best-effort pods have in any case.
+    """
+
+    threshold_percent: int = 65
+    min_percent: int = 0
+
+    def __str__(self) -> str:
+        least = f", at least {self.min_percent} %" if self.min_percent else ""
+        return f"{self.threshold_percent} %{least}"
+
+
+@dataclass(frozen=True, slots=True)
 class CPUManager:
     """How containers get the default pool's CPUs.
 
@@ -122,6 +146,7 @@ class CPUManager:
         on_misfit: how to treat a pod that cannot have CPUs of its own.
         declared: whether the pool file names the policy `none`: then containers get the default
             pool's CPUs also without any pool, as under the other policies.
+        suppression: how best-effort pods are suppressed; None where they are not.
     """
 
     policy: str = NONE
@@ -130,6 +155,12 @@ class CPUManager:
     topology_policy: TopologyPolicy = TopologyPolicy.NONE
     on_misfit: Misfit = Misfit.HOLD
     declared: bool = False
+    suppression: Suppression | None = None
+
+    @property
+    def follows_load(self) -> bool:
+        """Whether the size of a shared set depends on the load of the node."""
+        return self.suppression is not None
 
     @property
     def chooses(self) -> bool:
@@ -150,6 +181,7 @@ class CPUManager:
             OPTIONS: " and ".join(self.options.written()) or NONE,
             TOPOLOGY_POLICY: self.topology_policy.value,
             ON_MISFIT: self.on_misfit.value,
+            SUPPRESSION: str(self.suppression or "off"),
         }
 
     def changes(self, later: CPUManager) -> Iterator[str]:

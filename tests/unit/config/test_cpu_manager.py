@@ -12,6 +12,7 @@ from cpupool.core.cpu_manager import (
     CPUManager,
     Misfit,
     StaticOptions,
+    Suppression,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
@@ -411,3 +412,69 @@ def test_reserved_cpus_that_are_all_offline_are_a_warning() -> None:
     assert found.severity is Severity.WARNING
     assert found.what == "the reserved CPUs 0,16 are offline"
     assert [*cpu_manager.validate(pools, MACHINE.having_lost(CPUSet.of(0)))] == []
+
+
+PERCENT = "is not a percentage; write a whole number from 0 to 100, without the sign"
+SUPPRESSING = "cpuManager: {policy: koordinator, reserved: 1, resourceUsedThresholdWithBE: %s}"
+
+
+@pytest.mark.parametrize(
+    ("written", "suppression"),
+    [
+        ("", None),
+        ("{}", None),
+        ("{cpuSuppressThresholdPercent: 50}", None),
+        ("{enable: false}", None),
+        ("{enable: true}", Suppression(65, 0)),
+        ("{enable: True, cpuSuppressThresholdPercent: }", Suppression(65, 0)),
+        (
+            '{enable: true, cpuSuppressThresholdPercent: 50, cpuSuppressMinPercent: "10"}',
+            Suppression(50, 10),
+        ),
+    ],
+)
+def test_best_effort_pods_are_suppressed_where_the_file_enables_it(
+    written: str, suppression: Suppression | None
+) -> None:
+    manager = parse(SUPPRESSING % written).pools.cpu_manager
+
+    assert manager.suppression == suppression
+    assert manager.follows_load == (suppression is not None)
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (
+            "{enable: maybe}",
+            "enable: 'maybe' is not a truth value; write true or false",
+        ),
+        ("{cpuSuppressThresholdPercent: 101}", f"cpuSuppressThresholdPercent: '101' {PERCENT}"),
+        ("{cpuSuppressMinPercent: 10%}", f"cpuSuppressMinPercent: '10%' {PERCENT}"),
+        (
+            "{cpuSuppressMinPercent: 70}",
+            "cpuSuppressMinPercent: best-effort pods have 70 % in any case, and all pods together "
+            + "may use 65 %; write less than in cpuSuppressThresholdPercent",
+        ),
+        ("{enabled: true}", "enabled: unknown key; did you mean enable?"),
+    ],
+)
+def test_what_does_not_suppress_is_refused(written: str, problem: str) -> None:
+    (found,) = refused(SUPPRESSING % written)
+
+    assert found.endswith(f"cpuManager.resourceUsedThresholdWithBE.{problem}")
+
+
+@pytest.mark.parametrize("written", ["[]", "{enable: [true]}", "{cpuSuppressMinPercent: {}}"])
+def test_what_has_another_form_is_refused(written: str) -> None:
+    assert len(refused(SUPPRESSING % written)) == 1
+
+
+def test_other_policies_do_not_suppress_best_effort_pods() -> None:
+    (static,) = refused_settings("  reserved: 1\n  resourceUsedThresholdWithBE: {enable: true}\n")
+    assert static == (
+        "a.yaml:4:32: cpuManager.resourceUsedThresholdWithBE: the policy static does not suppress"
+        " best-effort pods; remove it, or write policy: koordinator"
+    )
+    (none,) = refused("cpuManager: {policy: none, resourceUsedThresholdWithBE: {enable: true}}")
+    assert "the policy none has no such setting" in none

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import (
+    CPUManager,
+    Misfit,
+    StaticOptions,
+    Suppression,
+    TopologyPolicy,
+)
 from cpupool.core.cpuset import CPUSet
 
 STATIC = CPUManager("static", 2, StaticOptions(full_pcpus_only=True))
@@ -25,10 +31,13 @@ def test_options_contradict_each_other_and_the_topology_policy() -> None:
 
 
 def test_an_edit_is_described_by_the_settings_that_differ() -> None:
-    later = CPUManager("static", CPUSet.of(0, 1), on_misfit=Misfit.SHARE)
+    later = CPUManager(
+        "static", CPUSet.of(0, 1), on_misfit=Misfit.SHARE, suppression=Suppression(50, 10)
+    )
     assert list(STATIC.changes(later)) == [
         "cpuManager.reserved from 2 CPUs to CPUs 0-1",
         "cpuManager.options from full-pcpus-only to none",
         "cpuManager.onMisfit from hold to share",
+        "cpuManager.resourceUsedThresholdWithBE from off to 50 %, at least 10 %",
     ]
     assert list(later.changes(later)) == []
