@@ -21,6 +21,7 @@ from cpupool.host import cpu_model, node_memory
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
+from cpupool.host.cpu_time import CPUTimes
 from cpupool.host.files import FileLock
 from cpupool.host.kubelet_file import KubeletConfigFile
 from cpupool.host.mounts import Mounts
@@ -40,6 +41,7 @@ from cpupool.roles import (
     configurator,
     cpusetter,
     device_manager,
+    load_watcher,
     machine_watcher,
     mount_keeper,
     nri_plugin,
@@ -50,6 +52,7 @@ from cpupool.roles import (
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
+from cpupool.roles.load_watcher import LoadWatcher
 from cpupool.roles.machine_watcher import MachineWatcher
 from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.roles.nri_answers import MissingFacts
@@ -226,6 +229,12 @@ class Agent:
         self._machine_watcher = MachineWatcher(
             self.manager, topology, health=self.health, changed=signals.machine
         )
+        self._load_watcher = LoadWatcher(
+            self.manager,
+            CPUTimes(root.proc, root.cgroup, settings.cgroup_root).read,
+            health=self.health,
+            changed=signals.load,
+        )
         self._record = ChoiceRecord(
             self.manager,
             root.choices,
@@ -333,6 +342,7 @@ class Agent:
         """
         work = {
             machine_watcher.NAME: self._machine_watcher.run,
+            load_watcher.NAME: self._load_watcher.run,
             device_manager.NAME: self._device_manager.run,
             mount_keeper.NAME: self._mount_keeper.run,
             cpusetter.NAME: self._cpusetter.run,
@@ -415,8 +425,11 @@ class Agent:
         signals.cluster.wakes(sweep, pools)
         # A file that was refused may fit the machine now.
         signals.machine.wakes(sweep, pools)
+        signals.load.wakes(sweep)
         # The pools were checked against a reading of the machine that may be old by now.
-        signals.pools.wakes(self._machine_watcher.wake, devices.wake, mounts.wake, sweep)
+        signals.pools.wakes(
+            self._machine_watcher.wake, self._load_watcher.wake, devices.wake, mounts.wake, sweep
+        )
         signals.kubelet.wakes(self._cpusetter.kubelet_changed)
         signals.runtime.wakes(sweep)
         signals.refused.wakes(self._machine_watcher.wake)
@@ -427,6 +440,7 @@ class Agent:
             sweep,
             pools,
             self._machine_watcher.wake,
+            self._load_watcher.wake,
             devices.wake,
             mounts.wake,
             nri.wake,

@@ -15,9 +15,10 @@ from cpupool.core.errors import (
     CPUSetParseError,
     HostFileError,
 )
+from cpupool.host import cgroup_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
@@ -120,3 +121,21 @@ class CgroupFiles:
 def above(path: str) -> tuple[str, ...]:
     """Return the cgroups above a cgroup, the nearest first, without the base."""
     return tuple(str(parent) for parent in PurePosixPath(path).parents)[:-1]
+
+
+def levels(files: CgroupFiles, level: str) -> Iterator[tuple[str, str]]:
+    """Walk the directories of QoS classes and pods; yield the parent and the name of each."""
+    for name in files.directories(level):
+        qos = cgroup_names.is_qos_level(name)
+        if qos or cgroup_names.pod_id(name) is not None:
+            yield level, name
+        if qos:
+            yield from levels(files, f"{level}/{name}")
+
+
+def pods_below(files: CgroupFiles, level: str) -> Iterator[tuple[str, str]]:
+    """Walk the directories of pods; yield the id in the name, and the path, of each."""
+    for parent, name in levels(files, level):
+        pod = cgroup_names.pod_id(name)
+        if pod is not None:
+            yield pod, f"{parent}/{name}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, HostFileError
 from cpupool.host import cgroup_names
-from cpupool.host.cgroup_files import CgroupFiles, above
+from cpupool.host.cgroup_files import CgroupFiles, above, levels, pods_below
 from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
@@ -109,9 +109,10 @@ class CgroupFS:
         """
         walked: set[str] = set()
         for place in self._kubepods:
-            for found in self._pods_below(place):
-                walked.add(found.path)
-                yield found
+            for pod, directory in pods_below(self._files, place):
+                for found in self._containers_of(pod, directory):
+                    walked.add(found.path)
+                    yield found
         self._emptied = {path: was for path, was in self._emptied.items() if path in walked}
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
@@ -179,7 +180,7 @@ class CgroupFS:
         for place in self._kubepods:
             for cgroup in (*reversed(above(place)), place):
                 self._widen(cgroup, online)
-            for level, name in self._levels(place):
+            for level, name in levels(self._files, place):
                 pod = cgroup_names.pod_id(name)
                 self._widen(f"{level}/{name}", online if pod is None else of_pod(pod) & online)
 
@@ -188,21 +189,6 @@ class CgroupFS:
             own = self._own_set(path)
             if own and not cpus <= own:
                 self.write(path, own | cpus)
-
-    def _levels(self, level: str) -> Iterator[tuple[str, str]]:
-        """Walk the directories of QoS classes and pods; yield the parent and the name of each."""
-        for name in self._files.directories(level):
-            qos = cgroup_names.is_qos_level(name)
-            if qos or cgroup_names.pod_id(name) is not None:
-                yield level, name
-            if qos:
-                yield from self._levels(f"{level}/{name}")
-
-    def _pods_below(self, level: str) -> Iterator[FoundContainer]:
-        for parent, name in self._levels(level):
-            pod = cgroup_names.pod_id(name)
-            if pod is not None:
-                yield from self._containers_of(pod, f"{parent}/{name}")
 
     def _containers_of(self, pod: str, directory: str) -> Iterator[FoundContainer]:
         moved = False

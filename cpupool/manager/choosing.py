@@ -92,6 +92,7 @@ def view(
         refused=decided.refused if decided else {},
         rules=facts.rules,
         homes=decided.homes if decided else {},
+        sizes=facts.sizes,
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
     extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.static_pods import Identity
-    from cpupool.policies.base import CPUManagerPolicy
+    from cpupool.policies.base import CPUManagerPolicy, Size
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
@@ -64,6 +64,8 @@ class NodeFacts:
             policy none.
         policy: the configured policy for the default pool's CPUs.
         rules: what Koordinator's labels and annotations say of the node.
+        sizes: shared set → how many CPUs the load leaves to it, as the policy decided last; empty
+            while no set follows the load, and before the first measurement.
         recovered: whether the choices of an earlier agent are known, so that the policy may choose.
         idle: pods without a container's cgroup, where two pods claim a CPU or a pod has ended: such
             a pod owns nothing more.
@@ -83,5 +85,6 @@ class NodeFacts:
     static_cpus: CPUSet = field(default_factory=CPUSet)
     policy: CPUManagerPolicy = field(default_factory=NonePolicy)
     rules: NodeRules = field(default_factory=NodeRules)
+    sizes: Mapping[str, Size] = field(default_factory=dict)
     recovered: bool = False
     idle: frozenset[str] = frozenset()

@@ -43,7 +43,8 @@ from cpupool.wire.cpu_manager_state import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cpupool.core.devices import Advertised, AllocatedDevices, DeviceAssignments, NodesOfDevices
+    from cpupool.core.cpu_time import CPUUse
+    from cpupool.core.devices import Advertised, DeviceAssignments, NodesOfDevices
     from cpupool.core.koordinator import NodeRules
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
@@ -119,6 +120,7 @@ class Manager:
                     devices=ownership.as_granted(self._facts, self._resolution.grants),
                     kept_shared={**kept, **self._facts.kept_shared},
                     blocked=CPUSet(),
+                    sizes=self._facts.sizes if pools.cpu_manager.follows_load else {},
                 ),
                 all_run=True,
             )
@@ -181,6 +183,20 @@ class Manager:
             if facts != self._facts:
                 self._take(facts)
 
+    def measure(self, use: CPUUse) -> bool:
+        """Size the shared sets that follow the load by what CPUs and pods use now.
+
+        Returns:
+            Whether a set has another size.
+        """
+        with self._changed:
+            facts, view = self._facts, self._resolution.view
+            known = facts.recovered and facts.pods is not None
+            sizes = facts.policy.sizes(view, use) if known else facts.sizes
+            if different := sizes != facts.sizes:
+                self._take(replace(facts, sizes=sizes))
+            return different
+
     def name_static_pods(self, names: Mapping[str, PodName]) -> None:
         """Take the kubelet's names of static pods: hash → pod."""
         with self._changed:
@@ -223,18 +239,7 @@ class Manager:
         that restarts or does not answer takes no CPU from any pod.
         """
         with self._changed:
-            merged = dict(sightings.corrected(self._facts.devices, found))
-            for ref, by_pool in found.items():
-                known = merged.get(ref, {})
-                merged[ref] = {
-                    **known,
-                    **{
-                        pool: sightings.with_announced(
-                            known.get(pool), self._as_announced(pool, grant)
-                        )
-                        for pool, grant in by_pool.items()
-                    },
-                }
+            merged = sightings.merged(self._facts.devices, found, self._facts.promises)
             if merged != self._facts.devices:
                 promises = sightings.unfulfilled(self._facts.promises, found)
                 self._take(replace(self._facts, devices=merged, promises=promises))
@@ -437,13 +442,6 @@ class Manager:
             what = f"there is no CPU manager policy {name!r}"
             raise ConfigError([Problem(what, f"use {known}", path=f"{CPU_MANAGER}.{POLICY}")])
         return factory(pools, topology).remembering(self._facts.policy.settled)
-
-    def _as_announced(self, resource: Resource, given: AllocatedDevices) -> AllocatedDevices:
-        # podresources does not have the CPUs that Allocate announced.
-        announced = given.announced or sightings.announced(
-            self._facts.promises, resource, given.ids
-        )
-        return replace(given, announced=announced)
 
     def _new_promise(self, resource: Resource, ids: Iterable[str], announced: CPUSet) -> Promise:
         self._promised = next(self._promises)

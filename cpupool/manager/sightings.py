@@ -110,6 +110,29 @@ def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssig
     }
 
 
+def merged(
+    known: DeviceAssignments, found: DeviceAssignments, promises: Iterable[Promise]
+) -> DeviceAssignments:
+    """Return the known devices with the kubelet's records, and without contradicted hints.
+
+    Args:
+        known: the known devices of containers.
+        found: the kubelet's records, which do not have the CPUs that Allocate announced.
+        promises: the answers of Allocate, which have them.
+    """
+    joined = dict(corrected(known, found))
+    for ref, by_pool in found.items():
+        before = joined.get(ref, {})
+        joined[ref] = {
+            **before,
+            **{
+                pool: with_announced(before.get(pool), as_announced(promises, pool, grant))
+                for pool, grant in by_pool.items()
+            },
+        }
+    return joined
+
+
 def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
     """Return the promises without devices that the kubelet's records name."""
     if not (promises and found):
@@ -172,6 +195,14 @@ def _given(
             return False
     answers = (promise.ids for promise in promises if promise.resource == resource)
     return ids <= of_pod or any(answer <= ids <= answer | of_pod for answer in answers)
+
+
+def as_announced(
+    promises: Iterable[Promise], resource: Resource, given: AllocatedDevices
+) -> AllocatedDevices:
+    """Return the kubelet's record of devices with the CPUs that an answer of Allocate announced."""
+    cpus = given.announced or announced(promises, resource, given.ids)
+    return replace(given, announced=cpus)
 
 
 def announced(promises: Iterable[Promise], resource: Resource, ids: frozenset[str]) -> CPUSet:

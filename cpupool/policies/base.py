@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.core.assignments import Cause, Step
+    from cpupool.core.cpu_time import CPUUse
     from cpupool.core.devices import AllocatedDevices
     from cpupool.core.errors import PlacementError
     from cpupool.core.grants import Grant, Sharing
@@ -51,6 +52,32 @@ class Choice:
     steps: tuple[Step, ...] = ()
     proven: bool = True
     parts: Mapping[str, CPUSet] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many CPUs the load of the node leaves to a shared set.
+
+    A size depends on the sizes before it, so it is recorded, as a choice is. Another load with the
+    same result is the same size.
+
+    Attributes:
+        count: how many CPUs.
+        whole: how many CPUs the set has without a load.
+        why: the load and the limits, in a sentence.
+    """
+
+    count: int
+    whole: int
+    why: str = field(compare=False)
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the load takes CPUs from the set."""
+        return self.count < self.whole
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.whole} CPUs: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +157,7 @@ class NodeView:
         refused: the id in a pod's cgroup name → why the CPU manager policy gave the pod no CPUs.
         rules: what the node's labels and annotations say.
         homes: the id in a pod's cgroup name → the one NUMA node whose shared CPUs the pod has.
+        sizes: shared set → how many CPUs the load leaves to it.
         common: the online CPUs that are not barred.
     """
 
@@ -144,6 +172,7 @@ class NodeView:
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     rules: NodeRules = field(default_factory=NodeRules)
     homes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)
     common: CPUSet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -227,6 +256,15 @@ class CPUManagerPolicy(Policy, Protocol):
         """Return the NUMA node whose shared CPUs a pod has; None if it has those of all.
 
         The view has the earlier choices.
+        """
+        ...
+
+    def sizes(self, view: NodeView, use: CPUUse) -> Mapping[str, Size]:
+        """Return shared set → how many CPUs the load leaves to it; no set that does not follow it.
+
+        Args:
+            view: the node, with the sizes until now.
+            use: what CPUs and pods use now.
         """
         ...
 

@@ -2,7 +2,8 @@
 
 The results equal those of adjustByCPUSet, calculateBESuppressCPUSetPolicy and adjustByCfsQuota in
 Koordinator 1.8, pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go, except that no CPU of
-the candidates is no error here: best-effort pods then have none.
+the candidates is no error here: best-effort pods then have none. `size` and the CPUs that come
+`first` in `selected` are cpupool's own.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.policies.base import Size
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from cpupool.core.cpu_manager import Suppression
+    from cpupool.core.cpu_time import CPUUse
     from cpupool.core.topology import CPUTopology
 
 _FEWEST: Final = 2
 _GROWTH_PERCENT: Final = 10
 """How much the CPUs or the quota grow at once, of the node's; they shrink at once."""
+_STEADY_MILLI: Final = MILLI_PER_CPU // 2
+"""The CPUs do not grow for less, so that a small noise of the load does not move containers."""
 _PERIOD_US: Final = 100_000
 _LEAST_QUOTA_US: Final = 2000
 _STEP_PERCENT: Final = 1
@@ -42,6 +50,65 @@ class Load:
     pods_milli: int
     others_milli: int
 
+    @classmethod
+    def of(
+        cls, use: CPUUse, cpus: CPUSet, best_effort: Collection[str], outside: Collection[str]
+    ) -> Load:
+        """Return the load of some of the machine's CPUs.
+
+        Args:
+            use: what CPUs and pods use.
+            cpus: the CPUs.
+            best_effort: the best-effort pods, by the id in their cgroup names.
+            outside: the pods that run on other CPUs.
+        """
+        node_milli = sum(milli for cpu, milli in use.by_cpu_milli.items() if cpu in cpus)
+        by_pod = {pod: milli for pod, milli in use.by_pod_milli.items() if pod not in outside}
+        others_milli = sum(milli for pod, milli in by_pod.items() if pod not in best_effort)
+        return cls(node_milli, sum(by_pod.values()), others_milli)
+
+
+def size(
+    load: Load, suppression: Suppression, *, cpus: int, reserved: int, whole: int, before: int
+) -> Size:
+    """Return how many CPUs the load leaves to best-effort pods, and why.
+
+    Args:
+        load: the load now.
+        suppression: the admin's limits.
+        cpus: how many CPUs the limits and the load are about.
+        reserved: how many of them are for the system.
+        whole: how many CPUs best-effort pods have without a load.
+        before: how many they have now.
+    """
+    capacity_milli, reserved_milli = cpus * MILLI_PER_CPU, reserved * MILLI_PER_CPU
+    allowed_milli = allowance_milli(
+        capacity_milli,
+        load,
+        threshold_percent=suppression.threshold_percent,
+        reserved_milli=reserved_milli,
+    )
+    least_milli = capacity_milli * suppression.min_percent // 100
+    granted_milli = max(allowed_milli, least_milli)
+    count = wanted(granted_milli, before, cpus)
+    if count > before and granted_milli <= before * MILLI_PER_CPU + _STEADY_MILLI:
+        count = before
+    used = f"the other pods use {_cpus(load.others_milli)} CPUs"
+    system = f"the system {_cpus(_system_milli(load, reserved_milli))}"
+    limit = f"{suppression.threshold_percent} % of {cpus} CPUs"
+    why = f"{used} and {system} of {limit}, which leaves {_cpus(allowed_milli)}"
+    if granted_milli > allowed_milli:
+        why += f"; {suppression.min_percent} % are best-effort pods' in any case"
+    return Size(max(_FEWEST, min(count, whole)), whole, why)
+
+
+def _cpus(milli: int) -> str:
+    return f"{milli / MILLI_PER_CPU:.1f}"
+
+
+def _system_milli(load: Load, reserved_milli: int) -> int:
+    return max(load.node_milli - load.pods_milli, 0, reserved_milli)
+
 
 def allowance_milli(
     capacity_milli: int, load: Load, *, threshold_percent: int, reserved_milli: int
@@ -56,12 +123,24 @@ def allowance_milli(
         threshold_percent: the part of the node that all pods and the system may use together.
         reserved_milli: the part for the system, also while it uses less.
     """
-    system_milli = max(load.node_milli - load.pods_milli, 0, reserved_milli)
+    system_milli = _system_milli(load, reserved_milli)
     return capacity_milli * threshold_percent // 100 - load.others_milli - system_milli
 
 
-def suppressed(
-    topology: CPUTopology, allowed_milli: int, before: int, lent: CPUSet, shared: CPUSet
+def wanted(allowed_milli: int, before: int, cpus: int) -> int:
+    """Return how many CPUs best-effort pods shall have.
+
+    Args:
+        allowed_milli: the milli-CPUs that they may use.
+        before: how many CPUs they have now.
+        cpus: the node's CPUs.
+    """
+    growth = ceil(cpus * _GROWTH_PERCENT / 100)
+    return min(max(_FEWEST, ceil(allowed_milli / MILLI_PER_CPU)), before + growth)
+
+
+def selected(
+    topology: CPUTopology, count: int, lent: CPUSet, shared: CPUSet, first: CPUSet
 ) -> CPUSet:
     """Return the CPUs of best-effort pods.
 
@@ -69,18 +148,19 @@ def suppressed(
 
     Args:
         topology: the machine.
-        allowed_milli: the milli-CPUs that they may use.
-        before: how many CPUs they have now.
+        count: how many.
         lent: CPUs whose owners lend them.
         shared: the other CPUs that they may use.
+        first: those of `shared` that they get before any other.
     """
-    growth = ceil(len(topology.online) * _GROWTH_PERCENT / 100)
-    wanted = max(_FEWEST, ceil(allowed_milli / MILLI_PER_CPU))
-    count = min(wanted, before + growth)
+    ahead = spread_pairs(topology, first, min(count, len(first)))
+    shared -= first
+    count -= len(ahead)
     candidates = len(lent) + len(shared)
     of_owners = count * len(lent) // candidates if candidates else 0
     return CPUSet(
         (
+            *ahead,
             *spread_pairs(topology, lent, of_owners),
             *spread_pairs(topology, shared, count - of_owners),
         )

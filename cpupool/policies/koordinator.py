@@ -23,6 +23,7 @@ from cpupool.core.koordinator import Orchestration, QoS
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import QoSClass
 from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice
+from cpupool.policies.best_effort import Load, selected, size
 from cpupool.policies.koordinator_accumulator import OccupiedCPUs
 from cpupool.policies.late_binding import LateBinding, split
 from cpupool.policies.layout import Level
@@ -31,8 +32,9 @@ from cpupool.policies.static import StaticPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.cpu_time import CPUUse
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask, Demand, NodeView
+    from cpupool.policies.base import Ask, Demand, NodeView, Size
 
 _NO_WISH: Final = Orchestration()
 
@@ -49,6 +51,19 @@ class AssignmentRefused(PlacementError):
         self.heals = heals
         what = f"the scheduler has assigned CPUs {cpus}, {why}"
         super().__init__(f"{what}; delete the pod, so that it is scheduled again", what)
+
+
+def _is_best_effort(pod: Pod) -> bool:
+    """Return whether a pod runs on the CPUs of best-effort pods, unless annotations name others."""
+    told = pod.orchestration or _NO_WISH
+    return told.qos is not QoS.LS and pod.qos is QoSClass.BEST_EFFORT
+
+
+def _lent_and_shared(view: NodeView) -> tuple[CPUSet, CPUSet]:
+    """Return the CPUs of best-effort pods without a load: lent by their owners, and shared."""
+    kept = view.rules.withheld
+    lent = CPUSet.union(grant.cpus for grant in view.grants if grant.sharing is Sharing.BEST_EFFORT)
+    return (view.cpus & lent & view.topology.online) - kept, view.free - kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +160,38 @@ class KoordinatorPolicy(StaticPolicy):
         return min(sizes, key=lambda node: (guests[node], -sizes[node], node), default=None)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return the shared CPUs, and those of best-effort pods: LSR pods lend theirs."""
-        kept = view.rules.withheld
-        lent = CPUSet.union(
-            grant.cpus for grant in view.grants if grant.sharing is Sharing.BEST_EFFORT
-        )
-        shared = view.free - kept
-        return {
-            DEFAULT: shared,
-            BEST_EFFORT: (shared | view.cpus & lent & view.topology.online) - kept or shared,
+        """Return the shared CPUs, and those of best-effort pods: LSR pods lend theirs.
+
+        Under load best-effort pods have some of these, the reserved CPUs first.
+        """
+        lent, shared = _lent_and_shared(view)
+        best_effort, size = lent | shared, view.sizes.get(BEST_EFFORT)
+        if size and size.count < len(best_effort):
+            first = self.reserved & shared
+            best_effort = selected(view.topology, size.count, lent, shared, first)
+        return {DEFAULT: view.free - view.rules.withheld, BEST_EFFORT: best_effort}
+
+    def sizes(self, view: NodeView, use: CPUUse) -> Mapping[str, Size]:
+        """Return how many CPUs the load leaves to best-effort pods."""
+        suppression = view.pools.cpu_manager.suppression
+        if suppression is None:
+            return {}
+        outside = {
+            pod.cgroup_uid
+            for pod in view.pods
+            if any(container.requests for container in pod.containers)
         }
+        best_effort = {pod.cgroup_uid for pod in view.pods if _is_best_effort(pod)}
+        reservation = view.rules.reservation
+        found = size(
+            Load.of(use, view.cpus, best_effort, outside),
+            suppression,
+            cpus=len(view.cpus & view.topology.online),
+            reserved=max(len(self.reserved), len(reservation.cpus), reservation.count),
+            whole=sum(map(len, _lent_and_shared(view))),
+            before=len(view.extents[BEST_EFFORT]),
+        )
+        return {BEST_EFFORT: found}
 
     def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
         """Return the CPUs of the pod, or the shared CPUs of its class.
@@ -168,8 +205,10 @@ class KoordinatorPolicy(StaticPolicy):
         if told.fault:
             return view.confined(Cause.ANNOTATION, told.fault)
         if cpus := self._shared(view, demand.pod, told):
-            lost = _unkept(view, demand.pod) if told.bursts else ""
-            return CPUAssignment(Placement.DEFAULT, default=cpus, reason=lost)
+            reason = (
+                _unkept(view, demand.pod) if told.bursts else _suppressed(view, demand.pod, cpus)
+            )
+            return CPUAssignment(Placement.DEFAULT, default=cpus, reason=reason)
         if self.like and self.like.kubelet_static:
             return CPUAssignment(Placement.KUBELET)
         return assignment
@@ -225,6 +264,14 @@ class KoordinatorPolicy(StaticPolicy):
             pod = pods.get(uid)
             told = (pod and pod.orchestration) or _NO_WISH
             yield OccupiedCPUs(grant.cpus, exclusive=told.exclusive)
+
+
+def _suppressed(view: NodeView, pod: Pod, cpus: CPUSet) -> str:
+    """Return why a best-effort pod has fewer CPUs than without a load; empty if it has all."""
+    size = view.sizes.get(BEST_EFFORT)
+    if size and size.reduced and _is_best_effort(pod) and cpus == view.extents[BEST_EFFORT]:
+        return f"best-effort pods are suppressed to {size}"
+    return ""
 
 
 def _unkept(view: NodeView, pod: Pod) -> str:

@@ -16,9 +16,10 @@ from cpupool.policies.base import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.core.cpu_time import CPUUse
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
-    from cpupool.policies.base import Ask, Choice, CPUManagerPolicy, Demand, NodeView
+    from cpupool.policies.base import Ask, Choice, CPUManagerPolicy, Demand, NodeView, Size
     from cpupool.policies.hints import ResourceHints
 
 
@@ -49,6 +50,10 @@ class NonePolicy:
     def home(self, _view: NodeView, _pod: Pod) -> int | None:
         """Return None: pods share the CPUs of all NUMA nodes."""
         return None
+
+    def sizes(self, _view: NodeView, _use: CPUUse) -> Mapping[str, Size]:
+        """Return nothing: no shared set follows the load."""
+        return {}
 
     @property
     def settled(self) -> Mapping[str, str]:

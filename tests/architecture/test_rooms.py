@@ -51,7 +51,6 @@ ELSEWHERE = {
     "tests/properties/test_wait_budget.py": {"roles/wait_budget"},
     "tests/scenarios/certs": {"commands/certs", "roles/certificates"},
     "tests/scenarios/webhook": {"roles/webhook"},
-    "tests/conformance/oracle": {"policies/best_effort"},
     "tests/unit/wire": {"wire/checkpoints"},
     "mypy: protocols only": {"manager/ports"},
     "nothing: a number": {"version"},

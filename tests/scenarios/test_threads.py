@@ -42,6 +42,7 @@ LOOPS = {
     "cpusetter",
     "device manager",
     "event recorder",
+    "load watcher",
     "machine watcher",
     "node watch",
     "nri plugin",

@@ -47,6 +47,7 @@ LOOPS = (
     "configurator",
     "cpusetter",
     "device manager",
+    "load watcher",
     "machine watcher",
     "mount keeper",
     "nri plugin",

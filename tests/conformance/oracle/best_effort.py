@@ -26,12 +26,14 @@ def check_cpus(case: Case, _machines: Machines) -> tuple[Verdict, str]:
         for qos in owners:
             owners[qos] -= own
         owners[pod["qos"]] |= own
-    given = best_effort.suppressed(
+    before = len(CPUSet.parse(case["old_be_cpus"]))
+    given = best_effort.selected(
         topology,
-        case["target_milli"],
-        len(CPUSet.parse(case["old_be_cpus"])),
+        best_effort.wanted(case["target_milli"], before, len(topology.online)),
         lent=free & owners["LSR"],
         shared=free - owners["LSR"] - owners["LSE"],
+        # Koordinator has no CPUs that come first.
+        first=CPUSet(),
     )
     if case.get("panic"):
         # Upstream divides by the number of candidates.

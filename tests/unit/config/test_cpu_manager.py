@@ -415,6 +415,7 @@ def test_reserved_cpus_that_are_all_offline_are_a_warning() -> None:
 
 
 PERCENT = "is not a percentage; write a whole number from 0 to 100, without the sign"
+TOO_MUCH = "best-effort pods have 70 % in any case, and all pods together may use 65 %"
 SUPPRESSING = "cpuManager: {policy: koordinator, reserved: 1, resourceUsedThresholdWithBE: %s}"
 
 
@@ -453,8 +454,7 @@ def test_best_effort_pods_are_suppressed_where_the_file_enables_it(
         ("{cpuSuppressMinPercent: 10%}", f"cpuSuppressMinPercent: '10%' {PERCENT}"),
         (
             "{cpuSuppressMinPercent: 70}",
-            "cpuSuppressMinPercent: best-effort pods have 70 % in any case, and all pods together "
-            + "may use 65 %; write less than in cpuSuppressThresholdPercent",
+            f"cpuSuppressMinPercent: {TOO_MUCH}; write less than in cpuSuppressThresholdPercent",
         ),
         ("{enabled: true}", "enabled: unknown key; did you mean enable?"),
     ],
