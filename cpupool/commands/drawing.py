@@ -85,7 +85,7 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     painting = paint(
         (container.name, CPUSet.parse(container.found)) for container in status.containers
     )
-    odd = [container for container in status.containers if container.reason or not container.right]
+    odd = [container for container in status.containers if container.odd]
     rows = [
         (
             container.name,
@@ -126,6 +126,7 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
     )
     if BEST_EFFORT in status.sets:
         yield from _classes(status, owners)
+    yield from (Text(f"The load leaves {name} {size}.") for name, size in status.sizes.items())
     if status.refused:
         rows = [(pod.name, "held" if pod.held else "shares", pod.why) for pod in status.refused]
         yield table(("pod", "state", "why it has no CPUs of its own"), rows)

@@ -261,11 +261,13 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
             alone = container.qos == QoS.LSE.value
             why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"
         yield Step("own", why, container.wanted)
-    elif container.placement is Placement.DEFAULT and BEST_EFFORT in status.sets:
-        yield _classed(status, container)
     elif container.placement is Placement.DEFAULT:
-        why = f"{container.reason}: " if container.reason else ""
-        yield Step("default", f"{why}it runs on {default}", container.wanted)
+        if BEST_EFFORT in status.sets:
+            yield _classed(status, container)
+        else:
+            yield Step("default", f"it runs on {default}", container.wanted)
+        if container.reason:
+            yield Step("reason", container.reason, container.wanted)
     elif container.placement is Placement.CONFINED:
         why = f"{container.reason}: it is kept on {default}, away from exclusive CPUs"
         yield Step("confined", why, container.wanted)
@@ -285,12 +287,8 @@ def _classed(status: NodeStatus, container: ContainerStatus) -> Step:
         why = "the Node's system-qos-resource names them for pods of the class SYSTEM"
     elif lent:
         why += f", and on CPUs {lent}, which LSR pods lend to best-effort pods"
-    elif container.wanted < shared:
-        why += (
-            " of its NUMA nodes, which a scheduler has assigned, or the agent for ConstrainedBurst"
-        )
-    if container.reason:
-        why = f"{container.reason}: {why}"
+    elif container.wanted < shared and not container.reason:
+        why += " of its NUMA nodes"
     return Step("class", why, container.wanted)
 
 

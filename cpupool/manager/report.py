@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,12 @@ from cpupool.core.cpu_manager import (
     OPTIONS,
     POLICY,
     RESERVED,
+    SUPPRESSION,
     TOPOLOGY_POLICY,
     CPUManager,
     Misfit,
     StaticOptions,
+    Suppression,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
@@ -31,7 +33,7 @@ from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import ownership, requested
 from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.manager.usage import usage
-from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, NodeView
+from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, NodeView, Size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -84,7 +86,8 @@ class ContainerStatus:
         placement: why it must run there.
         wanted: the CPUs that it must run on.
         found: the CPUs that it runs on, in the kernel's text.
-        reason: why it is confined, or does not run on its pools' present CPUs.
+        reason: why it is confined, does not run on its pools' present CPUs, or has fewer CPUs under
+            load.
         exclusive: the part of `wanted` that is its own.
         shares: its share of each pool that it requests.
         qos: Koordinator's class of its pod, or Kubernetes' class; empty where it is not known.
@@ -105,6 +108,11 @@ class ContainerStatus:
     def right(self) -> bool:
         """Whether it runs on the wanted CPUs; true where the kubelet places it."""
         return self.placement is Placement.KUBELET or str(self.wanted) == self.found
+
+    @property
+    def odd(self) -> bool:
+        """Whether its owner may want to look at it; not where only the load takes CPUs from it."""
+        return not self.right or (self.reason != "" and self.placement is not Placement.DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,7 @@ class NodeStatus:
         reserved: the CPUs of the default pool that the CPU manager policy gives to no container.
         refused: the pods that the policy could not serve.
         sets: shared set of the policy → its CPUs now; best-effort pods may have a set of their own.
+        sizes: shared set → how many CPUs the load leaves to it.
     """
 
     pools: NodePools
@@ -150,6 +159,7 @@ class NodeStatus:
     reserved: CPUSet = field(default_factory=CPUSet)
     refused: tuple[RefusedPod, ...] = ()
     sets: Mapping[str, CPUSet] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)
 
     def offered(self, pool: Pool) -> CPUSet:
         """Return the CPUs of a pool that containers may have, free or not."""
@@ -193,6 +203,7 @@ def describe(
         _reserved(facts),
         tuple(_refused(resolution)),
         {name: cpus for name, cpus in resolution.view.extents.items() if name in _SETS},
+        facts.sizes,
     )
 
 
@@ -331,6 +342,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "reserved": str(status.reserved),
         "sets": {name: str(cpus) for name, cpus in status.sets.items()},
         "draining": dict(status.draining),
+        "sizes": {name: asdict(size) for name, size in status.sizes.items()},
         "refused": [{"name": pod.name, "why": pod.why, "held": pod.held} for pod in status.refused],
         "containers": [
             {
@@ -363,6 +375,7 @@ def _cpu_manager_to_json(manager: CPUManager) -> dict[str, Any]:
         OPTIONS: list(manager.options.written()),
         TOPOLOGY_POLICY: manager.topology_policy.value,
         ON_MISFIT: manager.on_misfit.value,
+        SUPPRESSION: manager.suppression and asdict(manager.suppression),
         "declared": manager.declared,
     }
 
@@ -372,6 +385,7 @@ def _cpu_manager_from_json(manager: Mapping[str, Any] | None) -> CPUManager:
     if manager is None:
         return CPUManager()
     reserved, names = manager[RESERVED], StaticOptions.names()
+    suppression = manager.get(SUPPRESSION)
     return CPUManager(
         manager[POLICY],
         CPUSet.parse(reserved) if isinstance(reserved, str) else reserved,
@@ -379,6 +393,7 @@ def _cpu_manager_from_json(manager: Mapping[str, Any] | None) -> CPUManager:
         TopologyPolicy(manager[TOPOLOGY_POLICY]),
         Misfit(manager[ON_MISFIT]),
         declared=manager["declared"],
+        suppression=suppression and Suppression(**suppression),
     )
 
 
@@ -496,4 +511,5 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         CPUSet.parse(document.get("reserved", "")),
         tuple(RefusedPod(**pod) for pod in document.get("refused", ())),
         {name: CPUSet.parse(cpus) for name, cpus in document.get("sets", {}).items()},
+        {name: Size(**size) for name, size in document.get("sizes", {}).items()},
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.manager.ports import Writer
 from cpupool.manager.usage import decisions, fragmentation, policy_usage, usage
+from cpupool.policies.base import BEST_EFFORT
 
 if TYPE_CHECKING:
     from cpupool.enforce.sweep import SweepReport
@@ -111,6 +112,8 @@ class Reporter:
         self._metrics.cpu_manager.used(free=used.free, owned=used.owned, by_node=used.by_node)
         self._metrics.cpu_manager.shared(shared=used.shared, best_effort=used.best_effort)
         self._metrics.cpu_manager.owned(used.owners)
+        size = view.sizes.get(BEST_EFFORT)
+        self._metrics.cpu_manager.suppressed(best_effort=size is not None and size.reduced)
         self._metrics.cpu_manager.decided(
             given=decided.given,
             refused=decided.refused,

@@ -178,6 +178,11 @@ class CPUManagerMetrics:
                 ("cpus", "CPUs that these pods own, by class of Koordinator"),
             )
         )
+        self._suppressed = Gauge(
+            "cpupool_best_effort_suppressed",
+            "1 while the load takes CPUs from best-effort pods",
+            registry=registry,
+        )
         # Gauges, because a Counter's name would end in _total, which the kubelet's does not.
         self._aligned, self._misaligned = (
             Gauge(
@@ -191,6 +196,10 @@ class CPUManagerMetrics:
                 ("failure_count", "Pods that did not fit inside the boundary; never decreases"),
             )
         )
+
+    def suppressed(self, *, best_effort: bool) -> None:
+        """Set whether the load takes CPUs from best-effort pods."""
+        self._suppressed.set(best_effort)
 
     def used(self, *, free: int, owned: int, by_node: Mapping[int, int]) -> None:
         """Set how many CPUs the policy can give, and how many containers own."""

@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import (
+    CPUManager,
+    Misfit,
+    StaticOptions,
+    Suppression,
+    TopologyPolicy,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
@@ -14,6 +20,7 @@ from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer, Writer
 from cpupool.manager.report import NodeStatus, describe, from_json, to_json
+from cpupool.policies.base import Size
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 
@@ -46,6 +53,7 @@ def edited(*, moves_pinned: bool = True) -> NodeStatus:
             TopologyPolicy.RESTRICTED,
             Misfit.SHARE,
         ),
+        CPUManager("koordinator", 2, suppression=Suppression(50, 10)),
     ],
 )
 def test_the_cpu_manager_of_a_status_comes_back_from_json(manager: CPUManager) -> None:
@@ -100,7 +108,13 @@ def test_a_status_comes_back_from_json_as_it_was(policy: PoolPolicy) -> None:
     status = describe(*manager.snapshot(), [FOUND], choices=manager.choices())
     changed = (replace(pool, policy=policy) for pool in status.pools)
     pools = NodePools.of(*changed, mixed=MixedCPUs("shared_b", 7))
-    whole = replace(status, pools=pools, offline=CPUSet.of(3), blocked=CPUSet.of(5))
+    whole = replace(
+        status,
+        pools=pools,
+        offline=CPUSet.of(3),
+        blocked=CPUSet.of(5),
+        sizes={"best effort": Size(4, 16, "the load")},
+    )
     assert from_json(json.loads(json.dumps(to_json(whole)))) == whole
 
     old = edited(moves_pinned=False)

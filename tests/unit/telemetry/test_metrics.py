@@ -118,9 +118,11 @@ def test_a_switch_goes_both_ways(metrics: Metrics) -> None:
     for on in (True, False):
         metrics.config_valid(valid=on)
         metrics.cpu_manager_conflict(found=on)
+        metrics.cpu_manager.suppressed(best_effort=on)
         series = _scraped(metrics)
         assert series["cpupool_config_valid", ()] == on
         assert series["cpupool_cpu_manager_conflict", ()] == on
+        assert series["cpupool_best_effort_suppressed", ()] == on
 
 
 def test_the_cpu_manager_s_series_have_the_kubelet_s_names(metrics: Metrics) -> None:

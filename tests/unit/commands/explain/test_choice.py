@@ -220,10 +220,13 @@ def test_shared_cpus_of_a_pod_without_the_numa_node_that_it_wishes(
     node.manager.observe(pods=[replace(pod("web", cpu=9000), orchestration=told)])
 
     assert explain(file, node.status(web="0-7"), "web") == 0
-    assert steps(capsys.readouterr().out)[1] == (
-        "default: ConstrainedBurst: no NUMA node has 9 shared CPUs, as many as the pod's limit: it"
-        " runs on the default pool default => 0-7"
-    )
+    assert steps(capsys.readouterr().out)[1:3] == [
+        "class: a pod of the class LS runs on the shared CPUs => 0-7",
+        (
+            "reason: ConstrainedBurst: no NUMA node has 9 shared CPUs, as many as the pod's limit"
+            " => 0-7"
+        ),
+    ]
 
 
 def test_shared_cpus_beside_those_of_the_kubelets_static_cpu_manager(

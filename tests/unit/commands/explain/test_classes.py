@@ -39,10 +39,7 @@ def status(
         (
             "LS",
             "0-1",
-            (
-                "a pod of the class LS runs on the shared CPUs of the NUMA nodes that a scheduler"
-                " has assigned"
-            ),
+            "a pod of the class LS runs on the shared CPUs of its NUMA nodes",
         ),
         (
             "BE",

@@ -1,16 +1,29 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool import cli
+from cpupool.core.cpu_manager import CPUManager, Suppression
+from cpupool.core.cpu_time import CPUUse
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import PoolPolicy
-from cpupool.core.pools import Pool
-from cpupool.core.workloads import ContainerKind
-from tests.builders import container, given
-from tests.unit.commands.explain.node import CHOSEN_BEFORE, DEFAULT, EXCLUSIVE, Node, explain, steps
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerKind, QoSClass
+from cpupool.manager.report import to_json
+from tests.builders import container, given, pod
+from tests.unit.commands.explain.node import (
+    CHOSEN_BEFORE,
+    DEFAULT,
+    EXCLUSIVE,
+    LAPTOP,
+    Node,
+    explain,
+    steps,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,3 +175,43 @@ def test_a_container_that_has_no_cpu_to_go_to(
     assert (
         "found: there is no CPU for it, so cpupool does not change its" in capsys.readouterr().out
     )
+
+
+def test_a_best_effort_pod_under_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = suppressed()
+
+    assert explain(file, node.status(be="0-3", ls="0-7"), "be") == 0
+
+    default, reason = steps(capsys.readouterr().out)[1:3]
+    assert default == "class: a pod of the class BestEffort runs on the shared CPUs => 0-3"
+    assert reason == (
+        "reason: best-effort pods are suppressed to 4 of 8 CPUs: the other pods use 1.0 CPUs and"
+        " the system 1.0 of 65 % of 8 CPUs, which leaves 3.2 => 0-3"
+    )
+    assert explain(file, node.status(be="0-3", ls="0-7"), "ls") == 0
+    assert "reason:" not in capsys.readouterr().out
+
+
+def test_the_status_says_once_that_best_effort_pods_are_suppressed(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(json.dumps(to_json(suppressed().status(be="0-3", ls="0-7"))))
+
+    assert cli.main(["status", "--file", str(file), "--topology", str(file.parent)]) == 0
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The load leaves best effort 4 of 8 CPUs: the other pods use 1.0 CPUs and the" in shown
+    assert "2 of 2 containers are where they belong." in shown
+    assert "best-effort pods are suppressed" not in shown
+
+
+def suppressed() -> Node:
+    """Make a node whose load leaves four CPUs to its best-effort pod."""
+    node = Node()
+    manager = CPUManager("koordinator", CPUSet.of(0), suppression=Suppression())
+    node.manager.reconfigure(NodePools.of(cpu_manager=manager), LAPTOP.topology())
+    node.manager.adopt(())
+    best_effort = replace(pod("be"), qos=QoSClass.BEST_EFFORT)
+    node.manager.observe(pods=[best_effort, replace(pod("ls"), qos=QoSClass.BURSTABLE)])
+    node.manager.measure(CPUUse({0: 1500}, {"ls-uid": 1000, "be-uid": 500}))
+    return node
