@@ -100,3 +100,30 @@ def test_the_first_cpus_come_before_equal_parts_of_lent_and_shared_cpus() -> Non
     assert selected(6, "4,20,12,28", "0,16,1,17,8,24", "") == "0,4,8,16,20,24"
     assert selected(2, "4,20,12,28", "0,16,1,17,8,24", "1,17") == "1,17"
     assert selected(3, "", "0,16,1,17,8,24", "17,1,0,16") == "0-1,16"
+
+
+@pytest.mark.parametrize(
+    ("among", "number", "order"),
+    [
+        pytest.param("0-1,8,16-17,24", 5, (0, 16, 8, 24, 1), id="pairs, and one CPU at the end"),
+        pytest.param("0-1,8-9", 3, (0, 8, 1), id="without siblings"),
+        pytest.param("0-1", 3, (), id="too few"),
+    ],
+)
+def test_pairs_of_siblings_come_in_turn_of_the_numa_nodes(
+    among: str, number: int, order: tuple[int, ...]
+) -> None:
+    assert best_effort.spread_pairs(MACHINE, CPUSet.parse(among), number) == order
+
+
+@pytest.mark.parametrize(
+    ("allowed_milli", "before_us", "quota_us"),
+    [
+        pytest.param(4000, -1, 400_000, id="the first"),
+        pytest.param(4000, 390_000, None, id="less than a hundredth of the node more"),
+        pytest.param(9000, 400_000, 720_000, id="a tenth of the node at once"),
+        pytest.param(-500, 3000, 2000, id="the least"),
+    ],
+)
+def test_a_quota_is_what_is_left(allowed_milli: int, before_us: int, quota_us: int | None) -> None:
+    assert best_effort.quota_us(allowed_milli, before_us, cpus=32) == quota_us
