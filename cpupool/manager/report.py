@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpupool.core import devices
 from cpupool.core.assignments import Cause, Placement, Step
-from cpupool.core.cpu_manager import (
-    CPU_MANAGER,
-    ON_MISFIT,
-    OPTIONS,
-    POLICY,
-    RESERVED,
-    SUPPRESSION,
-    TOPOLOGY_POLICY,
-    CPUManager,
-    Misfit,
-    StaticOptions,
-    Suppression,
-    TopologyPolicy,
-)
+from cpupool.core.cpu_manager import CPU_MANAGER, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
@@ -338,7 +325,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
             for pool in status.pools
         },
         "mixedCPUs": _mixed_to_json(status.pools.mixed),
-        CPU_MANAGER: _cpu_manager_to_json(status.pools.cpu_manager),
+        CPU_MANAGER: status.pools.cpu_manager.written(),
         "reserved": str(status.reserved),
         "sets": {name: str(cpus) for name, cpus in status.sets.items()},
         "draining": dict(status.draining),
@@ -365,36 +352,6 @@ def _mixed_to_json(mixed: MixedCPUs | None) -> dict[str, Any] | None:
     if mixed is None:
         return None
     return {"pool": mixed.pool, "containersLimit": mixed.containers_limit}
-
-
-def _cpu_manager_to_json(manager: CPUManager) -> dict[str, Any]:
-    reserved = manager.reserved
-    return {
-        POLICY: manager.policy,
-        RESERVED: reserved if isinstance(reserved, int) else reserved and str(reserved),
-        OPTIONS: list(manager.options.written()),
-        TOPOLOGY_POLICY: manager.topology_policy.value,
-        ON_MISFIT: manager.on_misfit.value,
-        SUPPRESSION: manager.suppression and asdict(manager.suppression),
-        "declared": manager.declared,
-    }
-
-
-def _cpu_manager_from_json(manager: Mapping[str, Any] | None) -> CPUManager:
-    # An agent of an earlier version has written none.
-    if manager is None:
-        return CPUManager()
-    reserved, names = manager[RESERVED], StaticOptions.names()
-    suppression = manager.get(SUPPRESSION)
-    return CPUManager(
-        manager[POLICY],
-        CPUSet.parse(reserved) if isinstance(reserved, str) else reserved,
-        StaticOptions(**{names[option]: True for option in manager[OPTIONS]}),
-        TopologyPolicy(manager[TOPOLOGY_POLICY]),
-        Misfit(manager[ON_MISFIT]),
-        declared=manager["declared"],
-        suppression=suppression and Suppression(**suppression),
-    )
 
 
 def _share_to_json(share: PoolShare) -> dict[str, Any]:
@@ -497,7 +454,8 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         )
         for container in document["containers"]
     )
-    manager = _cpu_manager_from_json(document.get(CPU_MANAGER))
+    # An agent of an earlier version has written none.
+    manager = CPUManager.read(document.get(CPU_MANAGER, {}))
     return NodeStatus(
         NodePools.of(
             *pools, mixed=_mixed_from_json(document.get("mixedCPUs")), cpu_manager=manager
