@@ -18,6 +18,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs, PlacementError, SMTAlignmentError
 from cpupool.core.koordinator import BindPolicy
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
+from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import ContainerKind
 from cpupool.policies.base import Choice
 from cpupool.policies.koordinator_accumulator import take
@@ -290,18 +291,21 @@ def split(layout: Layout, pod: Pod, cpus: CPUSet) -> Mapping[str, CPUSet]:
 
     A container that requests whole CPUs has as many, on whole cores where possible. An init
     container leaves its CPUs to later containers, a sidecar does not. Other containers share the
-    CPUs that remain; where none remain, and before the pod's containers run, they have no part.
+    CPUs that remain; where none remain, and before the pod's containers run, they have no part. All
+    of the CPUs are no part.
     """
     parts: dict[str, CPUSet] = {}
     others: list[str] = []
+    left = cpus
     for container in pod.containers:
-        count, rest = divmod(container.request_milli, 1000)
+        count, rest = divmod(container.request_milli, MILLI_PER_CPU)
         if container.kind is ContainerKind.EPHEMERAL:
             continue
         if count and not rest:
-            parts[container.name] = take_packed(layout, cpus, count).cpus
+            parts[container.name] = take_packed(layout, left, count).cpus
             if container.kind is not ContainerKind.INIT:
-                cpus -= parts[container.name]
+                left -= parts[container.name]
         elif container.kind is not ContainerKind.INIT:
             others.append(container.name)
-    return parts | dict.fromkeys(others if cpus else (), cpus)
+    parts |= dict.fromkeys(others if left else (), left)
+    return {name: part for name, part in parts.items() if part != cpus}
