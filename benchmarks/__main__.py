@@ -6,9 +6,7 @@ machines, absolute figures do not.
 
 from __future__ import annotations
 
-import os
 import socketserver
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.first_instruction import first_instruction
-from benchmarks.processes import AS_IN_THE_IMAGE, cpu_s, memory
+from benchmarks.processes import PATIENCE_S, cpu_s, memory
+from benchmarks.processes import agent as running
 from benchmarks.rows import cpu_ms, ms, wall_ms
 from benchmarks.starter import starter
 from benchmarks.webhook import webhook
@@ -38,7 +37,6 @@ from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
 from cpupool.local import cgroups
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.local.node import EmbeddedNode
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.apiserver import FakeAPIServer
@@ -52,12 +50,12 @@ if TYPE_CHECKING:
     from benchmarks.rows import Row
     from cpupool.core.devices import PodDevices
     from cpupool.core.workloads import Pod
+    from cpupool.local.node import EmbeddedNode
     from cpupool.local.pods import ContainerProcess
 
 CONTAINERS = 500
 SWEEPS = 50
 CALLS = 300
-PATIENCE_S = 60.0
 POOLS = ("exclusive_a", "exclusive_b", "shared_a")
 SHARED = "128-143"
 PODS = 250
@@ -159,39 +157,15 @@ def _first_list(plugin: DevicePluginStub) -> pb.ListAndWatchResponse:
 
 def agent() -> Iterator[Row]:
     """The agent's process with two pools of 64 exclusive CPUs and a shared one of 16."""
-    with tempfile.TemporaryDirectory(prefix="cpl-") as name, ExitStack() as stack:
-        folder = Path(name)
-        # 160 cores of two threads on 8 NUMA nodes.
-        machine = Machine(sockets=2, nodes=4, l3=2, cores=10, threads=2).write(folder)
-        config = folder / "etc"
-        config.mkdir()
-        (config / "poolconfig-bench.yaml").write_text(
-            f'pools:\n  exclusive_a: {{cpus: "0-63"}}\n  exclusive_b: {{cpus: "64-127"}}\n'
-            f'  shared_a: {{cpus: "{SHARED}"}}\n  default: {{cpus: "144-159"}}\n'
-        )
-        online = machine.topology().online
-        api = stack.enter_context(FakeAPIServer())
-        place = stack.enter_context(EmulatedCgroups(folder, online, "measuring"))
-        node = stack.enter_context(
-            EmbeddedNode(
-                folder,
-                place,
-                sysfs=machine.sys,
-                changed=lambda: api.set_pods(node.bodies()["items"]),
-            )
-        )
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "cpupool", "agent", "--host-root", name),
-                *("--config", str(config), "--node-name", api.node, "--api-server", api.url),
-                *("--metrics-port", str(_free_port())),
-            ],
-            env={**os.environ, **AS_IN_THE_IMAGE},
-            stderr=subprocess.DEVNULL,
-        )
-        stack.callback(process.wait, PATIENCE_S)
-        stack.callback(process.terminate)
-        yield from _agent_rows(_AgentOnNode(node, api, process.pid))
+    # 160 cores of two threads on 8 NUMA nodes.
+    machine = Machine(sockets=2, nodes=4, l3=2, cores=10, threads=2)
+    pools = (
+        'pools:\n  exclusive_a: {cpus: "0-63"}\n  exclusive_b: {cpus: "64-127"}\n'
+        f'  shared_a: {{cpus: "{SHARED}"}}\n  default: {{cpus: "144-159"}}\n'
+    )
+    port = ("--metrics-port", str(_free_port()))
+    with FakeAPIServer() as api, running(api, machine, pools, *port) as (node, pid):
+        yield from _agent_rows(_AgentOnNode(node, api, pid))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from benchmarks.choice_times import LARGE
 from benchmarks.documents import Times, table
-from benchmarks.processes import cpu_s
+from benchmarks.played_runtime import PlayedPod, connected, cpus_of
+from benchmarks.processes import await_idle, cpu_s
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.cpu_manager import CPUManager, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
@@ -26,14 +26,14 @@ from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.host.sysfs import Sysfs
 from cpupool.manager.manager import Manager
-from tests import builders, nri_pods
+from tests import builders
 from tests.containerd import node as nodes
 from tests.containerd.pods import Kind, Layout
 from tests.containerd.runtime import ContainerdHost
 from tests.containerd.test_static_policy import watched
 from tests.nri_frames import frames
 from tests.nri_runtime import PLUGIN, FakeRuntime
-from tests.scenarios.test_agent_process import NODE, living
+from tests.scenarios.test_agent_process import living
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ CREATED: Final = 200
 PLANS: Final = 200
 AIM_MS: Final = 10.0
 ROUNDS: Final = 30
-IDLE_S: Final = 0.05
 NEIGHBOURS: Final = 4
 _RESERVED: Final = "0-3"
 _POOL_FILE: Final = f"""
@@ -63,56 +62,12 @@ nodeSelector: {{role: worker}}
 """
 
 
-@dataclass(frozen=True)
-class _Pod:
-    """A pod of one container that owns CPUs, or shares them."""
-
-    number: int
-    cpus: int
-
-    @property
-    def uid(self) -> str:
-        return f"00000000-0000-0000-0000-{self.number:012}"
-
-    @property
-    def container(self) -> nri_pods.Container:
-        pod = nri_pods.Pod(self.uid, f"pod-{self.number}", cgroup_parent=f"/{self._cgroup}")
-        return nri_pods.Container(pod, f"{self.number:064x}")
-
-    @property
-    def path(self) -> str:
-        """The container's cgroup."""
-        return f"{self._cgroup}/{self.container.id}"
-
-    @property
-    def _cgroup(self) -> str:
-        return f"kubepods/{'' if self.cpus else 'besteffort/'}pod{self.uid}"
-
-    def body(self) -> dict[str, Any]:
-        limits = {"cpu": str(self.cpus), "memory": "1Gi"} if self.cpus else {}
-        created = f"2026-01-01T00:{self.number // 60:02}:{self.number % 60:02}Z"
-        return {
-            "kind": "Pod",
-            "metadata": {
-                "name": self.container.pod.name,
-                "namespace": "default",
-                "uid": self.uid,
-                "creationTimestamp": created,
-            },
-            "spec": {
-                "nodeName": NODE,
-                "containers": [{"name": "main", "resources": {"limits": limits}}],
-            },
-            "status": {"phase": "Pending"},
-        }
-
-
 def creates(tell: Callable[[str], None]) -> str:
     """Return a table: from a runtime's request for a container to the agent's answer."""
     tell(f"{CREATED} containers of a runtime")
-    owners = [_Pod(number, 1) for number in range(OWNERS)]
-    sharing = [_Pod(OWNERS + number, 0) for number in range(SHARING)]
-    new = [_Pod(OWNERS + SHARING + number, 1) for number in range(CREATED)]
+    owners = [PlayedPod(number, 1) for number in range(OWNERS)]
+    sharing = [PlayedPod(OWNERS + number, 0) for number in range(SHARING)]
+    new = [PlayedPod(OWNERS + SHARING + number, 1) for number in range(CREATED)]
     with (
         tempfile.TemporaryDirectory(prefix="cpl-", dir="/tmp") as folder,
         living(Path(folder), LARGE.write(Path(folder)), {"role": "worker"}) as world,
@@ -124,13 +79,13 @@ def creates(tell: Callable[[str], None]) -> str:
             world.place.make(pod.path)
         world.node.root.nri_socket.parent.mkdir(parents=True, exist_ok=True)
         with FakeRuntime(world.node.root.nri_socket) as runtime, world.agent() as agent:
-            plugin = _connected(world, runtime, (*owners, *sharing), new)
+            plugin = connected(world, runtime, LARGE, (*owners, *sharing), new)
             eventually(
-                lambda: all(len(CPUSet.parse(_cpus(world, pod.path))) == 1 for pod in owners),
+                lambda: all(len(CPUSet.parse(cpus_of(world, pod.path))) == 1 for pod in owners),
                 "every owner has its CPU",
             )
             pid = agent.process.pid
-            apart = _create(world, plugin, new[: CREATED // 2], lambda: _await_idle(pid))
+            apart = _create(world, plugin, new[: CREATED // 2], lambda: await_idle(pid))
             before_s = cpu_s(pid)
             in_turn = _create(world, plugin, new[CREATED // 2 :], lambda: None)
             each_ms = (cpu_s(pid) - before_s) / (CREATED // 2) * 1000
@@ -197,38 +152,8 @@ def neighbours(tell: Callable[[str], None]) -> str:
     return table(header, [(what, times.shown(float("inf"))) for what, times in rows])
 
 
-def _connected(
-    world: World, runtime: FakeRuntime, running: Sequence[_Pod], later: Sequence[_Pod]
-) -> Plugin:
-    """Return the plugin after it knows what runs; its updates reach the cgroups."""
-    paths = {pod.container.id: pod.path for pod in (*running, *later)}
-
-    def obey(update: nri_pb2.ContainerUpdate) -> None:
-        if cpus := update.linux.resources.cpu.cpus:
-            path = paths[update.container_id]
-            if (world.place.root / "cpuset" / path).exists():
-                world.overwrite(path, cpus)
-
-    plugin = runtime.accept()
-    plugin.obey = obey
-    plugin.configure()
-    everything, state = str(LARGE.topology().online), nri_pb2.CONTAINER_RUNNING
-    listed = [replace(pod.container, cpus=everything, state=state) for pod in running]
-    for update in plugin.synchronize(listed):
-        obey(update)
-    return plugin
-
-
-def _await_idle(pid: int) -> None:
-    """Wait until a process has used no CPU time worth mention for a moment."""
-    before_s = -1.0
-    while (now_s := cpu_s(pid)) - before_s > IDLE_S / 10:
-        before_s = now_s
-        time.sleep(IDLE_S)
-
-
 def _create(
-    world: World, plugin: Plugin, pods: Sequence[_Pod], wait: Callable[[], None]
+    world: World, plugin: Plugin, pods: Sequence[PlayedPod], wait: Callable[[], None]
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Create and start containers; return how long both answers took for each, in ms.
 
@@ -283,10 +208,6 @@ def _asked(plugin: Plugin, method: str, request: Message, taken_ms: list[float])
     answered = plugin.call_with(written)
     answered.add_done_callback(ended)
     return answered.result()
-
-
-def _cpus(world: World, path: str) -> str:
-    return (world.place.root / "cpuset" / path / "cpuset.cpus").read_text().strip()
 
 
 def _planning(config: CPUManager) -> Iterator[Callable[[], object]]:

@@ -7,27 +7,20 @@ bytes, time and memory.
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.documents import Times, table
-from benchmarks.processes import AS_IN_THE_IMAGE, memory
+from benchmarks.processes import PATIENCE_S, agent, memory
 from cpupool.core.node_topology import NodeMemory, Publishing
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import Node
 from cpupool.host.sysfs import open_topology
-from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.local.node import EmbeddedNode
 from cpupool.manager.node_topology import Surroundings
 from cpupool.roles.topology_reporter import TopologyReporter
 from cpupool.telemetry.health import Health
@@ -55,7 +48,6 @@ APPEARS_S: Final = 2.0
 PAUSE_S: Final = 5.0
 STEPS: Final = 200
 SETTLES_S: Final = 30.0
-PATIENCE_S: Final = 60.0
 NAME: Final = "node"
 
 
@@ -210,44 +202,19 @@ def _start(node: ModelNode, number: int) -> None:
 
 def _memory(publishing: Publishing) -> str:
     """Return what an agent with many pods takes, some time after the last has started."""
-    with tempfile.TemporaryDirectory(prefix="cpl-") as name, ExitStack() as stack:
-        folder = Path(name)
-        machine = MACHINE.write(folder)
-        config = folder / "etc"
-        config.mkdir()
-        pools = [f'  {pool.name}: {{cpus: "{pool.cpus}"}}\n' for pool in _node().pools]
-        (config / "poolconfig-bench.yaml").write_text(f"pools:\n{''.join(pools)}")
-        api = stack.enter_context(FakeAPIServer())
+    pools = [f'  {pool.name}: {{cpus: "{pool.cpus}"}}\n' for pool in _node().pools]
+    options = ("--metrics-port", "0", "--node-topology", publishing.value)
+    with FakeAPIServer() as api:
         api.crds[wire.GROUP] = [*wire.VERSIONS]
-        online = machine.topology().online
-        place = stack.enter_context(EmulatedCgroups(folder, online, "measuring"))
-        node = stack.enter_context(
-            EmbeddedNode(
-                folder,
-                place,
-                sysfs=machine.sys,
-                changed=lambda: api.set_pods(node.bodies()["items"]),
-            )
-        )
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "cpupool", "agent", "--host-root", name),
-                *("--config", str(config), "--node-name", api.node, "--api-server", api.url),
-                *("--metrics-port", "0", "--node-topology", publishing.value),
-            ],
-            env={**os.environ, **AS_IN_THE_IMAGE},
-            stderr=subprocess.DEVNULL,
-        )
-        stack.callback(process.wait, PATIENCE_S)
-        stack.callback(process.terminate)
-        for number in range(POOLS):
-            resource = NAMES.resource(f"exclusive_{number}")
-            node.kubelet.wait_for(resource, lambda listing: listing.allocatable > 0, PATIENCE_S)
-        for number in range(PODS - POOLS):
-            node.run_pod({"kind": "Pod", **_pod(number)})
-        threading.Event().wait(SETTLES_S)
-        wrote = sum(asked.verb == "patch" for asked in list(api.requests))
-        return f"{memory(process.pid)}, {wrote} patches"
+        with agent(api, MACHINE, f"pools:\n{''.join(pools)}", *options) as (node, pid):
+            for number in range(POOLS):
+                resource = NAMES.resource(f"exclusive_{number}")
+                node.kubelet.wait_for(resource, lambda listing: listing.allocatable > 0, PATIENCE_S)
+            for number in range(PODS - POOLS):
+                node.run_pod({"kind": "Pod", **_pod(number)})
+            threading.Event().wait(SETTLES_S)
+            wrote = sum(asked.verb == "patch" for asked in list(api.requests))
+            return f"{memory(pid)}, {wrote} patches"
 
 
 if __name__ == "__main__":

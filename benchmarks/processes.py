@@ -1,18 +1,85 @@
-"""What a process takes of the machine, as the kernel counts it."""
+"""The agent as a process, and what a process takes of the machine, as the kernel counts it."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.local.node import EmbeddedNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.apiserver import FakeAPIServer
+    from tests.machines import Machine
+
+PATIENCE_S: Final = 60.0
+IDLE_S: Final = 0.05
 AS_IN_THE_IMAGE: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """The variables that `Containerfile` sets."""
+
+
+@contextmanager
+def agent(
+    api: FakeAPIServer, machine: Machine, pools: str, *options: str
+) -> Iterator[tuple[EmbeddedNode, int]]:
+    """Run an agent on an embedded node until the block ends; give the node and its process id.
+
+    Args:
+        api: the API server, which lists the node's pods.
+        machine: the node's.
+        pools: the text of the pool file.
+        options: the agent's own.
+    """
+    with tempfile.TemporaryDirectory(prefix="cpl-") as name, ExitStack() as stack:
+        folder = Path(name)
+        written = machine.write(folder)
+        config = folder / "etc"
+        config.mkdir()
+        (config / "poolconfig-bench.yaml").write_text(pools)
+        online = machine.topology().online
+        place = stack.enter_context(EmulatedCgroups(folder, online, "measuring"))
+        node = stack.enter_context(
+            EmbeddedNode(
+                folder,
+                place,
+                sysfs=written.sys,
+                changed=lambda: api.set_pods(node.bodies()["items"]),
+            )
+        )
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "cpupool", "agent", "--host-root", name),
+                *("--config", str(config), "--node-name", api.node, "--api-server", api.url),
+                *options,
+            ],
+            env={**os.environ, **AS_IN_THE_IMAGE},
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(process.wait, PATIENCE_S)
+        stack.callback(process.terminate)
+        yield node, process.pid
 
 
 def cpu_s(pid: int) -> float:
     """Add up the time on a CPU of every thread (proc_pid_schedstat, nanoseconds)."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def await_idle(pid: int) -> None:
+    """Wait until a process has used no CPU time worth mention for a moment."""
+    before_s = -1.0
+    while (now_s := cpu_s(pid)) - before_s > IDLE_S / 10:
+        before_s = now_s
+        time.sleep(IDLE_S)
 
 
 def memory(pid: int) -> str:
