@@ -39,6 +39,7 @@ from cpupool.one_agent import OneAgent
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.roles import (
     configurator,
+    cpu_annotator,
     cpusetter,
     device_manager,
     load_watcher,
@@ -50,6 +51,7 @@ from cpupool.roles import (
     topology_reporter,
 )
 from cpupool.roles.configurator import Configurator
+from cpupool.roles.cpu_annotator import CPUAnnotator
 from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
 from cpupool.roles.load_watcher import LoadWatcher
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
         ConfigMapSource,
         EventSink,
         NodeTopologySink,
+        PodAnnotationSink,
         PodStatusSink,
         TopologySource,
     )
@@ -154,6 +157,11 @@ class Cluster(PodSource, NodeLabels, Protocol):
     @property
     def pod_status(self) -> PodStatusSink | None:
         """Writes that a pod has failed; None where no API server keeps the pods."""
+        ...
+
+    @property
+    def pod_annotations(self) -> PodAnnotationSink | None:
+        """Writes which CPUs the agent chose for a pod; None where it does not."""
         ...
 
     @property
@@ -298,24 +306,30 @@ class Agent:
             metrics=self._metrics,
             health=self.health,
         )
-        status = self._cluster.pod_status
-        self._pod_failer = status and PodFailer(
-            self.manager, status, after_s=settings.fail_misfit_after_s, health=self.health
-        )
-        sink = self._cluster.topology
-        self._topology_reporter = sink and TopologyReporter(
-            self.manager,
-            sink,
-            settings.publishing,
-            names=settings.names,
-            node=self._cluster.node,
-            node_name=settings.node_name,
-            around=_surroundings(settings, root),
-            ready=self._is_ready,
-            events=self._cluster.events,
-            metrics=self._metrics,
-            health=self.health,
-        )
+        # The roles that write to the API server, each only where something takes it.
+        self._writing: dict[str, PodFailer | CPUAnnotator | TopologyReporter] = {}
+        if status := self._cluster.pod_status:
+            self._writing[pod_failer.NAME] = PodFailer(
+                self.manager, status, after_s=settings.fail_misfit_after_s, health=self.health
+            )
+        if annotations := self._cluster.pod_annotations:
+            self._writing[cpu_annotator.NAME] = CPUAnnotator(
+                self.manager, annotations, health=self.health
+            )
+        if sink := self._cluster.topology:
+            self._writing[topology_reporter.NAME] = TopologyReporter(
+                self.manager,
+                sink,
+                settings.publishing,
+                names=settings.names,
+                node=self._cluster.node,
+                node_name=settings.node_name,
+                around=_surroundings(settings, root),
+                ready=self._is_ready,
+                events=self._cluster.events,
+                metrics=self._metrics,
+                health=self.health,
+            )
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
         )
@@ -350,10 +364,7 @@ class Agent:
         }
         if self._plugged:
             work[nri_plugin.NAME] = self._nri.run
-        if self._pod_failer:
-            work[pod_failer.NAME] = self._pod_failer.run
-        if self._topology_reporter:
-            work[topology_reporter.NAME] = self._topology_reporter.run
+        work |= {name: role.run for name, role in self._writing.items()}
         loops: dict[str, Loop] = {
             name: partial(self._one_agent.run, name, work[name]) for name in work
         }
@@ -447,10 +458,9 @@ class Agent:
             self._reporter.wake,
             self._cluster.wake,
         )
-        for role in (self._pod_failer, self._topology_reporter):
-            if role:
-                signals.swept.wakes(role.look)
-                signals.stop.wakes(role.wake)
+        for role in self._writing.values():
+            signals.swept.wakes(role.look)
+            signals.stop.wakes(role.wake)
         if self.server:
             signals.stop.wakes(self.server.wake)
 

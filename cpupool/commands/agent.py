@@ -148,6 +148,7 @@ def run(
             changed,
             config_map=followed,
             publishes=settings.publishing is not Publishing.OFF,
+            annotates=given.write_resource_status,
         )
 
     # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a

@@ -279,6 +279,13 @@ class AgentSettings:
         metavar="SECONDS",
         parse=delay,
     )
+    write_resource_status: bool = _option(
+        "write-resource-status",
+        False,  # noqa: FBT003
+        "write the CPUs that the CPU manager policy koordinator chose into the pod's annotation"
+        " resource-status, where no scheduler has written it",
+        parse=switch,
+    )
     node_topology: str = _option(
         "node-topology",
         Publishing.OFF.value,

@@ -168,6 +168,8 @@ class Orchestration:
         topology: how strictly its CPUs lie on NUMA nodes; None for the node's policy.
         split: whether each container has a part of its CPUs, by cpupool's annotation.
         fault: why an annotation does not count; empty if all count.
+        scheduled: whether a scheduler has written `resource-status`.
+        published: the CPUs that an agent has written there, as its own choice; no assignment.
     """
 
     qos: QoS | None = None
@@ -180,6 +182,8 @@ class Orchestration:
     topology: TopologyPolicy | None = None
     split: bool = False
     fault: str = ""
+    scheduled: bool = False
+    published: CPUSet = field(default_factory=CPUSet)
 
     @property
     def owns(self) -> bool:

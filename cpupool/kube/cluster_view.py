@@ -39,11 +39,13 @@ class ClusterView:
         changed: called when a pod, a label or the ConfigMap has become different; must not block.
         config_map: the ConfigMap with the pool files; None where its mounted folder has to do.
         publishes: whether the agent writes the node's topology.
+        annotates: whether the agent writes which CPUs it chose for pods.
 
     Attributes:
         events: where to tell users of a pod or of the node.
         config_map: that ConfigMap; None without a name.
         pod_status: where to write that a pod of the node has failed.
+        pod_annotations: where to write which CPUs the agent chose; None where nobody asks for it.
         topology: where to write the node's topology; None where nobody asks for it.
     """
 
@@ -57,9 +59,12 @@ class ClusterView:
         *,
         config_map: ConfigMapName | None = None,
         publishes: bool = False,
+        annotates: bool = False,
     ) -> None:
         self.events = EventRecorder(server, node, metrics)
         self.pod_status = PodStatus(server)
+        # A connection of its own, for the thread of another role.
+        self.pod_annotations = PodStatus(server) if annotates else None
         self.config_map = (
             ConfigMapWatch(server, config_map, changed=changed, restarted=metrics.watch_restarted)
             if config_map

@@ -1,6 +1,9 @@
 """The status of a pod, in which the agent can write that the pod has failed.
 
-Source: the kubelet rejects a pod in the same fields, in pkg/kubelet/kubelet.go (rejectPod).
+An update of the status takes annotations, too: so the agent can write which CPUs it chose.
+
+Source: the kubelet rejects a pod in the same fields, in pkg/kubelet/kubelet.go (rejectPod); what an
+update of the status takes: podStatusStrategy in pkg/registry/core/pod/strategy.go.
 """
 
 from __future__ import annotations
@@ -46,6 +49,17 @@ class PodStatus:
                 {"op": "add", "path": "/status/message", "value": message},
             ],
         )
+
+    def annotate(self, pod: Pod, key: str, value: str) -> None:
+        """Set an annotation of a pod, never of a successor with its name.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal: 404 where the pod has ended, 422 where
+                it has a successor with its name, or a policy keeps the annotation.
+        """
+        target = PODS.object(pod.name, pod.namespace, subresource="status")
+        metadata = {"uid": pod.uid, "annotations": {key: value}}
+        self._connection.merge_patch(target, {"metadata": metadata})
 
     def interrupt(self) -> None:
         """End the request that is going on, and every later one."""

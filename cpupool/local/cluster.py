@@ -40,6 +40,7 @@ class EmbeddedCluster:
         events: receives the Events.
         config_map: None: the folder of pool files counts.
         pod_status: None: the status of a pod is the kubelet's alone.
+        pod_annotations: None: there is no scheduler.
         topology: None: there is no scheduler.
     """
 
@@ -48,6 +49,7 @@ class EmbeddedCluster:
     events: EventSink = field(default_factory=EventLog)
     config_map: None = None
     pod_status: None = None
+    pod_annotations: None = None
     topology: None = None
 
     def pods(self) -> tuple[Pod, ...] | None:

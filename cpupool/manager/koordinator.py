@@ -9,6 +9,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Sharing
 from cpupool.core.koordinator import EffectiveCPUManager, PodCPUs
 from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.core.workloads import oldest_first
 from cpupool.manager import zones
 from cpupool.policies.koordinator_pools import shared_pools
 from cpupool.policies.kubelet_accumulator import take_packed
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cpupool.config.kubelet_config import KubeletConfig
     from cpupool.core.koordinator import CPUModel
     from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.policies.base import NodeView
@@ -65,6 +67,24 @@ def published(
     )
 
 
+def chosen(snapshot: Snapshot) -> Iterator[tuple[Pod, CPUSet]]:
+    """Yield the pods whose CPUs the agent itself chose, with these CPUs, the oldest pod first.
+
+    A static pod does not count: the API server has a copy of it.
+    """
+    facts, resolution = snapshot
+    if facts.pools.cpu_manager.policy != KOORDINATOR:
+        return
+    view = resolution.view
+    for pod in oldest_first(view.pods):
+        grant = view.chosen.get(pod.cgroup_uid)
+        told = pod.orchestration
+        if grant is None or told is None or not told.owns or told.scheduled or told.fault:
+            continue
+        if pod.cgroup_uid == pod.uid and not pod.finished:
+            yield pod, grant.cpus
+
+
 def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
     owned: dict[str, CPUSet] = {}
     for uid, grant in resolution.grants.of_pods:
@@ -75,7 +95,8 @@ def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
             yield PodCPUs("", "", uid, cpus)
             continue
         told = pod.orchestration
-        scheduled = told is not None and bool(told.cpus) and cpus == told.cpus
+        # koord-scheduler keeps books of each pod with the annotation, whoever wrote it.
+        scheduled = told is not None and bool(cpus) and cpus in (told.cpus, told.published)
         yield PodCPUs(pod.namespace, pod.name, pod.uid, cpus, scheduled)
 
 

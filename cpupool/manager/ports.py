@@ -121,6 +121,27 @@ class PodStatusSink(Protocol):
         ...
 
 
+class PodAnnotationSink(Protocol):
+    """The annotations of pods, where the agent writes which CPUs it chose."""
+
+    def annotate(self, pod: Pod, key: str, value: str) -> None:
+        """Set an annotation of a pod; never that of a successor with its name.
+
+        Args:
+            pod: the pod.
+            key: the annotation.
+            value: its value.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End the request that is going on, and every later one."""
+        ...
+
+
 class NodeTopologySink(Protocol):
     """The object in which schedulers read this node's topology."""
 

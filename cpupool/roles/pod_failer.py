@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import Misfit
 from cpupool.core.workloads import oldest_first
 from cpupool.kube.client import APIError
+from cpupool.roles.attempts import PAUSE_S, Attempt
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -31,28 +31,7 @@ log = logs.get(__name__)
 
 NAME: Final = "pod failer"
 _IDLE_S: Final = 60.0
-_PAUSE_S: Final = 1.0
-"""The time between two patches: a controller may make the next pod at once."""
-_LONGEST_PAUSE_S: Final = 60.0
 _FORBIDDEN: Final = 403
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A pod that is to fail.
-
-    Attributes:
-        due_s: when to patch it.
-        tries: how many patches the API server has refused.
-    """
-
-    due_s: float
-    tries: int = 0
-
-    def refused(self, now_s: float) -> _Held:
-        """Return the pod after a refused patch."""
-        pause_s = min(_PAUSE_S * 2 ** min(self.tries, 20), _LONGEST_PAUSE_S)
-        return _Held(now_s + pause_s, self.tries + 1)
 
 
 class PodFailer:
@@ -80,7 +59,7 @@ class PodFailer:
         self._after_s = after_s
         self._health = health
         self._now_s = now_s
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Attempt] = {}
         self._complaint = ""
         self._wake = threading.Event()
 
@@ -107,7 +86,7 @@ class PodFailer:
         misfits: dict[str, tuple[Pod, PlacementError]] = {
             pod.uid: (pod, error) for pod, error in _misfits(self._manager.snapshot())
         }
-        new = _Held(now_s + self._after_s)
+        new = Attempt(now_s + self._after_s)
         self._held = {uid: self._held.get(uid, new) for uid in misfits}
         if not misfits:
             return _IDLE_S
@@ -116,7 +95,7 @@ class PodFailer:
         if due_s > now_s:
             return min(due_s - now_s, _IDLE_S)
         self._fail(*misfits[uid], now_s)
-        return _PAUSE_S
+        return PAUSE_S
 
     def _fail(self, pod: Pod, error: PlacementError, now_s: float) -> None:
         name = f"{pod.namespace}/{pod.name}"
@@ -127,7 +106,7 @@ class PodFailer:
             self._complain(name, refusal)
             return
         # The pod is a misfit until the watch shows its new phase.
-        self._held[pod.uid] = _Held(math.inf)
+        self._held[pod.uid] = Attempt(math.inf)
         self._complaint = ""
         log.info("pod failed", pod=name, reason=error.reason, why=error)
 

@@ -10,9 +10,11 @@ resource.go, numa_aware.go, node.go); the proposal, "CPU orchestration API".
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import QuantityError
 from cpupool.core.koordinator import (
     BindPolicy,
@@ -34,6 +36,9 @@ QOS_CLASS: Final = "koordinator.sh/qosClass"
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 OWNERS: Final = frozenset({QoS.LSE.value, QoS.LSR.value})
 """The classes whose pods own CPUs."""
+_CHOSEN_BY: Final = "chosenBy"
+_AGENT: Final = "cpupool"
+"""The field, and its value, with which the agent marks its own choice."""
 PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
 RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
 BATCH: Final = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")
@@ -125,19 +130,31 @@ def of_pod(
         )
         numa = json_object(_TOPOLOGY_SPEC, annotations.get(_TOPOLOGY_SPEC))
         status = json_object(RESOURCE_STATUS, annotations.get(RESOURCE_STATUS))
+        cpus = cpu_list(RESOURCE_STATUS, status, "cpuset", _BY_SCHEDULER)
+        ours = status.get(_CHOSEN_BY) == _AGENT
         return Orchestration(
             qos,
             prod,
-            cpu_list(RESOURCE_STATUS, status, "cpuset", _BY_SCHEDULER),
-            frozenset(_nodes(status)),
+            CPUSet() if ours else cpus,
+            frozenset() if ours else frozenset(_nodes(status)),
             bind,
             required,
             exclusive,
             _choice(_TOPOLOGY_SPEC, numa, "numaTopologyPolicy", _ALIGNMENTS, None),
             split=_truth(split, annotations),
+            scheduled=RESOURCE_STATUS in annotations and not ours,
+            published=cpus if ours else CPUSet(),
         )
     except AnnotationError as error:
         return Orchestration(qos, prod, fault=f"{error.key} {error.what}; {error.remedy}")
+
+
+def resource_status(cpus: CPUSet) -> str:
+    """Return the value of `resource-status` with CPUs that the agent chose.
+
+    koord-scheduler reads the CPUs, and ignores the second field.
+    """
+    return json.dumps({"cpuset": str(cpus), _CHOSEN_BY: _AGENT}, separators=(",", ":"))
 
 
 def of_node(labels: Mapping[str, str], annotations: Mapping[str, str]) -> NodeRules:

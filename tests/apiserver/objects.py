@@ -178,6 +178,8 @@ class Objects:
             return 201, {}, self.kept(path)
         if body["metadata"].get("resourceVersion") != known["metadata"]["resourceVersion"]:
             return 409, {}, refusal(409, "Conflict", "the object has been modified")
+        if body["metadata"].get("uid") != known["metadata"].get("uid"):
+            return 422, {}, refusal(422, "Invalid", "metadata.uid: field is immutable")
         if body != known:
             self.change("MODIFIED", path.collection, key, body)
         return 200, {}, self._bodies[path.collection][key]

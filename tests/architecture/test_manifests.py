@@ -176,6 +176,24 @@ def test_the_topology_reporter_is_a_setting_of_any_overlay_with_the_agent(
     assert built == daemonset
 
 
+def test_writing_resource_status_is_a_setting_of_any_overlay_with_the_agent(
+    tmp_path: Path, daemonset: dict[str, Any]
+) -> None:
+    folder = os.path.relpath(ROOT / "daemonsets", tmp_path.resolve())
+    overlay = {
+        "resources": [f"{folder}/agent", f"{folder}/fail-misfits"],
+        "components": [f"{folder}/resource-status"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+
+    built = only("DaemonSet", kustomized(tmp_path))
+
+    (container,) = built["spec"]["template"]["spec"]["containers"]
+    assert parsed(container["args"]).write_resource_status
+    container["args"].pop()
+    assert built == daemonset
+
+
 def test_the_webhook_is_asked_about_koordinators_pods_with_any_overlay_that_has_it(
     tmp_path: Path,
 ) -> None:

@@ -13,10 +13,13 @@ import cel
 import pytest
 import yaml
 
+from tests.architecture import authorizers
+
 FILE = Path(__file__).parents[2] / "daemonsets/fail-misfits/admission-policy.yaml"
 POLICY, BINDING = yaml.safe_load_all(FILE.read_text())
 SPEC = POLICY["spec"]
 CONDITIONS = [cel.compile(one["expression"]) for one in SPEC["matchConditions"]]
+STATUS = "scheduling.koordinator.sh/resource-status"
 VALIDATIONS = {one["message"]: cel.compile(one["expression"]) for one in SPEC["validations"]}
 AGENT = "system:serviceaccount:cpupool:cpupool-agent"
 NODE_NAME = "authentication.kubernetes.io/node-name"
@@ -44,10 +47,24 @@ def failed(body: Body = PENDING) -> Body:
     return new
 
 
-def denials(new: Body, old: Body = PENDING, user: Body | None = None) -> set[str]:
-    """Return why the API server denies a change; nothing if it allows it."""
+def denials(
+    new: Body, old: Body = PENDING, user: Body | None = None, *, assigns: bool = False
+) -> set[str]:
+    """Return why the API server denies a change; nothing if it allows it.
+
+    Args:
+        new: the pod.
+        old: the pod before.
+        user: who asks; None for the agent of the pod's node.
+        assigns: whether the agent has the right of the folder resource-status, too.
+    """
     agent = {"username": AGENT, "extra": {NODE_NAME: ["node-a"]}}
-    values = {"request": {"userInfo": user or agent}, "object": new, "oldObject": old}
+    values = authorizers.context(
+        {"cpupool.io/pods/assign"} if assigns else set(),
+        request={"userInfo": user or agent},
+        object=new,
+        oldObject=old,
+    )
     if not all(condition.execute(values) for condition in CONDITIONS):
         return set()
     return {why for why, allows in VALIDATIONS.items() if not allows.execute(values)}
@@ -102,6 +119,14 @@ def changed(part: str, **fields: Any) -> Body:
 def test_an_agent_may_write_nothing_else(new: Body, why: str) -> None:
     (found,) = denials(new)
     assert why in found
+
+
+def test_the_annotation_is_judged_by_the_folder_that_gives_the_right_to_write_it() -> None:
+    new = changed("metadata", annotations={STATUS: "{}"})
+    assert "metadata" in denials(new).pop()
+    assert denials(new, assigns=True) == set()
+    running = {**PENDING, "status": {**PENDING["status"], "phase": "Running"}}
+    assert denials(failed(running), running, assigns=True) != set()
 
 
 def test_the_policy_denies_and_fails_closed() -> None:

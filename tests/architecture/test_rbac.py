@@ -115,17 +115,26 @@ def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
     assert role["resources"] == ["configmaps"]
 
 
-def test_who_fails_pods_is_granted_the_patch_of_their_status_alone() -> None:
+@pytest.mark.parametrize(
+    ("folder", "verb"), [("fail-misfits", "fail"), ("resource-status", "assign")]
+)
+def test_who_writes_pods_is_granted_the_patch_of_their_status_alone(folder: str, verb: str) -> None:
     upf = builders.pod("upf")
     body = {"metadata": {"name": "upf", "uid": upf.uid}, "status": {"phase": "Pending"}}
     with FakeAPIServer(NODE) as server:
         server.set_pods([body])
-        PodStatus(APIServer.at(server.url)).fail(upf, "SMTAlignmentError", "no")
+        pods = PodStatus(APIServer.at(server.url))
+        if verb == "fail":
+            pods.fail(upf, "SMTAlignmentError", "no")
+        else:
+            pods.annotate(upf, "a", "b")
         asked = server.verbs()
 
-    assert granted("fail-misfits") == sorted(asked) == [("patch", "pods/status")]
-    assert groups("fail-misfits") == {"pods/status": ""}
-    found, account = documents("fail-misfits"), documents("agent")["ServiceAccount"]["metadata"]
+    assert asked == {("patch", "pods/status")}
+    # The other right names the purpose, for the policy of the other folder.
+    assert granted(folder) == sorted({*asked, (verb, "pods")})
+    assert groups(folder) == {"pods/status": "", "pods": "cpupool.io"}
+    found, account = documents(folder), documents("agent")["ServiceAccount"]["metadata"]
     assert_bound({**found, "ServiceAccount": {"metadata": account}})
     policy = found["ValidatingAdmissionPolicy"]
     assert (

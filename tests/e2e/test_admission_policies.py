@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import Pod, PodUID
 from cpupool.kube.client import APIError
 from cpupool.kube.connection import APIConnection
@@ -29,6 +30,7 @@ from cpupool.wire.node_topology import (
     Field,
     applied,
 )
+from cpupool.wire.orchestration import resource_status
 from tests.e2e.cluster import kubectl, missing, patiently, read
 from tests.e2e.paper import (
     ACCOUNT,
@@ -56,7 +58,7 @@ if missing(node=False):
     )
 
 pytestmark = pytest.mark.timeout(900)
-FOLDERS = ("fail-misfits", "koordinator-admission", "topology-reporter")
+FOLDERS = ("fail-misfits", "koordinator-admission", "resource-status", "topology-reporter")
 Body = dict[str, Any]
 LABEL = "app.kubernetes.io/managed-by"
 GIVEN: Values = {
@@ -66,6 +68,15 @@ GIVEN: Values = {
     Field(("metadata", "annotations", "node.koordinator.sh/cpu-topology")): "{}",
     Field(("metadata", "labels", LABEL)): "Koordinator",
 }
+
+
+STATUS, QOS = "scheduling.koordinator.sh/resource-status", "koordinator.sh/qosClass"
+ASSIGNED = {"annotations": {STATUS: '{"cpuset":"2-3"}'}}
+SCHEDULER = (
+    "--as=system:serviceaccount:koordinator-system:koord-scheduler",
+    "--as-group=system:masters",
+)
+NOT_A_SCHEDULER, CLASS_STAYS = "only a scheduler may write", "cannot change"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -158,6 +169,50 @@ def test_an_agent_fails_pending_pods_of_its_node_alone(nodes: tuple[PaperNode, P
     assert (status["phase"], status["reason"], status["message"]) == ("Failed", "E2E", "a test")
 
 
+def test_an_agent_annotates_pods_of_its_node_with_its_own_choice_alone(
+    nodes: tuple[PaperNode, PaperNode],
+) -> None:
+    one, other = nodes
+    own, others = one.agent(), other.agent()
+    needs_named_nodes(own)
+    uid = PodUID(read("-n", NAMESPACE, "pod", one.name)["metadata"]["uid"])
+    pod = Pod(uid, NAMESPACE, one.name, None, ())
+    chosen, assigned = resource_status(CPUSet.of(2, 3)), '{"cpuset":"4-5"}'
+    target = PODS.object(one.name, NAMESPACE, subresource="status")
+
+    def annotate(server: APIServer, key: str = STATUS, value: str = chosen) -> str:
+        return refused(lambda: PodStatus(server).annotate(pod, key, value))
+
+    def stored() -> Body:
+        metadata: Body = read("-n", NAMESPACE, "pod", one.name)["metadata"]
+        return dict(metadata.get("annotations", {}))
+
+    def merge(**changes: Any) -> str:
+        return refused(lambda: APIConnection(own).merge_patch(target, changes))
+
+    patiently(lambda: "only pods of its own node" in annotate(others), lambda: annotate(others))
+    assert annotate(own) == ""
+    assert annotate(own, value=resource_status(CPUSet.of(6))) == ""
+    assert stored() == {STATUS: resource_status(CPUSet.of(6))}
+
+    assert "chosenBy cpupool" in annotate(own, value=assigned)
+    assert "403 Forbidden" in refused(
+        lambda: APIConnection(own).merge_patch(PODS.object(one.name, NAMESPACE), {})
+    )
+    gone = Pod(PodUID("another"), NAMESPACE, one.name, None, ())
+    assert "field is immutable" in refused(lambda: PodStatus(own).annotate(gone, STATUS, chosen))
+    ours = {"metadata": {"annotations": {STATUS: chosen}}}
+    assert "save the annotation" in merge(metadata={**ours["metadata"], "labels": {"a": "b"}})
+    assert "no other annotation" in merge(metadata={"annotations": {STATUS: chosen, "a": "b"}})
+    assert "the status of a pod" in merge(**ours, status={"message": "a"})
+    assert "only set the phase" in annotate(own, key="e2e.example/note")
+
+    patch = ("-n", NAMESPACE, "annotate", "pod", one.name, "--overwrite", f"{STATUS}={assigned}")
+    kubectl(*SCHEDULER, *patch)
+    assert "may not replace what a scheduler" in annotate(own)
+    assert stored() == {STATUS: assigned}
+
+
 def test_an_agent_writes_the_topology_of_its_node_alone(nodes: tuple[PaperNode, PaperNode]) -> None:
     one, other = nodes
     own, others = one.agent(), other.agent()
@@ -222,15 +277,6 @@ def apply(server: APIServer, node: PaperNode, **metadata: Any) -> str:
     body = applied(node.name, node.uid, V1ALPHA2, GIVEN)
     body["metadata"] |= metadata
     return refused(lambda: APIConnection(server).apply(target, body, manager=MANAGER))
-
-
-STATUS, QOS = "scheduling.koordinator.sh/resource-status", "koordinator.sh/qosClass"
-ASSIGNED = {"annotations": {STATUS: '{"cpuset":"2-3"}'}}
-SCHEDULER = (
-    "--as=system:serviceaccount:koordinator-system:koord-scheduler",
-    "--as-group=system:masters",
-)
-NOT_A_SCHEDULER, CLASS_STAYS = "only a scheduler may write", "cannot change"
 
 
 def waiting(name: str, cpu: str = "2", **metadata: Any) -> Body:

@@ -68,4 +68,37 @@ def test_after_an_interruption_no_pod_fails(server: FakeAPIServer) -> None:
     status.interrupt()
     with pytest.raises(APIError):
         status.fail(WEB, "SMTAlignmentError", "no")
+    with pytest.raises(APIError):
+        status.annotate(WEB, "a", "b")
     assert server.kept(PATH)["status"]["phase"] == "Pending"
+    assert annotated(server) == {}
+
+
+def annotated(server: FakeAPIServer) -> dict[str, str]:
+    found: dict[str, str] = server.kept(PATH)["metadata"].get("annotations", {})
+    return found
+
+
+@pytest.mark.parametrize("before", [{}, {"a": "b"}, {"x.example/cpus": "1"}])
+def test_an_annotation_is_added_to_the_others(
+    server: FakeAPIServer, before: dict[str, str]
+) -> None:
+    metadata: dict[str, Any] = {"name": "web", "uid": WEB.uid}
+    status = {"phase": "Running", "qosClass": "Guaranteed"}
+    server.set_pods([{"metadata": {**metadata, "annotations": before}, "status": status}])
+
+    PodStatus(APIServer.at(server.url)).annotate(WEB, "x.example/cpus", "2-3")
+
+    assert annotated(server) == {**before, "x.example/cpus": "2-3"}
+    assert server.kept(PATH)["status"] == status
+    (asked,) = server.requests
+    assert (asked.method, asked.path) == ("PATCH", f"{PATH}/status")
+
+
+def test_a_successor_with_the_same_name_gets_no_annotation(server: FakeAPIServer) -> None:
+    show(server)
+    before = replace(WEB, uid=PodUID("another-uid"))
+    with pytest.raises(APIError) as refused:
+        PodStatus(APIServer.at(server.url)).annotate(before, "x.example/cpus", "2-3")
+    assert refused.value.status == 422
+    assert annotated(server) == {}

@@ -85,12 +85,20 @@ class TestPods:
         assert _texts(found.pools.shared) == ["0,16", "8-9,24-25"]
         assert _texts(found.pools.best_effort) == ["0,16", "8-9,24-25"]
 
-    @pytest.mark.parametrize(("assigned", "scheduled"), [("9,25", True), ("", False)])
-    def test_a_schedulers_own_choice_is_in_its_books_already(
-        self, assigned: str, scheduled: bool
+    @pytest.mark.parametrize(
+        ("assigned", "published", "scheduled"),
+        [("9,25", "", True), ("", "", False), ("", "8,24", True), ("", "2,18", False)],
+    )
+    def test_what_the_annotation_says_is_in_a_schedulers_books_already(
+        self, assigned: str, published: str, scheduled: bool
     ) -> None:
         container = replace(builders.container(cpu=2000), request_milli=2000)
-        told = Orchestration(QoS.LSR, prod=True, cpus=CPUSet.parse(assigned))
+        told = Orchestration(
+            QoS.LSR,
+            prod=True,
+            cpus=CPUSet.parse(assigned),
+            published=CPUSet.parse(published),
+        )
         pod = replace(builders.pod("lsr", container), orchestration=told)
         config = CPUManager("koordinator", reserved=CPUSet.parse("0,16"))
         manager = _manager(NodePools.of(*LINES, cpu_manager=config))

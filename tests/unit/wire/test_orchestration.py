@@ -64,6 +64,35 @@ class TestClass:
         assert not _pod({SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}).owns
 
 
+class TestOwnChoice:
+    def test_it_is_what_the_agent_wrote_and_no_assignment(self) -> None:
+        found = _pod({STATUS: orchestration.resource_status(CPUSet.parse("2-3,8"))})
+
+        assert str(found.published) == "2-3,8"
+        assert not found.cpus
+        assert not found.scheduled
+        assert not _pod({STATUS: orchestration.resource_status(CPUSet.of(2))}, {}).owns
+
+    def test_koord_scheduler_reads_its_cpus(self) -> None:
+        written = json.loads(orchestration.resource_status(CPUSet.of(2, 3)))
+
+        assert written == {"cpuset": "2-3", "chosenBy": "cpupool"}
+
+    @pytest.mark.parametrize(
+        "status",
+        [{"cpuset": "2-3"}, {"cpuset": "2-3", "chosenBy": "me"}, {"numaNodeResources": []}],
+    )
+    def test_any_other_is_a_schedulers(self, status: object) -> None:
+        found = _pod({STATUS: status})
+
+        assert found.scheduled
+        assert not found.published
+
+    def test_without_the_annotation_there_is_neither(self) -> None:
+        assert not _pod().scheduled
+        assert not _pod().published
+
+
 class TestSpec:
     def test_a_required_policy_counts_before_a_preferred_one(self) -> None:
         found = _pod(
