@@ -168,6 +168,7 @@ def cpu_manager(
     configured: str | None,
     allocatable: CPUSet | None,
     pools: NodePools | None,
+    kept: CPUSet,
 ) -> Iterator[Row]:
     """Check that the kubelet places no containers, or is meant to.
 
@@ -177,6 +178,7 @@ def cpu_manager(
         allocatable: the CPUs that it says it gives out, none under the policy none; None where it
             was not asked.
         pools: the node's; None where they are not known.
+        kept: the CPUs that it must not give out, where it may give out others.
     """
     if policy not in (None, NONE) and configured == NONE:
         fact = (
@@ -186,22 +188,15 @@ def cpu_manager(
         yield Row("CPU manager", Verdict.PROBLEM, fact, _RESTART)
         if not allocatable:
             return
-    yield _placing_kubelet(policy, allocatable, pools)
+    yield _placing_kubelet(policy, allocatable, pools, kept)
 
 
 def _placing_kubelet(
-    policy: str | None, allocatable: CPUSet | None, pools: NodePools | None
+    policy: str | None, allocatable: CPUSet | None, pools: NodePools | None, kept: CPUSet
 ) -> Row:
     static = policy == STATIC or bool(allocatable)
     if static and pools and suits_static_kubelet(pools):
-        if both := CPUSet.union(pool.cpus for pool in pools) & (allocatable or CPUSet()):
-            fact = (
-                f"the kubelet's CPU manager is static, and gives out the shared pools' CPUs {both}"
-            )
-            remedy = _RESTARTED.format("add them to its reservedSystemCPUs")
-            return Row("CPU manager", Verdict.PROBLEM, fact, remedy)
-        fact = "static: the kubelet gives out CPUs itself, and cpupool adds shared ones to them"
-        return Row("CPU manager", Verdict.OK, fact)
+        return _beside_kubelet(pools, kept & (allocatable or CPUSet()))
     if allocatable:
         fact = f"the kubelet's CPU manager is static: it gives out the CPUs {allocatable} itself"
         if pools and pools.cpu_manager.chooses:
@@ -214,6 +209,22 @@ def _placing_kubelet(
         fact = "the kubelet's state cannot be seen from here"
         return Row("CPU manager", Verdict.UNSEEN, fact, "run this on the node, as root")
     return Row("CPU manager", Verdict.OK, "none, so only cpupool writes cpusets")
+
+
+def _beside_kubelet(pools: NodePools, both: CPUSet) -> Row:
+    chooses = pools.cpu_manager.chooses
+    if both:
+        whose = f"CPUs {both} that {CPU_MANAGER} reserves"
+        if not chooses:
+            whose = f"the shared pools' CPUs {both}"
+        fact = f"the kubelet's CPU manager is static, and gives out {whose}"
+        remedy = _RESTARTED.format("add them to its reservedSystemCPUs")
+        return Row("CPU manager", Verdict.PROBLEM, fact, remedy)
+    fact = "static: the kubelet gives out CPUs itself, and cpupool "
+    if not chooses:
+        return Row("CPU manager", Verdict.OK, f"{fact}adds shared ones to them")
+    fact += "places the other containers; for a new pod the two may choose the same CPUs"
+    return Row("CPU manager", Verdict.WARNING, fact, _NO_STATIC)
 
 
 def problems(check: str, found: Iterable[Problem], fine: str) -> Iterator[Row]:

@@ -33,7 +33,7 @@ from cpupool.commands import (
 from cpupool.commands.checks import Row, Verdict
 from cpupool.config import kubelet_config, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
-from cpupool.config.pool_rules import validate
+from cpupool.config.pool_rules import suits_static_kubelet, validate
 from cpupool.config.poolconfig import Machine, Source
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import advertised
@@ -319,7 +319,12 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
         # Another check reports that it does not answer.
         with suppress(ProtocolError):
             allocatable = PodResources(known.node.root.podresources_socket).allocatable_cpus()
-    yield from checks.cpu_manager(policy, configured, allocatable, known.pools)
+    kept = CPUSet()
+    if known.pools is not None and suits_static_kubelet(known.pools):
+        assignable = built_in.assignable(known.pools, known.topology)
+        needs = KubeletNeeds.of(known.pools, known.topology, assignable=assignable)
+        kept = needs.online - needs.given
+    yield from checks.cpu_manager(policy, configured, allocatable, known.pools, kept)
 
 
 def _agent_away(known: _Known) -> Iterable[Row]:

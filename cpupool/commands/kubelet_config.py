@@ -140,7 +140,7 @@ def _check(needs: KubeletNeeds, path: Path, out: TextIO) -> int:
 
 
 def _settings(needs: KubeletNeeds, name: str) -> str:
-    if needs.static:
+    if needs.static and not needs.chooses:
         return _static_settings(needs, name)
     amount, left = as_quantity(needs.reserved_milli), as_quantity(needs.schedulable_milli)
     usual = f", and {as_quantity(needs.usual_milli)} for daemons" if needs.usual_milli else ""

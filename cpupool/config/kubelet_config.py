@@ -130,7 +130,7 @@ class KubeletNeeds:
         usual_milli: the cpu of the given CPUs that is kept for the node's own daemons.
         spanning: exclusive pool → its NUMA nodes, for pools on more than one.
         node_count: the machine's NUMA nodes.
-        static: the kubelet gives out the exclusive CPUs itself, if its CPU manager is static.
+        static: the kubelet's CPU manager may be static.
     """
 
     online: CPUSet
@@ -253,11 +253,12 @@ def milli_of(text: str) -> int:
 
 def _cpu_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Problem]:
     if config.cpu_manager_policy == STATIC and needs.static:
-        if loose := needs.online - needs.default - config.reserved_cpus:
+        if loose := needs.online - needs.given - config.reserved_cpus:
+            which = "that no container may own" if needs.chooses else "of shared pools"
             yield _problem(
                 config,
                 _CPUS,
-                f"the kubelet gives CPUs {loose} of shared pools to containers as their own",
+                f"the kubelet gives CPUs {loose} {which} to containers as their own",
                 f"set {_CPUS} to {needs.reserved_cpus | config.reserved_cpus}",
             )
     elif config.cpu_manager_policy != NONE:

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import cpu_manager
-from cpupool.core.cpu_manager import CPU_MANAGER
+from cpupool.core.cpu_manager import CPU_MANAGER, KOORDINATOR
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import MAX_DEVICE_LIST_BYTES, capacity, device_list_bytes
 from cpupool.core.errors import Problem, Severity
@@ -57,8 +57,11 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, .
 def suits_static_kubelet(pools: NodePools) -> bool:
     """Return whether the kubelet's static CPU manager may give out the exclusive CPUs.
 
-    It may if cpupool only adds shared CPUs, and places no other containers.
+    It may if cpupool only adds shared CPUs, and places no other containers; or beside Koordinator's
+    classes, if cpupool has no pools to give out.
     """
+    if pools.cpu_manager.policy == KOORDINATOR:
+        return all(pool.kind is PoolKind.DEFAULT for pool in pools)
     return pools.mixed is not None and pools.shared_alone
 
 

@@ -180,6 +180,9 @@ def recover(
         recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
     """
     found, pods, grants = tuple(found), before.pods, before.grants
+    # The earlier agent confined the container that the kubelet gave a CPU of an owner.
+    of_kubelet = [grant for grant in grants if grant.source is Source.KUBELET]
+    grants = Grants({key: each for key, each in grants.all.items() if each not in of_kubelet})
     living: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
     for sighted in facts.sighted.values():
         if sighted.chosen:
@@ -196,7 +199,7 @@ def recover(
                     if _could_be_chosen(facts, grants, pod, name, cpus):
                         parts = _split(name, cpus, has)
                         grants = _whole(grants, _grant(facts, pod, parts))
-    grants = _from_cgroups(facts, pods, grants, found)
+    grants = _from_cgroups(facts, pods, grants.adding(of_kubelet), found)
     return Admission(grants, before.refused, {**before.homes, **homes.recovered(before, found)})
 
 
@@ -295,7 +298,7 @@ def _parts(facts: NodeFacts, pod: Pod, container: str) -> tuple[str, ...]:
 
 def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → number of its own CPUs, without containers that request pools."""
-    if pod.finished:
+    if pod.finished or requested.served_by_kubelet(facts, pod):
         return {}
     wants = facts.policy.wants(pod)
     native = requested.countable(pod) if wants else {}

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.assignments import Cause
-from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
 from cpupool.core.grants import Source
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import requested, resolve, sightings, static_pods
+from cpupool.manager import kubelet_conflict, requested, resolve, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
@@ -49,26 +48,10 @@ _KUBELET_STARTS_S: Final = 3.0
 _PROMISES_LAST_S: Final = 60.0
 """A pod appears within this time after the kubelet gave it devices, or never."""
 
-_RESTART: Final = "delete cpu_manager_state in its folder and restart the kubelet"
-_OVERLAP: Final = (
-    "the kubelet to keep CPUs {cpus} of the shared pools, which its static CPU manager gives out:"
-    f" add them to its reservedSystemCPUs, {_RESTART}"
-)
-_HELD: Final = (
-    "the end of pods that have CPUs {cpus} of exclusive pools which are gone: the kubelet's static"
-    " CPU manager gives these out, too; drain the node"
-)
-_ONLY_ADD: Final = (
-    "or let cpupool only add to these CPUs, by a pool file with mixedCPUs and shared pools alone"
-)
-_TWO_MANAGERS: Final = (
-    "the policy {policy} of cpuManager in the pool file gives out the same CPUs, and only one of"
-    " the two can do so"
-)
 POOL_FILE: Final = "a pool file for this node"
 NRI: Final = (
-    "NRI: what is added to the CPUs of the kubelet's static CPU manager its next update would take"
-    " away again; enable NRI in the container runtime, and leave out --enforcement"
+    "NRI: the next update of the kubelet's static CPU manager would undo what cpupool writes;"
+    " enable NRI in the container runtime, and leave out --enforcement"
 )
 
 
@@ -195,30 +178,9 @@ class Learner:
     def conflict(self) -> str:
         """What must end, and how, because the kubelet places containers, too; empty if it does not.
 
-        There is no conflict where there is nothing to place. There is none either where cpupool
-        only adds shared CPUs to the kubelet's CPUs, unless the shared CPUs are the kubelet's, too,
-        or pods still have CPUs of pools.
+        There is no conflict where there is nothing to place.
         """
-        facts, resolution = self._manager.snapshot()
-        if not facts.static_cpus or not self._places():
-            return ""
-        if requested.kubelet_owns(facts):
-            both = CPUSet.union(pool.cpus for pool in facts.pools) & facts.static_cpus
-            if both:
-                return _OVERLAP.format(cpus=both)
-            held = CPUSet.union(
-                grant.cpus
-                for _, grant in resolution.grants.of_pods
-                if grant.source is not Source.KUBELET
-            )
-            held &= facts.static_cpus
-            return _HELD.format(cpus=held) if held else ""
-        manager = facts.pools.cpu_manager
-        instead = _TWO_MANAGERS.format(policy=manager.policy) if manager.chooses else _ONLY_ADD
-        return (
-            f"the kubelet to give up its static CPU manager, which gives out CPUs"
-            f" {facts.static_cpus}: set cpuManagerPolicy to none, {_RESTART}; {instead}"
-        )
+        return kubelet_conflict.found(self._manager.snapshot()) if self._places() else ""
 
     def waiting_for(self, now_s: float) -> str:
         """Return what the agent must know before it touches any container; empty if it knows all.
@@ -235,7 +197,7 @@ class Learner:
             return "the kubelet's answer about its CPU manager"
         if resolution.missing and not self._informed:
             return "the kubelet's records of its devices"
-        if requested.kubelet_owns(self._manager.snapshot().facts) and not self._nri():
+        if requested.kubelet_gives(facts) and not self._nri():
             return NRI
         # Last: by now the agent knows which devices of removed pools pods hold, and lists them.
         return "" if self._places() else POOL_FILE
@@ -365,7 +327,7 @@ class Learner:
         facts, resolution = self._manager.snapshot()
         uncertain = static_pods.uncertain(facts.pods or (), facts.static)
         lacking = resolution.unconfirmed or uncertain or self._unnamed()
-        return bool(lacking) or requested.kubelet_owns(facts)
+        return bool(lacking) or requested.kubelet_gives(facts)
 
     def _unnamed(self) -> frozenset[str]:
         """Return the pods whose CPUs must lie near devices that the kubelet has not named."""

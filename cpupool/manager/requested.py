@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpupool.config.pool_rules import suits_static_kubelet
+from cpupool.core.cpu_manager import KOORDINATOR
 from cpupool.core.grants import WHOLE_POD
+from cpupool.core.koordinator import QoS
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.requests import NO_REQUEST, CPURequest
 from cpupool.core.workloads import ContainerKind, ContainerRef
@@ -27,6 +30,28 @@ def kubelet_owns(facts: NodeFacts) -> bool:
         return False
     on = pools.mixed is not None
     return on or any(ENABLE_SHARED_CPUS in held for held in facts.devices.values())
+
+
+def beside_kubelet(facts: NodeFacts) -> bool:
+    """Return whether the kubelet gives out CPUs beside cpupool, which places all other containers.
+
+    Koordinator's classes tolerate the kubelet's static CPU manager, for the time of a migration.
+    """
+    pools = facts.pools
+    tolerant = bool(facts.static_cpus) and pools.cpu_manager.policy == KOORDINATOR
+    return tolerant and suits_static_kubelet(pools)
+
+
+def kubelet_gives(facts: NodeFacts) -> bool:
+    """Return whether the kubelet gives out CPUs, and cpupool lets it."""
+    return kubelet_owns(facts) or beside_kubelet(facts)
+
+
+def served_by_kubelet(facts: NodeFacts, pod: Pod) -> bool:
+    """Return whether the kubelet gives a pod CPUs of its own: they count before an annotation."""
+    return beside_kubelet(facts) and any(
+        _of_kubelet(facts, pod, container) for container in pod.containers
+    )
 
 
 def native(container: Container) -> bool:
@@ -57,12 +82,14 @@ def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     OpenShift's resource counts while it is on or the container has it, and only in addition to CPUs
     of its own. These come from an exclusive pool or else, for a whole native request, from the
     kubelet; not for an init container that ends, whose CPUs the kubelet does not report.
+
+    Beside Koordinator's classes the CPUs that the kubelet gives count without that resource, too.
     """
     asked = container.requests
     if not asked and not container.whole_cpus:
         return NO_REQUEST
-    if facts.pools.cpu_manager.chooses and native(container) and not kubelet_owns(facts):
-        return NO_REQUEST
+    if facts.pools.cpu_manager.chooses and native(container):
+        return _of_kubelet(facts, pod, container)
     if ENABLE_SHARED_CPUS not in asked and not container.whole_cpus:
         return CPURequest(asked)
     enabled = ENABLE_SHARED_CPUS in asked and (
@@ -81,3 +108,20 @@ def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     return CPURequest(
         {resource: n for resource, n in asked.items() if resource != ENABLE_SHARED_CPUS}
     )
+
+
+def _of_kubelet(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
+    """Return the CPUs that a container has of the kubelet beside Koordinator's classes.
+
+    LS and BE pods share also if the kubelet gives them CPUs: it gives these to no other pod, and
+    they are shared, too. Source: calGuaranteedCpu in Koordinator's states_noderesourcetopology.go.
+    """
+    told = pod.orchestration
+    if (
+        not beside_kubelet(facts)
+        or not native(container)
+        or container.kind is ContainerKind.INIT
+        or (told and told.qos in {QoS.LS, QoS.BE})
+    ):
+        return NO_REQUEST
+    return CPURequest({KUBELET_CPUS: container.whole_cpus})

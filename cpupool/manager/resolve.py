@@ -245,7 +245,7 @@ def join_devices(
         for container in pod.containers:
             resources = _recorded(pod, container, live or {}, by_pod_uid)
             by_pool = of_pools(resources, names)
-            if (own := resources.get(NATIVE_CPU)) and container.requests:
+            if (own := resources.get(NATIVE_CPU)) and (container.requests or container.whole_cpus):
                 by_pool[KUBELET_CPUS] = own
             if by_pool:
                 joined[ContainerRef(pod.cgroup_uid, container.name)] = by_pool
@@ -308,7 +308,7 @@ def of_pools(
 
 def _lacking(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[tuple[ContainerRef, bool]]:
     """Find the containers whose devices the kubelet has not named, and whether hints name them."""
-    never: set[Resource] = set() if requested.kubelet_owns(facts) else {KUBELET_CPUS}
+    never: set[Resource] = set() if requested.kubelet_gives(facts) else {KUBELET_CPUS}
     for pod in pods:
         for container in () if pod.finished else pod.containers:
             request = requested.counted(facts, pod, container)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cpupool.core import devices
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind
 from cpupool.core.quota import Limit
 from cpupool.policies import pool_choice
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.devices import AllocatedDevices
-    from cpupool.core.requests import Resource
+    from cpupool.core.requests import CPURequest, Resource
     from cpupool.core.workloads import Pod
     from cpupool.policies.base import Ask, Choice, Demand, NodeView
 
@@ -54,7 +54,7 @@ class PoolsPolicy:
         request, known = demand.request, demand.devices
         unnamed = next((resource for resource in request.amounts if resource not in known), None)
         if unnamed is not None:
-            return _without_devices(view, unnamed)
+            return _without_devices(view, request, unnamed)
         exclusive = shared = CPUSet()
         resources: dict[Resource, CPUSet] = {}
         common, online = view.common, view.topology.online
@@ -126,7 +126,7 @@ def _without_cpus(
     asked = demand.request.amounts
     gone = [resource for resource in asked if not view.pools.behind(resource)]
     if gone and not exclusive:
-        return _without_devices(view, gone[0])
+        return _without_devices(view, demand.request, gone[0])
     if strange := [resource for resource in asked if _names_no_cpu(resource, known[resource])]:
         why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
         return view.confined(Cause.NO_CPUS, why)
@@ -138,9 +138,9 @@ def _names_no_cpu(resource: Resource, given: AllocatedDevices) -> bool:
     return resource.kind.exclusive and not devices.exclusive_cpus(given.ids)
 
 
-def _without_devices(view: NodeView, resource: Resource) -> CPUAssignment:
+def _without_devices(view: NodeView, request: CPURequest, resource: Resource) -> CPUAssignment:
     if resource == KUBELET_CPUS:
-        if view.kubelet_places:
+        if view.kubelet_places or ENABLE_SHARED_CPUS not in request.amounts:
             why = "the kubelet has not named the CPUs that are its own"
             return view.confined(Cause.NO_DEVICES, why)
         why = "it asks for shared CPUs in addition to its own, and has none of an exclusive pool"

@@ -114,6 +114,23 @@ def test_where_the_kubelet_gives_out_cpus_itself_it_keeps_the_shared_ones(
     assert settings["reservedSystemCPUs"] == "2-3,18-19"
 
 
+def test_a_static_cpu_manager_that_is_only_tolerated_is_not_printed(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "poolconfig-a.yaml").write_text(
+        "cpuManager: {policy: koordinator, reserved: '0,16'}\n"
+    )
+    assert cli.main(asked) == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["cpuManagerPolicy"] == "none"
+
+    beside = tmp_path / "kubelet.yaml"
+    beside.write_text(
+        "kind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: '0,16'\n"
+    )
+    assert cli.main([*asked, "--check", str(beside)]) == 0
+
+
 def test_the_list_in_the_comment_reserves_enough(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

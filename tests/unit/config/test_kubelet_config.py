@@ -118,6 +118,25 @@ def test_a_static_cpu_manager_must_keep_shared_cpus_to_itself() -> None:
     )
 
 
+def test_a_static_cpu_manager_suits_koordinators_classes_without_pools_to_give_out() -> None:
+    policy = CPUManager("koordinator", CPUSet.parse("0,16"))
+    alone = NodePools.of(cpu_manager=policy)
+    beside = KubeletNeeds.of(alone, TELCO, assignable=TELCO.online - CPUSet.parse("0,16"))
+    right, wrong = (
+        kubelet_config.check(KubeletConfig("static", reserved_cpus=CPUSet.parse(listed)), beside)
+        for listed in ("0,16", "1,17")
+    )
+    assert right == ()
+    assert str(wrong[0]) == (
+        "reservedSystemCPUs: the kubelet gives CPUs 0,16 that no container may own to containers as"
+        " their own; set reservedSystemCPUs to 0-1,16-17"
+    )
+
+    for name in ("exclusive_a", "shared_a"):
+        pools = NodePools.of(Pool.named(name, "8-15"), cpu_manager=policy)
+        assert not KubeletNeeds.of(pools, TELCO).static
+
+
 CHOOSING = KubeletNeeds.of(
     NodePools.of(
         Pool.named("default", "0-7,16-23"),

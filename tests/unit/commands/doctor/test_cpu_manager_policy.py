@@ -117,6 +117,31 @@ def test_a_static_kubelet_beside_the_policy_is_reported(
     assert "delete cpu_manager_state in its folder" in stale["remedy"]
 
 
+def test_a_static_kubelet_beside_koordinators_classes_is_a_warning_if_it_keeps_the_reserved_cpus(
+    examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
+) -> None:
+    koordinator = CPUManager("koordinator", CPUSet.parse("0,16"))
+    node.status(pools=NodePools(cpu_manager=koordinator))
+    node.put("var/lib/kubelet/config.yaml", KUBELET.replace("none", "static"))
+    (node.root.kubelet / "cpu_manager_state").unlink()
+    kubelet.static_cpus = CPUSet.parse("1-15,17-31")
+
+    (row,) = examine()[1]["CPU manager"]
+    assert row["verdict"] == "warning"
+    assert "cpupool places the other containers" in row["fact"]
+    assert "set cpuManagerPolicy: none" in row["remedy"]
+
+    kubelet.static_cpus = CPUSet.parse("1-31")
+    (row,) = examine()[1]["CPU manager"]
+    assert row["verdict"] == "problem"
+    assert row["fact"].endswith("gives out CPUs 16 that cpuManager reserves")
+
+    node.status(pools=replace(POOLS, cpu_manager=koordinator))
+    (row,) = examine()[1]["CPU manager"]
+    assert row["verdict"] == "problem"
+    assert row["fact"].endswith("itself, and so does the policy koordinator of cpuManager")
+
+
 def test_isolated_cpus_that_the_policy_gives_out_are_reported(
     examine: Any, node: WrittenNode
 ) -> None:

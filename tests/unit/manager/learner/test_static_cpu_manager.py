@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.core.workloads import ContainerID
+from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.manager import offers
 from cpupool.manager.learner import NRI, POOL_FILE
 from tests import builders
@@ -160,3 +161,26 @@ def test_the_kubelets_own_cpus_are_asked_for_where_shared_ones_are_added() -> No
     learner.learn((), 101.0)
     assert str(manager.snapshot().resolution.assignment(key).exclusive) == "2-3"
     assert learner.due_s == 101.1, "the new kubelet may not know all at once"
+
+
+def test_beside_koordinators_classes_the_kubelet_is_asked_for_the_cpus_of_its_pods() -> None:
+    own = replace(builders.pod("own", builders.container(cpu=2000)), qos=QoSClass.GUARANTEED)
+    cpus = AllocatedDevices(frozenset({"2", "3"}), CPUSet.of(2, 3))
+    outside = Outside((own,), static_cpus=STATIC, live={("default", "own"): {"main": {}}})
+    connected = False
+    manager, learner = learning(
+        outside,
+        pools=NodePools(cpu_manager=CPUManager("koordinator", reserved=CPUSet.of(0))),
+        nri=lambda: connected,
+    )
+    learner.learn((), 100.0)
+    assert manager.snapshot().resolution.missing
+    assert (learner.conflict, learner.waiting_for(100.0)) == ("", NRI)
+
+    connected = True
+    outside.live = {("default", "own"): {"main": {NATIVE_CPU: cpus}}}
+    learner.learn((), 101.0)
+    _, resolution = manager.snapshot()
+    assert (learner.waiting_for(101.0), resolution.missing) == ("", ())
+    placed = resolution.assignment((own.uid, ContainerID("main-id")))
+    assert str(placed.exclusive) == "2-3"
