@@ -183,6 +183,14 @@ class Away:
             return version, None
         return version, observed(body)
 
+    def pods(self, node: str) -> Sequence[Body]:
+        """Return the pods of a node.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return self._list(PODS.collection(), f"spec.nodeName={node}")
+
     def _existing(self, path: APIPath, title: str, command: str) -> Body:
         try:
             return self.connection.get(path)

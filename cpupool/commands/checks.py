@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.config.pool_rules import suits_static_kubelet
 from cpupool.core.assignments import Placement
-from cpupool.core.cpu_manager import CPU_MANAGER, NONE, STATIC
+from cpupool.core.cpu_manager import CPU_MANAGER, KOORDINATOR, NONE, STATIC
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
 from cpupool.core.pools import PoolKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.learner import POOL_FILE
 from cpupool.wire.node_topology import PLURAL
+from cpupool.wire.orchestration import QOS_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -49,6 +50,7 @@ _RESTART: Final = (
 )
 _RESTARTED: Final = _RESTART.replace("delete", "{}, delete")
 _NO_STATIC: Final = _RESTARTED.format("set cpuManagerPolicy: none")
+_CLASS: Final = f"give Guaranteed pods that need CPUs of their own the label {QOS_CLASS}: LSR; then"
 
 
 class Verdict(Enum):
@@ -201,7 +203,9 @@ def _placing_kubelet(
         fact = f"the kubelet's CPU manager is static: it gives out the CPUs {allocatable} itself"
         if pools and pools.cpu_manager.chooses:
             fact += f", and so does the policy {pools.cpu_manager.policy} of {CPU_MANAGER}"
-        return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)
+        classes = pools is not None and pools.cpu_manager.policy == KOORDINATOR
+        remedy = f"{_CLASS} {_NO_STATIC}" if classes else _NO_STATIC
+        return Row("CPU manager", Verdict.PROBLEM, fact, remedy)
     if policy not in (None, NONE):
         fact = f"the kubelet's CPU manager is {policy!r:.40} and writes the same cpusets as cpupool"
         return Row("CPU manager", Verdict.PROBLEM, fact, _NO_STATIC)

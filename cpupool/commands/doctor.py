@@ -14,6 +14,7 @@ import tomllib
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -26,6 +27,7 @@ from cpupool.commands import (
     checks,
     cpu_manager,
     input_file,
+    koordinator_checks,
     node,
     runtime_checks,
     topology_checks,
@@ -35,6 +37,7 @@ from cpupool.config import kubelet_config, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
 from cpupool.config.pool_rules import suits_static_kubelet, validate
 from cpupool.config.poolconfig import Machine, Source
+from cpupool.core.cpu_manager import KOORDINATOR
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import advertised
 from cpupool.core.errors import (
@@ -51,8 +54,9 @@ from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.interrupts import interrupts
 from cpupool.host.pool_files import read_pool_files
-from cpupool.host.processes import daemons
+from cpupool.host.processes import command_lines, daemons
 from cpupool.host.sysfs import Sysfs
+from cpupool.kube import views
 from cpupool.kube.client import APIError
 from cpupool.kubelet.podresources import PodResources
 from cpupool.policies import built_in
@@ -279,7 +283,12 @@ def _node_topology(known: _Known) -> Iterable[Row]:
     except APIError as error:
         yield from _failed(topology_checks.CHECK, error, Verdict.UNSEEN)
         return
-    yield from topology_checks.node_topology(known.node.ask_agent(node.METRICS), asked)
+    metrics = known.node.ask_agent(node.METRICS)
+    yield from topology_checks.node_topology(metrics, asked)
+    assigned = known.status is not None and any(
+        container.assigned for container in known.status[0].containers
+    )
+    yield from topology_checks.untold(metrics, asked, assigned=assigned)
 
 
 def _cgroups(known: _Known) -> Iterable[Row]:
@@ -341,6 +350,22 @@ def _agent_away(known: _Known) -> Iterable[Row]:
         with suppress(OSError, ValueError):
             found.append(tomllib.loads(file.read_text("utf-8")))
     return (runtime_checks.agent_away(found),)
+
+
+def _koordlet(known: _Known) -> Iterable[Row]:
+    try:
+        node_pods = known.node.pods()
+    except APIError as error:
+        return _failed(koordinator_checks.CHECK, error, Verdict.UNSEEN)
+    proc, found = known.node.root.proc, None
+    if known.node.bundle is None:
+        running = list(command_lines(proc, koordinator_checks.PROGRAM))
+        found = running if running or any(daemons(proc)) else None
+    if node_pods is not None:
+        named = (views.command_lines(body, koordinator_checks.PROGRAM) for body in node_pods)
+        found = [*(found or ()), *chain.from_iterable(named)]
+    rival = known.pools is not None and known.pools.cpu_manager.policy == KOORDINATOR
+    return koordinator_checks.koordlet(found, rival=rival)
 
 
 def _misfits(known: _Known) -> Iterable[Row]:
@@ -437,6 +462,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "CPU manager": _cpu_manager,
     "agent away": _agent_away,
     "misfits": _misfits,
+    koordinator_checks.CHECK: _koordlet,
     "device plugins": _device_plugins,
     "starter": _starter,
     "podresources": _podresources,

@@ -30,9 +30,10 @@ from cpupool.host.root import HostRoot
 from cpupool.manager import report
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cpupool.commands.away import Away
+    from cpupool.kube.views import Body
     from cpupool.manager.report import NodeStatus
 
 READY: Final = "readyz"
@@ -105,6 +106,14 @@ class Node:
         if self.cluster is None:
             return None
         return InCluster(self.name, *self.cluster.node_topology(self.name))
+
+    def pods(self) -> Sequence[Body] | None:
+        """Ask the API server for the node's pods; None where none is named.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return None if self.cluster is None else self.cluster.pods(self.name)
 
     def status(self) -> tuple[NodeStatus, float] | None:
         """Read what the agent has written, and its age in seconds; None without a file.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.commands.checks import Row, Verdict, refused
 from cpupool.kube.node_topology import CREATE_CRD, GRANT
-from cpupool.wire.koordinator import MANAGED_BY
+from cpupool.wire.koordinator import CPU_TOPOLOGY, MANAGED_BY
 from cpupool.wire.node_topology import KIND, LISTS, MANAGER, PLURAL, VERSIONS, Field
 
 if TYPE_CHECKING:
@@ -62,6 +62,28 @@ def node_topology(metrics: str | None, asked: InCluster | None) -> Iterator[Row]
         fact, remedy = ("the node has no object yet", "look at the agent's log for the reason")
         if not asked.version:
             fact, remedy = served, CREATE_CRD
+        yield Row(CHECK, Verdict.WARNING, fact, remedy)
+
+
+def untold(metrics: str | None, asked: InCluster | None, *, assigned: bool) -> Iterator[Row]:
+    """Check that a scheduler which assigns CPUs knows the node's CPUs.
+
+    Args:
+        metrics: as for `node_topology`.
+        asked: as for `node_topology`.
+        assigned: whether a scheduler has assigned CPUs to a pod of the node.
+    """
+    if not assigned or metrics is None:
+        return
+    tells = _WRITES in metrics
+    if tells and asked and asked.object:
+        tells = any(field.name == CPU_TOPOLOGY for field in asked.object.ours)
+    if not tells:
+        fact = (
+            "a scheduler assigns CPUs to pods here, and the agent does not publish which CPUs the"
+            " node has, and which belong to pools"
+        )
+        remedy = "start the agents with --node-topology=koordinator"
         yield Row(CHECK, Verdict.WARNING, fact, remedy)
 
 

@@ -1,4 +1,4 @@
-"""The CPUs on which the host's own daemons may run, from procfs.
+"""The host's own daemons and the CPUs on which they may run, from procfs.
 
 Kernel document: Documentation/filesystems/proc.rst; cgroups(7) for /proc/PID/cgroup.
 """
@@ -53,6 +53,20 @@ def daemons(proc: Path) -> Iterator[Daemon]:
                 status = _status((folder / "status").read_text("utf-8", "replace"))
                 cpus = CPUSet.parse(status[ALLOWED])
                 yield Daemon(int(folder.name), unit, status[NAME], cpus)
+
+
+def command_lines(proc: Path, program: str) -> Iterator[tuple[str, ...]]:
+    """Yield the command line of each process of a program, whatever its folder.
+
+    Args:
+        proc: the folder that stands for /proc.
+        program: the name of the program's file.
+    """
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError):
+            first, *words = (folder / "cmdline").read_text("utf-8", "replace").split("\0")
+            if first.rpartition("/")[2] == program:
+                yield (first, *filter(None, words))
 
 
 def _unit(cgroups: str) -> str:

@@ -208,6 +208,21 @@ def environment(body: Body, container: str) -> dict[str, str]:
     return literal
 
 
+def command_lines(body: Body, program: str) -> Iterator[tuple[str, ...]]:
+    """Yield the command line of each container of a pod that runs a program.
+
+    A container without a command runs it if it has its name.
+
+    Raises:
+        ManifestError: a word is no text.
+    """
+    for _, found in _container_fields(Field.of(body)["spec"]):
+        command = [word.text() for word in found["command"]]
+        first = command[0] if command else found["name"].text("")
+        if first.rpartition("/")[2] == program:
+            yield (*(command or [first]), *(word.text() for word in found["args"]))
+
+
 def _pod(top: Field, names: Names) -> Pod:
     metadata, spec, status = top["metadata"], top["spec"], top["status"]
     annotations = metadata["annotations"]

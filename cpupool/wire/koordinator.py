@@ -38,7 +38,7 @@ NODE_ANNOTATIONS: Final = (RESERVATION, SYSTEM_QOS)
 """The annotations of a Node that say which CPUs an admin keeps from pods."""
 
 _CPU_MANAGER_POLICY: Final = "kubelet.koordinator.sh/cpu-manager-policy"
-_CPU_TOPOLOGY: Final = "node.koordinator.sh/cpu-topology"
+CPU_TOPOLOGY: Final = "node.koordinator.sh/cpu-topology"
 _POD_CPUS: Final = "node.koordinator.sh/pod-cpu-allocs"
 _SHARED_POOLS: Final = "node.koordinator.sh/cpu-shared-pools"
 _BEST_EFFORT_POOLS: Final = "node.koordinator.sh/be-cpu-shared-pools"
@@ -96,7 +96,7 @@ def written(published: Published) -> dict[str, str]:
         reservation[_RESERVED_CPUS] = str(published.reserved)
     values = {
         _CPU_MANAGER_POLICY: _manager(published.manager),
-        _CPU_TOPOLOGY: {"detail": [*_cpus(published.topology)]},
+        CPU_TOPOLOGY: {"detail": [*_cpus(published.topology)]},
         _POD_CPUS: pod_cpu_allocs(published.pods),
         _SHARED_POOLS: cpu_shared_pools(published.pools.shared),
         _BEST_EFFORT_POOLS: cpu_shared_pools(published.pools.best_effort),

@@ -7,7 +7,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.host import processes
-from cpupool.host.processes import Daemon, daemons
+from cpupool.host.processes import Daemon, command_lines, daemons
 
 
 def write(proc: Path, pid: str, cgroup: str, status: str) -> None:
@@ -60,3 +60,16 @@ def test_the_kernel_writes_what_is_read_here() -> None:
 
     assert CPUSet.parse(status[processes.ALLOWED]) == CPUSet(os.sched_getaffinity(os.getpid()))
     assert status[processes.NAME]
+
+
+def test_the_command_lines_of_a_program_have_its_words(tmp_path: Path) -> None:
+    for pid, words in (
+        ("7", b"/bin/koordlet\0-a=b\0c\0"),
+        ("8", b"/bin/other\0koordlet\0"),
+        ("9", b""),
+    ):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cmdline").write_bytes(words)
+    (tmp_path / "10").mkdir()
+
+    assert list(command_lines(tmp_path, "koordlet")) == [("/bin/koordlet", "-a=b", "c")]

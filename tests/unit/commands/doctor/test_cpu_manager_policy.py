@@ -112,6 +112,11 @@ def test_a_static_kubelet_beside_the_policy_is_reported(
     )
     assert "set cpuManagerPolicy: none" in both["remedy"]
 
+    node.status(pools=replace(POOLS, cpu_manager=CPUManager("koordinator", 1)))
+    classes = examine()[1]["CPU manager"][1]
+    assert classes["fact"].endswith("and so does the policy koordinator of cpuManager")
+    assert "the label koordinator.sh/qosClass: LSR; then drain the node" in classes["remedy"]
+
     kubelet.static_cpus = CPUSet()
     (stale,) = examine()[1]["CPU manager"]
     assert "delete cpu_manager_state in its folder" in stale["remedy"]

@@ -54,6 +54,7 @@ def test_the_api_server_gives_labels_pool_files_and_kubelet_configuration(
         ("get", "configmaps"),
         ("get", "nodes/proxy"),
         ("get", "apis"),
+        ("list", "pods"),
     }
 
 
@@ -67,7 +68,7 @@ def test_what_the_command_line_says_is_not_asked(
     doctor(cluster, node, "--node-name", "node-a", *options, "--node-labels", "kind=c")
 
     # Only an API server knows the object of the node's topology.
-    assert cluster.server.verbs() == {("get", "apis")}
+    assert cluster.server.verbs() == {("get", "apis"), ("list", "pods")}
 
 
 def test_a_kubelet_that_does_not_suit_is_named_as_its_source(
