@@ -22,11 +22,11 @@ from tests.pod_security import beyond_baseline
 from tests.pods import stored
 
 STARTER = "/opt/cpupool/process-starter"
-# The pods of examples/cpu-manager request native CPUs, or a pool that is no sample.
+# The pods of these examples request native CPUs, or a pool that is no sample.
 EXAMPLES = sorted(
     path
     for path in (Path(__file__).parents[2] / "examples").rglob("*.yaml")
-    if path.parent.name != "cpu-manager"
+    if path.parent.name not in {"cpu-manager", "koordinator"}
 )
 VERSIONS = ("1.28", "1.37")
 """The oldest and the newest Kubernetes that cpupool runs on."""

@@ -119,8 +119,8 @@ def test_the_demo_says_what_the_guide_shows(folder: Path) -> None:
 
     # The numbers are another machine's; three dots stand for what is left out.
     shown = blocks("text")[0].replace("\n  ", " ").replace("\n...", "")
-    lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in _without_numbers(shown)]
-    assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(_without_numbers(printed)))
+    lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in without_numbers(shown)]
+    assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(without_numbers(printed)))
 
 
 def test_simulate_prints_what_the_guide_shows(
@@ -135,5 +135,5 @@ def test_simulate_prints_what_the_guide_shows(
     assert blocks("text")[1] in "\n".join(printed)
 
 
-def _without_numbers(text: str) -> list[str]:
+def without_numbers(text: str) -> list[str]:
     return [re.sub(r"\d[-,\d]*", "N", line) for line in text.splitlines()]
