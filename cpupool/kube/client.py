@@ -25,7 +25,7 @@ from cpupool.version import VERSION
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_S: Final = 3.0
@@ -98,6 +98,7 @@ class APIError(RemoteProtocolError):
         *,
         code: int = 0,
         after_s: float = 0,
+        remedy: str = "",
     ) -> Self:
         """Read a Status, the body of a refusal or the object of a watch's ERROR event.
 
@@ -107,6 +108,7 @@ class APIError(RemoteProtocolError):
             status: as in apimachinery/pkg/apis/meta/v1/types.go.
             code: the HTTP status, where there is one.
             after_s: the Retry-After header, where there is one.
+            remedy: as for an APIError.
         """
         given = status.get("code")
         code = code or (given if isinstance(given, int) else 0)
@@ -121,6 +123,7 @@ class APIError(RemoteProtocolError):
             # The second: an API server that is younger than the version, as after a restore.
             version_lost=code == 410 or "ResourceVersionTooLarge" in json.dumps(causes),
             retry_after_s=after_s,
+            remedy=remedy,
         )
 
 
@@ -294,9 +297,9 @@ class APIServer:
             server_hostname=self._server_name,
         )
 
-    def target(self, path: str, parameters: Mapping[str, str]) -> str:
+    def target(self, path: str, parameters: Mapping[str, str | Sequence[str]]) -> str:
         """Return the request target for a path that begins with `/api`."""
-        query = f"?{urlencode(parameters)}" if parameters else ""
+        query = f"?{urlencode(parameters, doseq=True)}" if parameters else ""
         return f"{(self._url.path or '').rstrip('/')}{path}{query}"
 
     def headers(self) -> dict[str, str]:

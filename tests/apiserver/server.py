@@ -6,8 +6,9 @@ import json
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
+from tests.apiserver import executions
 from tests.apiserver.cluster import Cluster, Request
 from tests.apiserver.events import problems_of_event
 from tests.apiserver.http import Listener
@@ -19,8 +20,9 @@ from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from tests.apiserver.executions import Execution
     from tests.apiserver.http import Handler
     from tests.apiserver.objects import Answer
 
@@ -45,6 +47,8 @@ class FakeAPIServer(Cluster):
         forbidden: every (verb, resource) that is refused for want of a right.
         created: the resources of which an apply has created an object.
         proxied: what is behind the proxy of a node or a pod, by path.
+        containers: what runs a command in a container, by the path of its pod and its name.
+        protocols: of the websocket for that, the first that a client offers counts.
         page: the most objects that a list gives at once, whatever was asked for.
         crds: group → the versions that it serves.
     """
@@ -63,6 +67,8 @@ class FakeAPIServer(Cluster):
         self.tokens: set[str] | None = None
         self.forbidden: set[tuple[str, str]] = set()
         self.proxied: dict[str, Body] = {}
+        self.containers: dict[tuple[str, str], Callable[[Sequence[str]], Execution]] = {}
+        self.protocols = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
         self.page = 500
         self.crds: dict[str, list[str]] = {}
         self._admin = admin
@@ -192,17 +198,36 @@ class FakeAPIServer(Cluster):
             handler.reply(*failure)
         elif self.tokens is not None and token not in self.tokens:
             handler.reply(401, {}, refusal(401, "Unauthorized", "Unauthorized"))
-        elif (asked, path.resource) in self.forbidden or not (
-            self._admin or is_granted(asked, path, parameters)
-        ):
-            what = f"{asked} {path.resource} is forbidden"
-            handler.reply(403, {}, refusal(403, "Forbidden", what))
+        elif refused := self._refused(asked, path, parameters):
+            handler.reply(403, {}, refusal(403, "Forbidden", refused))
         elif path.plural == "apis" or (path.kind in CUSTOM and not self._serves(path)):
             handler.reply(*self._discovered(path))
+        elif path.subresource == "exec":
+            self._execute(handler)
         elif asked == "watch":
             self._stream(handler, path, parameters)
         else:
             handler.reply(*self._answered(path, request))
+
+    def _refused(self, asked: str, path: Path, parameters: Mapping[str, str]) -> str:
+        """Name the right that a request lacks; a GET of `exec` needs two since Kubernetes 1.35."""
+        for needed in (asked, "create") if path.subresource == "exec" else (asked,):
+            if (needed, path.resource) in self.forbidden or not (
+                self._admin or is_granted(needed, path, parameters)
+            ):
+                return f"{needed} {path.resource} is forbidden"
+        return ""
+
+    def _execute(self, handler: Handler) -> None:
+        split = urlsplit(handler.path)
+        query = parse_qs(split.query)
+        (container,) = query["container"]
+        run = self.containers.get((split.path.removesuffix("/exec"), container))
+        if run is None:
+            what = f'unable to upgrade connection: container not found ("{container}")'
+            handler.reply(500, {}, what.encode())
+        else:
+            executions.serve(handler, self.protocols, run(query["command"]))
 
     def _answered(self, path: Path, request: Request) -> Answer:
         if request.verb == "create":

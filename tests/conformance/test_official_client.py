@@ -20,12 +20,15 @@ from kubernetes.client import (
     CoreV1Api,
     CustomObjectsApi,
 )
+from kubernetes.stream import stream
 from kubernetes.watch import Watch
 
+from cpupool.kube import pod_exec
 from cpupool.kube.client import APIError, APIServer
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.resources import EVENTS, NODES, PODS, WEBHOOK_CONFIGURATIONS, Resource
 from tests.apiserver import FakeAPIServer
+from tests.apiserver.executions import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -292,6 +295,40 @@ def test_server_side_apply(
 
     assert found == [body(answer) for answer in answers]
     assert found[0]["spec"] == {"holderIdentity": "node-a"}
+    assert requests(ours) == requests(theirs)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("protocol", ["v4.channel.k8s.io", "v5.channel.k8s.io"])
+def test_a_command_in_a_container(
+    official: ApiClient, theirs: FakeAPIServer, ours: FakeAPIServer, code: int, protocol: str
+) -> None:
+    for server in (theirs, ours):
+        server.protocols = [protocol]
+        server.containers[POD, "main"] = lambda command: Execution(
+            f"╭ {' '.join(command)} ╮\n".encode(), b"said\n", code
+        )
+    command = ["env", "A=b c", "cpupool", "status"]
+    websocket = stream(
+        CoreV1Api(official).connect_get_namespaced_pod_exec,
+        "upf",
+        "web",
+        container="main",
+        command=command,
+        stdout=True,
+        stderr=True,
+        binary=True,
+        _preload_content=False,
+    )
+    websocket.run_forever()
+    websocket.sock.shutdown()
+    said = websocket.read_stdout().decode(), websocket.read_stderr().decode(), websocket.returncode
+
+    target = PODS.object("upf", "web", subresource="exec")
+    ended = pod_exec.run(APIServer.at(ours.url), target, "main", command)
+
+    assert (ended.stdout, ended.stderr, ended.code) == said
+    assert ended == pod_exec.Ended("╭ env A=b c cpupool status ╮\n", "said\n", code)
     assert requests(ours) == requests(theirs)
 
 

@@ -1,0 +1,175 @@
+"""Runs a command in a container, over the websocket of `pods/exec`.
+
+This is the only module that imports `websocket`, which comes with the extra `cluster`. The socket
+below it is `APIServer`'s: one TLS, one login and one address for everything that is asked.
+
+Source: the channels and protocols of k8s.io/apimachinery/pkg/util/remotecommand/constants.go, and
+https://kubernetes.io/docs/reference/using-api/api-concepts/ for the websocket.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from urllib3.exceptions import HTTPError
+from websocket import (
+    ABNF,
+    WebSocket,
+    WebSocketBadStatusException,
+    WebSocketException,
+    WebSocketTimeoutException,
+)
+
+from cpupool.kube.client import APIError, NoAPIServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cpupool.kube.client import APIServer
+    from cpupool.kube.resources import APIPath
+
+LIMIT_S: Final = 60.0
+"""How long a command may take."""
+_PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_STDOUT: Final = 1
+_STDERR: Final = 2
+_ERROR: Final = 3
+_DATA: Final = (ABNF.OPCODE_TEXT, ABNF.OPCODE_BINARY)
+_RIGHTS: Final = "give this user the verbs get and create on pods/exec, in the namespace of the pod"
+_REFUSED: Final = "look at the pod with `kubectl describe pod`, and try again"
+_LOST: Final = "try again"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended.
+
+    Attributes:
+        stdout: what it has written.
+        stderr: what it has written there.
+        code: its exit code.
+    """
+
+    stdout: str
+    stderr: str
+    code: int
+
+
+def run(
+    server: APIServer,
+    target: APIPath,
+    container: str,
+    command: Sequence[str],
+    limit_s: float = LIMIT_S,
+) -> Ended:
+    """Run a command in a running container, without standard input.
+
+    Args:
+        server: the API server.
+        target: the subresource `exec` of the pod.
+        container: the container.
+        command: the program and its arguments; no shell reads them.
+        limit_s: how long it may take, with the connection.
+
+    Raises:
+        APIError: there is no answer, it is a refusal, the command could not be started, or has not
+            ended in time, or the connection broke off.
+    """
+    asked = {"command": command, "container": container, "stdout": "true", "stderr": "true"}
+    ends_s = time.monotonic() + limit_s
+    try:
+        with closing(server.connection()) as connection:
+            connection.timeout = min(server.connect_s, limit_s)
+            connection.connect()
+            connection.sock.settimeout(_left(ends_s))
+            websocket = WebSocket()
+            websocket.connect(
+                f"ws://{urlsplit(str(server)).netloc}{server.target(target.text, asked)}",
+                socket=connection.sock,
+                header=server.headers(),
+                subprotocols=_PROTOCOLS,
+                suppress_origin=True,
+                # Another server has no business with our credentials.
+                redirect_limit=0,
+            )
+            return _ended(target, _read(websocket, ends_s))
+    except WebSocketBadStatusException as error:
+        if error.status_code == 401:
+            server.unauthorized()
+        raise _refusal(target, error) from error
+    except (TimeoutError, WebSocketTimeoutException) as error:
+        what = f"the command has not ended within {limit_s:g} s"
+        raise _broken(target, what, _REFUSED) from error
+    except (NoAPIServer, OSError, HTTPError, WebSocketException) as error:
+        what = str(error).rstrip(".") or type(error).__name__
+        raise _broken(target, what, _LOST) from error
+
+
+def _read(websocket: WebSocket, ends_s: float) -> Mapping[int, bytearray]:
+    """Return what comes on each channel, until the server has closed the websocket.
+
+    What ends before is cut off: the server may send the exit code before the last of stdout.
+    """
+    said: dict[int, bytearray] = {}
+    while True:
+        websocket.settimeout(_left(ends_s))
+        opcode, frame = websocket.recv_data_frame(control_frame=True)
+        if opcode == ABNF.OPCODE_CLOSE:
+            return said
+        if opcode in _DATA and frame.data:
+            said.setdefault(frame.data[0], bytearray()).extend(frame.data[1:])
+
+
+def _left(ends_s: float) -> float:
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _ended(target: APIPath, said: Mapping[int, bytearray]) -> Ended:
+    try:
+        status = json.loads(said.get(_ERROR, bytearray()))
+        code = 0 if status["status"] == "Success" else _exit_code(status)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(target, "it does not say how the command has ended", _LOST) from error
+    if code is None:
+        raise _broken(target, str(status.get("message")), _REFUSED)
+    stdout, stderr = (
+        said.get(each, bytearray()).decode(errors="replace") for each in (_STDOUT, _STDERR)
+    )
+    return Ended(stdout, stderr, code)
+
+
+def _exit_code(status: Mapping[str, Any]) -> int | None:
+    """Return the exit code in a failure; None where the command was not run."""
+    causes = (status.get("details") or {}).get("causes") or ()
+    codes = [int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"]
+    return codes[0] if codes else None
+
+
+def _refusal(target: APIPath, error: WebSocketBadStatusException) -> APIError:
+    text = error.resp_body or b""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        # The kubelet's own words, or a proxy's page.
+        body = {"reason": error.status_message, "message": text.decode(errors="replace").strip()}
+    return APIError.refused(
+        "create",
+        target.resource,
+        body,
+        code=error.status_code,
+        remedy={403: _RIGHTS, 401: ""}.get(error.status_code, _REFUSED),
+    )
+
+
+def _broken(target: APIPath, what: str, remedy: str) -> APIError:
+    return APIError("create", target.resource, "broken", what, remedy=remedy)
