@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from cpupool.kube.views import Body, SentEvent
     from cpupool.wire.node_topology import Observed
 
+OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _PAGE: Final = 500
-_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _ON_NODE: Final = (
     "which of these CPUs it has is known on its node: run `cpupool explain` in the agent's pod"
     " there"
@@ -197,21 +197,21 @@ class Away:
         except APIError as error:
             if error.status != 404:
                 raise
-            raise _absent(title, command) from error
+            raise absent(title, command) from error
 
     def _pod(self, asked: str) -> Body:
         parts = asked.split("/")
-        if not all(map(_NAME.fullmatch, parts)) or len(parts) > 3:
+        if not all(map(OBJECT_NAME.fullmatch, parts)) or len(parts) > 3:
             raise UsageError(f"{asked!r} names no pod; write NAMESPACE/POD[/CONTAINER]")
         namespace, name = parts[:2] if len(parts) > 1 else ("", asked)
         title, command = f"pod {asked!r} in this cluster", "kubectl get pods -A"
         if namespace:
             return self._existing(PODS.object(name, namespace), title, command)
-        found = self._list(PODS.collection(), f"metadata.name={name}")
+        found = objects(self.connection, PODS.collection(), fields=f"metadata.name={name}")
         if len(found) == 1:
             return found[0]
         if not found:
-            raise _absent(title, command)
+            raise absent(title, command)
         pods = ", ".join(f"{each['metadata']['namespace']}/{name}" for each in found)
         raise UsageError(f"{asked!r} is the name of several pods; say which: {pods}")
 
@@ -234,20 +234,39 @@ class Away:
         return f"it is on {node}, whose labels choose {file.name} of {self.config_map}"
 
     def _events(self, namespace: str, uid: str) -> Sequence[SentEvent]:
-        bodies = self._list(EVENTS.collection(namespace), f"involvedObject.uid={uid}")
+        about = f"involvedObject.uid={uid}"
+        bodies = objects(self.connection, EVENTS.collection(namespace), fields=about)
         events = filter(None, map(views.sent_event, bodies))
         return sorted(events, key=lambda event: event.at)
 
-    def _list(self, collection: APIPath, fields: str) -> Sequence[Body]:
-        asked = {"fieldSelector": fields, "limit": str(_PAGE)}
-        items = self.connection.page(collection, asked).get("items") or []
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ManifestError(collection.resource, "items", "is no list of objects")
-        return items
+
+def objects(
+    connection: APIConnection, collection: APIPath, *, fields: str = "", labels: str = ""
+) -> Sequence[Body]:
+    """Return the objects of a collection that have these fields and labels, one page at most.
+
+    Raises:
+        APIError: the API server does not answer, or refuses.
+        ManifestError: it shows no list.
+    """
+    asked = {"fieldSelector": fields, "labelSelector": labels, "limit": str(_PAGE)}
+    page = connection.page(collection, {key: value for key, value in asked.items() if value})
+    items = page.get("items") or []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ManifestError(collection.resource, "items", "is no list of objects")
+    return items
 
 
-def _absent(title: str, command: str) -> UsageError:
-    return UsageError(f"there is no {title}; look at `{command}`")
+def absent(title: str, command: str, near: Sequence[str] = ()) -> UsageError:
+    """Return the error for an object that the API server does not have.
+
+    Args:
+        title: the object.
+        command: shows the objects that there are.
+        near: names that may be meant.
+    """
+    hint = f"did you mean {' or '.join(near)}? Else " if near else ""
+    return UsageError(f"there is no {title}; {hint}look at `{command}`")
 
 
 def _explanation(

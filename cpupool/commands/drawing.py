@@ -7,6 +7,7 @@ CPU.
 from __future__ import annotations
 
 import io
+import os
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 
 _SVG_COLUMNS: Final = 100
+_COLOURS: Final = ("TERM", "COLORTERM", "NO_COLOR")
+"""The variables that say which colours a terminal has."""
 _BORDERS: Final = 4
 """What a box takes of the width: two lines, and a blank next to each."""
 
@@ -189,6 +192,16 @@ def _check_cells(row: Row) -> Sequence[Text]:
 def show(picture: RenderableType, out: TextIO) -> None:
     """Print a picture, in colour where `out` is a terminal that has some."""
     Console(file=out, highlight=False).print(picture)
+
+
+def terminal(out: TextIO) -> dict[str, str]:
+    """Return the variables with which a process that has no terminal draws as for `out`."""
+    console = Console(file=out)
+    drawn = {"COLUMNS": str(console.width)}
+    if console.is_terminal:
+        named = {name: os.environ[name] for name in _COLOURS if name in os.environ}
+        drawn |= {"FORCE_COLOR": "1", **named}
+    return drawn
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.commands import (
     UsageError,
     add_command,
+    add_setting,
     add_shape,
     add_topology,
     input_file,
@@ -20,7 +22,7 @@ from cpupool.manager import report
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from cpupool.commands import Commands
@@ -30,10 +32,17 @@ _EXAMPLES = """\
 examples:
   cpupool status
   cpupool status --json | jq '.containers[] | select(.placement == "confined")'
+  cpupool status --kubeconfig ~/.kube/config --node worker-1
 
-Exit code 0: every container is where it belongs; 1: one is not, or the agent is silent; 2: the
-command line is wrong, or the agent's file cannot be read.
+With --kubeconfig or --context the command runs in the agent's pod on that node, as with `kubectl
+exec`: its user lists pods, and needs the verbs get and create on pods/exec.
+
+Exit code 0: every container is where it belongs; 1: one is not, or the agent is silent, or the API
+server does not answer or refuses; 2: the command line is wrong, the agent's file cannot be read, or
+no agent runs on that node.
 """
+
+_THIS: Final = "this"
 
 
 def add_parser(commands: Commands, summary: str) -> None:
@@ -52,13 +61,31 @@ def add_parser(commands: Commands, summary: str) -> None:
         default=HostRoot().status,
         help="what the agent has written (default: %(default)s)",
     )
-    add_topology(parser, "the machine to draw", "this")
+    add_topology(parser, "the machine to draw", _THIS)
+    add_setting(parser, "kubeconfig")
+    add_setting(parser, "context")
+    parser.add_argument(
+        "--node",
+        "--node-name",
+        metavar="NODE",
+        dest="node",
+        help="the node whose agent shows its status, for --kubeconfig",
+    )
     add_shape(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
-    """Show the status; return 1 if a container has wrong CPUs, or no agent runs."""
+    """Show the status; return 1 if a container has wrong CPUs, or no agent runs.
+
+    Raises:
+        UsageError: the file cannot be used, or the command line names no agent.
+        APIError: the API server does not answer, or refuses.
+    """
+    if arguments.kubeconfig or arguments.context:
+        return _away(arguments, out)
+    if arguments.node:
+        raise UsageError("--node names a node of a cluster; add --kubeconfig, or leave it out")
     document, age_s = read(arguments.file)
     status = parse(arguments.file, document)
     astray = sum(not container.right for container in status.containers)
@@ -113,6 +140,35 @@ def parse(path: Path, document: Mapping[str, Any]) -> NodeStatus:
 def silence(age_s: float) -> str:
     """Describe in a line that no agent updates the file."""
     return f"This is {age_s:.0f} s old: the agent does not run, or cannot write its file.\n"
+
+
+def _away(arguments: argparse.Namespace, out: TextIO) -> int:
+    if arguments.svg or arguments.file != HostRoot().status or arguments.topology != _THIS:
+        raise UsageError(
+            "--file, --topology and --svg name files, and the status is drawn in the agent's pod;"
+            " leave them out, or --kubeconfig"
+        )
+    if not arguments.node:
+        raise UsageError("no node is named; give --node, and see `kubectl get nodes`")
+    # Only here, so that a node's own status does without a client of the API server.
+    from cpupool.commands import agent_pod, services  # noqa: PLC0415
+
+    server = services.api_server("", arguments.kubeconfig, arguments.context)
+    ended = agent_pod.run(server, arguments.node, _command(arguments, out))
+    out.write(ended.stdout)
+    if sys.stderr:
+        sys.stderr.write(ended.stderr)
+    return ended.code
+
+
+def _command(arguments: argparse.Namespace, out: TextIO) -> Sequence[str]:
+    """Return what runs in the pod, which has no terminal: it draws as for ours."""
+    if arguments.json:
+        return "cpupool", "status", "--json"
+    from cpupool.commands import drawing  # noqa: PLC0415 - as in _draw
+
+    variables = (f"{name}={value}" for name, value in drawing.terminal(out).items())
+    return "env", *variables, "cpupool", "status"
 
 
 def _draw(arguments: argparse.Namespace, status: NodeStatus, age_s: float, out: TextIO) -> None:

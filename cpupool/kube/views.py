@@ -170,6 +170,24 @@ def sent_event(body: Body) -> SentEvent | None:
     )
 
 
+def why_not_running(body: Body, container: str) -> str:
+    """Read why a pod's container does not run; empty where it does.
+
+    Raises:
+        ManifestError: a field that is read holds something else than it should.
+    """
+    read = Field.of(body)
+    if read["metadata"]["deletionTimestamp"].value is not None:
+        return "its pod is being deleted"
+    status = read["status"]
+    for found in status["containerStatuses"]:
+        if found["name"].value != container:
+            continue
+        for state, how in found["state"].entries():
+            return "" if state == "running" else f"{state}: {how['reason'].text('no reason')}"
+    return f"its pod is {status['phase'].text('Pending')}"
+
+
 def config_map(body: Body) -> dict[str, bytes]:
     """Read the entries of a ConfigMap, as its mounted folder shows them: file name → content.
 

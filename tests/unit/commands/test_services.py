@@ -101,11 +101,13 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def test_without_the_extra_the_command_says_what_to_install() -> None:
+@pytest.mark.parametrize(
+    "command", [["certs", "--namespace", "cpupool"], ["status", "--node", "a"]]
+)
+def test_without_the_extra_the_command_says_what_to_install(command: list[str]) -> None:
     # In a process of its own: this one has the library already.
-    command = ["certs", "--namespace", "cpupool", "--kubeconfig", "/gone"]
     ended = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, *command],
+        [sys.executable, "-c", _WITHOUT, *command, "--kubeconfig", "/gone"],
         check=False,
         capture_output=True,
         text=True,

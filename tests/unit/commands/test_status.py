@@ -146,3 +146,27 @@ def test_a_file_without_the_right_to_read_it_says_who_may(
 
     assert cli.main(["status", *files]) == 2
     assert "cannot be read (Permission denied); run this as root" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--file", "-"], "--file, --topology and --svg name files, and the status is drawn in"),
+        (["--topology", "/x"], "leave them out, or --kubeconfig"),
+        (["--svg", os.devnull], "leave them out, or --kubeconfig"),
+        ([], "no node is named; give --node, and see `kubectl get nodes`"),
+    ],
+)
+def test_what_away_from_the_node_makes_no_sense_is_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for asked in (["--kubeconfig", "/gone"], ["--context", "gone"]):
+        assert cli.main(["status", *asked, *options]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_node_of_no_cluster_is_refused(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(files, RIGHT, "--node", "a") == 2
+    assert "--node names a node of a cluster; add --kubeconfig" in capsys.readouterr().err
