@@ -189,7 +189,7 @@ class Away:
         Raises:
             APIError: the API server does not answer, or refuses.
         """
-        return self._list(PODS.collection(), f"spec.nodeName={node}")
+        return objects(self.connection, PODS.collection(), fields=f"spec.nodeName={node}")
 
     def _existing(self, path: APIPath, title: str, command: str) -> Body:
         try:
