@@ -90,12 +90,16 @@ def test_containers_alone_are_narrowed_and_pods_start_beside_them(
         assert "cpus=0-1 before=0-4" in shrunk
         assert CPUSet.parse(folder_cpus(world)) == CPUSet.parse(before) >= CPUSet.parse(ALL)
         # It grows again, by one CPU of eight at a time.
+        agent.await_line("cpus=0-4 before=0-3")
         world.await_containers({**whole, "be/main": IDLE, "late/main": IDLE})
 
         status = str(world.folder / "run/cpupool/status.json")
         explain = ["explain", "be", "--file", status, "--topology", str(world.folder)]
-        eventually(lambda: cli.main(explain) == 0, "explain sees it where it belongs")
-        assert "best-effort pods are suppressed to 5 of 8 CPUs" in capsys.readouterr().out
+        told = "best-effort pods are suppressed to 5 of 8 CPUs"
+        eventually(
+            lambda: cli.main(explain) == 0 and told in capsys.readouterr().out,
+            "explain sees it where it belongs",
+        )
 
         world.mount.show(worker=POOLS)
         world.await_containers({**whole, "be/main": ALL, "late/main": ALL})
