@@ -19,7 +19,7 @@ from cpupool.core.workloads import (
     PodUID,
     QoSClass,
 )
-from cpupool.manager import report
+from cpupool.manager import status_json
 from cpupool.policies.base import NodeView
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def resource(name: str) -> Resource:
     """Make the reference to a pool's resource, OpenShift's, or the kubelet's own CPUs."""
-    return report.resource(name)
+    return status_json.resource(name)
 
 
 def asking(amounts: Mapping[str, int]) -> dict[Resource, int]:

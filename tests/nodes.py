@@ -11,7 +11,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.root import HostRoot
 from cpupool.manager.ports import Writer
-from cpupool.manager.report import ContainerStatus, NodeStatus, to_json
+from cpupool.manager.report import ContainerStatus, NodeStatus
+from cpupool.manager.status_json import to_json
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from cpupool.telemetry.server import TelemetryServer

@@ -27,7 +27,7 @@ from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host import recording
 from cpupool.host.root import HostRoot
-from cpupool.manager import report
+from cpupool.manager import status_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,7 +127,7 @@ class Node:
             return None
         age_s = self.now_s - path.stat().st_mtime
         try:
-            return report.from_json(json.loads(text)), age_s
+            return status_json.from_json(json.loads(text)), age_s
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise HostFileError(
                 str(path), "it is no status file of this version", "restart the agent"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager import report
+from cpupool.manager import status_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +51,7 @@ def _container_as_json(placement: PlacementRecord) -> dict[str, Any]:
         "cpus": str(placement.cpus),
         "nodes": list(placement.nodes),
         "caches": list(placement.caches),
-        "steps": report.steps_to_json(placement.steps),
+        "steps": status_json.steps_to_json(placement.steps),
         "refused": placement.refused,
         "waited_s": placement.waited_s,
         "held": placement.held,

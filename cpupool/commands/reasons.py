@@ -10,7 +10,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.koordinator import QoS
 from cpupool.core.pools import PoolKind
 from cpupool.core.requests import Resource, ResourceKind
-from cpupool.manager import report
+from cpupool.manager import status_json
 from cpupool.manager.ports import Writer
 from cpupool.policies.base import BEST_EFFORT, DEFAULT
 
@@ -53,7 +53,7 @@ class Explanation:
             "name": self.name,
             "cpus": None if self.cpus is None else str(self.cpus),
             "right": self.right,
-            "steps": report.steps_to_json(self.steps),
+            "steps": status_json.steps_to_json(self.steps),
         }
 
 
@@ -82,8 +82,10 @@ def in_simulation(container: Mapping[str, Any]) -> Explanation:
         KeyError: a key is missing.
     """
     cpus, refused = CPUSet.parse(container["cpus"]), container["refused"]
-    chosen = report.steps_from_json(container["steps"])
-    request = f"it requests {amount(report.resource(container['pool']), container['requested'])}"
+    chosen = status_json.steps_from_json(container["steps"])
+    request = (
+        f"it requests {amount(status_json.resource(container['pool']), container['requested'])}"
+    )
     first = chosen[0].left if chosen else cpus
     held = container.get("held", "")
     last = Step("given", "these CPUs", cpus)

@@ -18,7 +18,7 @@ from cpupool.commands import (
 )
 from cpupool.commands.checks import SILENT_S
 from cpupool.host.root import HostRoot
-from cpupool.manager import report
+from cpupool.manager import status_json
 
 if TYPE_CHECKING:
     import argparse
@@ -129,7 +129,7 @@ def parse(path: Path, document: Mapping[str, Any]) -> NodeStatus:
         UsageError: it is none, or one of another version.
     """
     try:
-        return report.from_json(document)
+        return status_json.from_json(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{path} is no status file of this version of cpupool; restart the agent, or name its"

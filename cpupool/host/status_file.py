@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.errors import HostError
 from cpupool.host import files
-from cpupool.manager import report
+from cpupool.manager import report, status_json
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class StatusFile:
             if self._published != news:
                 status = report.describe(*seen, choices=choices)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                files.write_atomically(self._path, json.dumps(report.to_json(status)).encode())
+                files.write_atomically(self._path, json.dumps(status_json.to_json(status)).encode())
                 self._published = news
             os.utime(self._path)
             self._complaint = ""

@@ -1,20 +1,17 @@
-"""The node's state as one JSON document: what `cpupool status` and `cpupool explain` show."""
+"""The node's state: what `cpupool status` and `cpupool explain` show."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpupool.core import devices
-from cpupool.core.assignments import Cause, Placement, Step
-from cpupool.core.cpu_manager import CPU_MANAGER, CPUManager
+from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
-from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
-from cpupool.core.pool_policy import PoolPolicy
-from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
+from cpupool.core.names import POLICY_CPUS
 from cpupool.core.requests import CPURequest
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import ownership, requested
@@ -23,14 +20,14 @@ from cpupool.manager.usage import usage
 from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, NodeView, Size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from cpupool.core.pools import NodePools, Pool
     from cpupool.core.requests import Resource
     from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import PlacedContainer, Resolution
 
-SCHEMA = "cpupool-status/2"
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
 _NO_GRANT = AllocatedDevices(frozenset())
@@ -305,169 +302,3 @@ def _name(resolution: Resolution, key: ContainerKey) -> str:
         return f"{key[0]}/{key[1]}"
     placed = resolution.containers.get(key)
     return "/".join([pod.namespace, pod.name, *([placed.container.name] if placed else [])])
-
-
-def to_json(status: NodeStatus) -> dict[str, Any]:
-    """Write a status as JSON values."""
-    return {
-        "schema": SCHEMA,
-        "waiting_for": status.waiting_for,
-        "enforcement": status.enforcement.value,
-        "offline": str(status.offline),
-        "blocked": str(status.blocked),
-        "pools": {
-            pool.name: {
-                "kind": pool.kind.value,
-                "cpus": str(pool.cpus),
-                "hyperThreadingPolicy": pool.hyper_threading.value,
-                "policy": pool.policy.written(),
-            }
-            for pool in status.pools
-        },
-        "mixedCPUs": _mixed_to_json(status.pools.mixed),
-        CPU_MANAGER: status.pools.cpu_manager.written(),
-        "reserved": str(status.reserved),
-        "sets": {name: str(cpus) for name, cpus in status.sets.items()},
-        "draining": dict(status.draining),
-        "sizes": {name: asdict(size) for name, size in status.sizes.items()},
-        "refused": [{"name": pod.name, "why": pod.why, "held": pod.held} for pod in status.refused],
-        "containers": [
-            {
-                "name": container.name,
-                "placement": container.placement.value,
-                "wanted": str(container.wanted),
-                "found": container.found,
-                "reason": container.reason,
-                "exclusive": str(container.exclusive),
-                "qos": container.qos,
-                "assigned": str(container.assigned),
-                "shares": [_share_to_json(share) for share in container.shares],
-            }
-            for container in status.containers
-        ],
-    }
-
-
-def _mixed_to_json(mixed: MixedCPUs | None) -> dict[str, Any] | None:
-    if mixed is None:
-        return None
-    return {"pool": mixed.pool, "containersLimit": mixed.containers_limit}
-
-
-def _share_to_json(share: PoolShare) -> dict[str, Any]:
-    return {
-        "pool": share.pool,
-        "requested": share.requested,
-        "devices": share.devices,
-        "given": str(share.given),
-        "siblings": str(share.siblings),
-        "reused_from": share.reused_from,
-        "choice": share.choice
-        and {
-            "cpus": str(share.choice.cpus),
-            "proven": share.choice.proven,
-            "steps": steps_to_json(share.choice.steps),
-        },
-        "cpus": str(share.cpus),
-    }
-
-
-def _mixed_from_json(mixed: Mapping[str, Any] | None) -> MixedCPUs | None:
-    return MixedCPUs(mixed["pool"], mixed["containersLimit"]) if mixed else None
-
-
-def _share_from_json(share: Mapping[str, Any]) -> PoolShare:
-    choice = share["choice"]
-    return PoolShare(
-        pool=resource(share["pool"]),
-        requested=share["requested"],
-        devices=share["devices"],
-        given=CPUSet.parse(share["given"]),
-        siblings=CPUSet.parse(share["siblings"]),
-        reused_from=share["reused_from"],
-        choice=choice
-        and Choice(
-            CPUSet.parse(choice["cpus"]), steps_from_json(choice["steps"]), choice["proven"]
-        ),
-        cpus=CPUSet.parse(share["cpus"]),
-    )
-
-
-def resource(name: str) -> Resource:
-    """Return the resource that a status names.
-
-    Raises:
-        ValueError: it is not a resource of cpupool.
-    """
-    native = {str(cpus): cpus for cpus in (KUBELET_CPUS, POLICY_CPUS)}
-    found = native.get(name) or resource_named(name)
-    if found is None:
-        raise ValueError(f"{name!r} is no resource of cpupool")
-    return found
-
-
-def steps_to_json(steps: Iterable[Step]) -> list[dict[str, str]]:
-    """Write the reasons of a choice as JSON values."""
-    return [{"rule": step.rule, "why": step.why, "left": str(step.left)} for step in steps]
-
-
-def steps_from_json(steps: Sequence[Mapping[str, str]]) -> tuple[Step, ...]:
-    """Read what `steps_to_json` wrote.
-
-    Raises:
-        ValueError: a text is not a CPU list.
-        KeyError: a key is missing.
-    """
-    return tuple(Step(step["rule"], step["why"], CPUSet.parse(step["left"])) for step in steps)
-
-
-def from_json(document: Mapping[str, Any]) -> NodeStatus:
-    """Read a status that `to_json` wrote.
-
-    Raises:
-        ValueError: it has another schema.
-        KeyError: a key is missing.
-    """
-    if document.get("schema") != SCHEMA:
-        raise ValueError(f"schema {document.get('schema')!r}, not {SCHEMA}")
-    pools = (
-        Pool(
-            name,
-            PoolKind(pool["kind"]),
-            CPUSet.parse(pool["cpus"]),
-            HyperThreadingPolicy(pool["hyperThreadingPolicy"]),
-            PoolPolicy.read(pool["policy"]),
-        )
-        for name, pool in document["pools"].items()
-    )
-    containers = (
-        ContainerStatus(
-            name=container["name"],
-            placement=Placement(container["placement"]),
-            wanted=CPUSet.parse(container["wanted"]),
-            found=container["found"],
-            reason=container["reason"],
-            exclusive=CPUSet.parse(container["exclusive"]),
-            shares=tuple(map(_share_from_json, container["shares"])),
-            qos=container.get("qos", ""),
-            assigned=CPUSet.parse(container.get("assigned", "")),
-        )
-        for container in document["containers"]
-    )
-    # An agent of an earlier version has written none.
-    manager = CPUManager.read(document.get(CPU_MANAGER, {}))
-    return NodeStatus(
-        NodePools.of(
-            *pools, mixed=_mixed_from_json(document.get("mixedCPUs")), cpu_manager=manager
-        ),
-        tuple(containers),
-        document["waiting_for"],
-        document["draining"],
-        Writer(document["enforcement"]),
-        CPUSet.parse(document["offline"]),
-        CPUSet.parse(document["blocked"]),
-        CPUSet.parse(document.get("reserved", "")),
-        tuple(RefusedPod(**pod) for pod in document.get("refused", ())),
-        {name: CPUSet.parse(cpus) for name, cpus in document.get("sets", {}).items()},
-        {name: Size(**size) for name, size in document.get("sizes", {}).items()},
-    )

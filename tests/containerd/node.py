@@ -34,7 +34,7 @@ from cpupool.kube import views
 from cpupool.local.kubelet import EmbeddedKubelet
 from cpupool.local.pods import HostedPod
 from cpupool.local.runtime import Instance, pod_cgroup
-from cpupool.manager import report
+from cpupool.manager import status_json
 from tests.apiserver import FakeAPIServer
 from tests.containerd import records
 from tests.containerd.cri_client import CRIClient
@@ -260,7 +260,7 @@ class Node:
     def _is_seen(self, one: Hosted) -> bool:
         if not self.host.root.status.exists():
             return False
-        status = report.from_json(json.loads(self.host.root.status.read_text()))
+        status = status_json.from_json(json.loads(self.host.root.status.read_text()))
         return any(
             (seen.name, seen.found) == (f"default/{one.pod.name}/{CONTAINER}", str(seen.wanted))
             for seen in status.containers

@@ -11,7 +11,8 @@ from cpupool import cli
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
-from cpupool.manager.report import ContainerStatus, NodeStatus, to_json
+from cpupool.manager.report import ContainerStatus, NodeStatus
+from cpupool.manager.status_json import to_json
 from tests.machines import MACHINES
 
 POOLS = NodePools.of(

@@ -19,7 +19,8 @@ from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer, Writer
-from cpupool.manager.report import NodeStatus, describe, from_json, to_json
+from cpupool.manager.report import NodeStatus, describe
+from cpupool.manager.status_json import from_json, to_json
 from cpupool.policies.base import Size
 from tests.builders import container, given, pod
 from tests.machines import MACHINES

@@ -12,7 +12,8 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer, Writer
-from cpupool.manager.report import NodeStatus, describe, to_json
+from cpupool.manager.report import NodeStatus, describe
+from cpupool.manager.status_json import to_json
 from tests.builders import given, pod
 from tests.machines import MACHINES
 

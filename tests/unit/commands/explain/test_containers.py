@@ -13,7 +13,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerKind, QoSClass
-from cpupool.manager.report import to_json
+from cpupool.manager.status_json import to_json
 from tests.builders import container, given, pod
 from tests.unit.commands.explain.node import (
     CHOSEN_BEFORE,
