@@ -121,6 +121,7 @@ def living(
     manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT,
     *,
     interval_s: float = 0.2,
+    nri: bool = False,
 ) -> Iterator[World]:
     config = folder / "config"
     config.mkdir()
@@ -130,7 +131,7 @@ def living(
     def changed() -> None:
         agent.wake()
 
-    with EmbeddedNode(folder, home, sysfs=sysfs, manager=manager, changed=changed) as node:
+    with EmbeddedNode(folder, home, sysfs=sysfs, manager=manager, nri=nri, changed=changed) as node:
         cluster = EmbeddedCluster(node, {"node": "this"})
         agent = Agent(settings, node.root, Sysfs.at(sysfs), lambda _metrics, _changed: cluster)
         agent.configure()
