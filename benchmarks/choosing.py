@@ -26,6 +26,9 @@ from benchmarks.cpu_manager import (
     neighbours,
     plans,
 )
+from benchmarks.koordinator import ROUNDS as ARRIVALS
+from benchmarks.koordinator import SHARING as SHARING_LS
+from benchmarks.koordinator import SLOW_S, arrivals
 from benchmarks.node_topology import EVENTS, figures, refusals
 from benchmarks.wakeups import BUSY, IMAGE, WAKE_UPS, wakeups
 from tests.topology_match_experiment import NODES
@@ -65,6 +68,10 @@ def main() -> None:
             neighbours=neighbours(tell),
             busy=BUSY,
             waking=WAKE_UPS,
+            ls_pods=SHARING_LS,
+            arrived=ARRIVALS,
+            slow_ms=f"{SLOW_S * 1000:g}",
+            arrivals=arrivals(tell),
             wakeups=wakeups(tell),
             image=f"images/{IMAGE.name}",
             recorded=NODES,
@@ -179,6 +186,16 @@ A Guaranteed pod with one CPU sleeps for 1 ms, {waking} times, beside {busy} bes
 never sleep. Under `none` all share all CPUs of the machine; under `static` the pod has a CPU of its
 own. Real processes in real cgroups; the latency is the time after the end of the sleep until the
 process runs.
+
+## The policy koordinator: an LSR pod arrives
+
+{arrivals}
+
+`python -m benchmarks.koordinator` prints this table. {ls_pods} LS pods, each a container and a
+sandbox, run on all CPUs of a node of 512. An LSR pod with 8 CPUs of koord-scheduler arrives and
+ends, {arrived} times; the figures are medians. The times begin with the sandbox of the LSR pod, and
+with the end of its container. *May run*: the agent has answered StartContainer. A runtime updates
+one container after the other, so that {slow_ms} ms for each make five seconds for all.
 
 ## The node's topology: pods that a node refuses
 
