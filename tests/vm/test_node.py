@@ -47,7 +47,6 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
             CgroupVersion.V1,
             (
                 "tests/vm/guest_node.py",
-                "tests/vm/guest_koordinator.py",
                 "tests/vm/guest_offline.py",
                 "tests/kernel/test_cgroup_v1.py",
             ),
