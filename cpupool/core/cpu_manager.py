@@ -30,6 +30,8 @@ STATIC: Final = "static"
 KOORDINATOR: Final = "koordinator"
 """The names of the policies."""
 
+_OFF: Final = "off"
+
 TRUTH_VALUES: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
     **dict.fromkeys(("0", "f", "F", "false", "False", "FALSE"), False),
@@ -174,14 +176,16 @@ class CPUManager:
     @property
     def settings(self) -> Mapping[str, str]:
         """Key of the pool file → its value as text."""
-        return {
+        common = {
             POLICY: self.policy,
             RESERVED: _reserved_text(self.reserved),
             OPTIONS: " and ".join(self.options.written()) or NONE,
             TOPOLOGY_POLICY: self.topology_policy.value,
             ON_MISFIT: self.on_misfit.value,
-            SUPPRESSION: str(self.suppression or "off"),
         }
+        if self.policy != KOORDINATOR:
+            return common
+        return {**common, SUPPRESSION: str(self.suppression or _OFF)}
 
     def written(self) -> dict[str, Any]:
         """Return the configuration as JSON values: key of the pool file → value."""
@@ -221,8 +225,10 @@ class CPUManager:
     def changes(self, later: CPUManager) -> Iterator[str]:
         """Describe each setting that differs from a later configuration."""
         for key, value in later.settings.items():
-            if self.settings[key] != value:
-                yield f"{CPU_MANAGER}.{key} from {self.settings[key]} to {value}"
+            # A policy without a setting has it off.
+            before = self.settings.get(key, _OFF)
+            if before != value:
+                yield f"{CPU_MANAGER}.{key} from {before} to {value}"
 
 
 CPU_MANAGER_POLICIES: Final = (NONE, STATIC, KOORDINATOR)

@@ -200,9 +200,13 @@ def cpu_list(
     Raises:
         AnnotationError: the entry is no list of CPUs.
     """
-    text = value.get(name) or ""
+    text = value.get(name)
+    if text is None:
+        return CPUSet()
+    if not isinstance(text, str):
+        raise AnnotationError(key, f"has in {name} no text", remedy)
     try:
-        return CPUSet.parse(text if isinstance(text, str) else repr(text))
+        return CPUSet.parse(text)
     except CPUSetParseError as error:
         raise AnnotationError(key, f"has in {name}: {error}", remedy) from error
 

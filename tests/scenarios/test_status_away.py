@@ -16,7 +16,7 @@ import pytest
 
 from cpupool.commands import agent_pod
 from cpupool.kube.resources import PODS
-from cpupool.manager.report import to_json
+from cpupool.manager.status_json import to_json
 from tests.apiserver.executions import Execution
 from tests.kubeconfigs import Login, login
 from tests.machines import MACHINES

@@ -157,6 +157,8 @@ class TestStatus:
         (STATUS, [1]),
         (STATUS, {"cpuset": "0-"}),
         (STATUS, {"cpuset": [0, 1]}),
+        (STATUS, {"cpuset": 4}),
+        (STATUS, {"cpuset": False}),
         (STATUS, {"cpuset": "0-99999999"}),
         (STATUS, {"numaNodeResources": {"node": 1}}),
         (STATUS, {"numaNodeResources": [1]}),
