@@ -32,9 +32,10 @@ def test_options_contradict_each_other_and_the_topology_policy() -> None:
 
 def test_an_edit_is_described_by_the_settings_that_differ() -> None:
     later = CPUManager(
-        "static", CPUSet.of(0, 1), on_misfit=Misfit.SHARE, suppression=Suppression(50, 10)
+        "koordinator", CPUSet.of(0, 1), on_misfit=Misfit.SHARE, suppression=Suppression(50, 10)
     )
     assert list(STATIC.changes(later)) == [
+        "cpuManager.policy from static to koordinator",
         "cpuManager.reserved from 2 CPUs to CPUs 0-1",
         "cpuManager.options from full-pcpus-only to none",
         "cpuManager.onMisfit from hold to share",
