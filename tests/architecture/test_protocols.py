@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
-from cpupool.api import cri_pb2, deviceplugin_pb2, nri_pb2, podresources_pb2, ttrpc_pb2
+from cpupool.api import (
+    cri_pb2,
+    deviceplugin_pb2,
+    nri_pb2,
+    pluginregistration_pb2,
+    podresources_pb2,
+    resourceplugin_pb2,
+    ttrpc_pb2,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import FileDescriptor
 
 PROTOS = Path(__file__).parents[2] / "protos"
-FIELD = re.compile(r"^  (repeated |map<string, )?(\w+)>? (\w+) = (\d+);$", re.MULTILINE)
+FIELD = re.compile(r"^  (repeated |map<\w+, )?(\w+)>? (\w+) = (\d+);$", re.MULTILINE)
 METHOD = re.compile(r"^  rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\) \{\}$", re.MULTILINE)
 SCALARS = {
     "string": FieldDescriptorProto.TYPE_STRING,
@@ -26,6 +34,7 @@ SCALARS = {
     "int64": FieldDescriptorProto.TYPE_INT64,
     "uint64": FieldDescriptorProto.TYPE_UINT64,
     "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
 }
 
 
@@ -44,6 +53,8 @@ def written(name: str, kind: str) -> dict[str, str]:
     [
         ("deviceplugin", deviceplugin_pb2.DESCRIPTOR),
         ("podresources", podresources_pb2.DESCRIPTOR),
+        ("pluginregistration", pluginregistration_pb2.DESCRIPTOR),
+        ("resourceplugin", resourceplugin_pb2.DESCRIPTOR),
         ("cri", cri_pb2.DESCRIPTOR),
         ("nri", nri_pb2.DESCRIPTOR),
         ("ttrpc", ttrpc_pb2.DESCRIPTOR),

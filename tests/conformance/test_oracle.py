@@ -60,6 +60,7 @@ RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
     },
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": {Verdict.EQUAL: 134},
     "koordinator_node_oracle/share_pools.jsonl.gz": {Verdict.EQUAL: 400},
+    "katalyst_oracle/topology_merge.jsonl.gz": {Verdict.EQUAL: 597, Verdict.MAP_ORDER: 3},
 }
 
 
@@ -161,20 +162,23 @@ def test_folders_are_told_apart_by_their_programs(
     kubelet = record(tmp_path, CASE | {"result": "0"})
     merge = {"nodes": [0], "prefer_closest": False, "providers": [], "results": {}}
     record(tmp_path, merge, name="kubelet/topology_merge.jsonl.gz")
-    katalyst = record(tmp_path, {"any": "case"}, name="katalyst/topology_merge.jsonl.gz")
+    merge = {"nodes": [0], "align": [], "providers": [], "results": {}}
+    katalyst = record(tmp_path, merge, name="katalyst/topology_merge.jsonl.gz")
+    record(tmp_path, {"any": "case"}, name="katalyst/cpu_hints.jsonl.gz")
     folders = [str(katalyst), str(kubelet)]
 
     assert main(folders) == 0
     rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]]
     assert rows == [
-        ["katalyst/topology_merge.jsonl.gz", "not", "judged"],
+        ["katalyst/cpu_hints.jsonl.gz", "not", "judged"],
+        ["katalyst/topology_merge.jsonl.gz", "1", "1"],
         ["kubelet/take_by_topology.jsonl.gz", "1", "1"],
         ["kubelet/topology_merge.jsonl.gz", "1", "1"],
     ]
 
     assert main([*folders, "--json"]) == 0
     found = [(row["folder"], row["judged"]) for row in json.loads(capsys.readouterr().out)]
-    assert found == [("katalyst", False), ("kubelet", True), ("kubelet", True)]
+    assert found == [("katalyst", False), ("katalyst", True), ("kubelet", True), ("kubelet", True)]
 
 
 ANSWERS = {
@@ -185,6 +189,7 @@ ANSWERS = {
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": "fingerprint",
     "koordinator_node_oracle/share_pools.jsonl.gz": "cpu_shared_pools",
     "koordinator_oracle/take_cpus.jsonl.gz": "result",
+    "katalyst_oracle/topology_merge.jsonl.gz": "results",
     "kubelet_oracle/cpu_hints.jsonl.gz": "hints",
     "kubelet_oracle/static_policy.jsonl.gz": "start_default_set",
     "kubelet_oracle/take_by_topology.jsonl.gz": "result",

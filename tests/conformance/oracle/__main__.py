@@ -17,6 +17,7 @@ from tests.conformance.oracle import (
     best_effort,
     container_cpuset,
     cpu_hints,
+    katalyst_merge,
     pod_fingerprint,
     share_pools,
     static_policy,
@@ -63,7 +64,7 @@ _SUITES: Final[Mapping[str, _Suites]] = {
         "pool_sizes.jsonl.gz": None,
         "regulator.jsonl.gz": None,
         "take_cpus.jsonl.gz": None,
-        "topology_merge.jsonl.gz": None,
+        "topology_merge.jsonl.gz": katalyst_merge.check,
     },
 }
 """The recorded program, a word of the folder's name → a recording's file name → what judges its

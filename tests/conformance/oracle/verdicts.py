@@ -25,8 +25,9 @@ class Verdict(Enum):
 
     HANG, UNSAFE, WRONG_SIZE and PANIC name what the recorded program did wrong; cpupool's answer
     to such a case is lawful: a refusal is, where fewer CPUs are usable than are asked for. NOALIAS
-    is equal to `result_noalias`. ON_PURPOSE is a difference that the documentation names, and its
-    text says which; as Koordinator cpupool gives the recorded answer.
+    is equal to `result_noalias`. MAP_ORDER is the answer to another order of the resources: the
+    recorded program walks through a Go map. ON_PURPOSE is a difference that the documentation
+    names, and its text says which; as Koordinator cpupool gives the recorded answer.
     """
 
     EQUAL = "equal"
@@ -35,6 +36,7 @@ class Verdict(Enum):
     WRONG_SIZE = "wrong size"
     PANIC = "panic"
     NOALIAS = "noalias"
+    MAP_ORDER = "map order"
     ON_PURPOSE = "on purpose"
     DIFFERENT = "different"
 
