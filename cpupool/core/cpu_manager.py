@@ -48,6 +48,19 @@ class TopologyPolicy(Enum):
     SINGLE_NUMA_NODE = "single-numa-node"
 
 
+@dataclass(frozen=True, slots=True)
+class TopologyHint:
+    """A set of NUMA nodes.
+
+    Attributes:
+        nodes: their ids; None for any nodes.
+        preferred: whether the nodes are as good as the machine allows.
+    """
+
+    nodes: frozenset[int] | None
+    preferred: bool
+
+
 class Misfit(Enum):
     """How to treat a pod that cannot have the CPUs of its own that its request promises."""
 

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import NotEnoughDevices
 from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerKind
 from cpupool.policies import hints
-from cpupool.policies.hints import Merged, TopologyHint
+from cpupool.policies.hints import Merged
 from cpupool.wire.kubelet_checkpoint import NO_NODE
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations, islice
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,19 +35,6 @@ _FEW_STEPS: Final = 2**14
 
 _ANY: Final = -1
 """The mask of a hint without nodes: the number -1 has every bit, so `&` removes none."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopologyHint:
-    """A set of NUMA nodes.
-
-    Attributes:
-        nodes: their ids; None for any nodes.
-        preferred: whether the nodes are as good as the machine allows.
-    """
-
-    nodes: frozenset[int] | None
-    preferred: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.policies.hints import Merged, TopologyHint, generate, merge
+from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
+from cpupool.policies.hints import Merged, generate, merge
 
 if TYPE_CHECKING:
     from random import Random

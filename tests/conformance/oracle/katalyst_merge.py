@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.policies.hints import TopologyHint, merge
+from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
+from cpupool.policies.hints import merge
 from cpupool.policies.numeric import merge_each
 from tests.conformance.oracle.verdicts import Verdict
 

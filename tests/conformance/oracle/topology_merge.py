@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.policies.hints import TopologyHint, merge
+from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
+from cpupool.policies.hints import merge
 from tests.conformance.oracle.verdicts import Verdict
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ from itertools import combinations
 
 import pytest
 
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
 from cpupool.policies.hints import (
     Merged,
     ResourceHints,
-    TopologyHint,
     generate,
     merge,
     of_devices,

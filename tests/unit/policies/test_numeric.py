@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from cpupool.core.cpu_manager import TopologyHint
 from cpupool.policies import numeric
-from cpupool.policies.hints import TopologyHint
 from cpupool.policies.numeric import MergedEach, Offer, merge_each
 
 ALIGN = ("cpu", "memory")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cpupool.core.cpu_manager import STATIC, CPUManager, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import STATIC, CPUManager, StaticOptions, TopologyHint, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
@@ -14,7 +14,6 @@ from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.policies.base import DEFAULT, Ask, NodeView
-from cpupool.policies.hints import TopologyHint
 from cpupool.policies.layout import Layout, Place
 from cpupool.policies.static import StaticPolicy
 from tests import builders
