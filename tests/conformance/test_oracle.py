@@ -60,6 +60,9 @@ RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
     },
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": {Verdict.EQUAL: 134},
     "koordinator_node_oracle/share_pools.jsonl.gz": {Verdict.EQUAL: 400},
+    "katalyst_oracle/pid.jsonl.gz": {Verdict.EQUAL: 134},
+    "katalyst_oracle/pool_sizes.jsonl.gz": {Verdict.EQUAL: 800},
+    "katalyst_oracle/regulator.jsonl.gz": {Verdict.EQUAL: 134},
     "katalyst_oracle/topology_merge.jsonl.gz": {Verdict.EQUAL: 597, Verdict.MAP_ORDER: 3},
 }
 
@@ -189,6 +192,9 @@ ANSWERS = {
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": "fingerprint",
     "koordinator_node_oracle/share_pools.jsonl.gz": "cpu_shared_pools",
     "koordinator_oracle/take_cpus.jsonl.gz": "result",
+    "katalyst_oracle/pid.jsonl.gz": "steps",
+    "katalyst_oracle/pool_sizes.jsonl.gz": "result",
+    "katalyst_oracle/regulator.jsonl.gz": "steps",
     "katalyst_oracle/topology_merge.jsonl.gz": "results",
     "kubelet_oracle/cpu_hints.jsonl.gz": "hints",
     "kubelet_oracle/static_policy.jsonl.gz": "start_default_set",
