@@ -60,9 +60,12 @@ RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
     },
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": {Verdict.EQUAL: 134},
     "koordinator_node_oracle/share_pools.jsonl.gz": {Verdict.EQUAL: 400},
+    "katalyst_oracle/cpu_hints.jsonl.gz": {Verdict.EQUAL: 600},
+    "katalyst_oracle/memory_hints.jsonl.gz": {Verdict.EQUAL: 467},
     "katalyst_oracle/pid.jsonl.gz": {Verdict.EQUAL: 134},
     "katalyst_oracle/pool_sizes.jsonl.gz": {Verdict.EQUAL: 800},
     "katalyst_oracle/regulator.jsonl.gz": {Verdict.EQUAL: 134},
+    "katalyst_oracle/take_cpus.jsonl.gz": {Verdict.EQUAL: 1200},
     "katalyst_oracle/topology_merge.jsonl.gz": {Verdict.EQUAL: 597, Verdict.MAP_ORDER: 3},
 }
 
@@ -167,21 +170,23 @@ def test_folders_are_told_apart_by_their_programs(
     record(tmp_path, merge, name="kubelet/topology_merge.jsonl.gz")
     merge = {"nodes": [0], "align": [], "providers": [], "results": {}}
     katalyst = record(tmp_path, merge, name="katalyst/topology_merge.jsonl.gz")
-    record(tmp_path, {"any": "case"}, name="katalyst/cpu_hints.jsonl.gz")
-    folders = [str(katalyst), str(kubelet)]
+    koordinator = record(tmp_path, {"any": "case"}, name="koordinator/scheduling.jsonl.gz")
+    folders = [str(katalyst), str(koordinator), str(kubelet)]
 
     assert main(folders) == 0
     rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]]
     assert rows == [
-        ["katalyst/cpu_hints.jsonl.gz", "not", "judged"],
         ["katalyst/topology_merge.jsonl.gz", "1", "1"],
+        ["koordinator/scheduling.jsonl.gz", "not", "judged"],
         ["kubelet/take_by_topology.jsonl.gz", "1", "1"],
         ["kubelet/topology_merge.jsonl.gz", "1", "1"],
     ]
 
     assert main([*folders, "--json"]) == 0
     found = [(row["folder"], row["judged"]) for row in json.loads(capsys.readouterr().out)]
-    assert found == [("katalyst", False), ("katalyst", True), ("kubelet", True), ("kubelet", True)]
+    judged = {"katalyst": True, "koordinator": False, "kubelet": True}
+    assert found == [(folder, judged[folder]) for folder, _ in found]
+    assert {folder for folder, _ in found} == judged.keys()
 
 
 ANSWERS = {
@@ -192,9 +197,12 @@ ANSWERS = {
     "koordinator_node_oracle/pod_fingerprint.jsonl.gz": "fingerprint",
     "koordinator_node_oracle/share_pools.jsonl.gz": "cpu_shared_pools",
     "koordinator_oracle/take_cpus.jsonl.gz": "result",
+    "katalyst_oracle/cpu_hints.jsonl.gz": "hints",
+    "katalyst_oracle/memory_hints.jsonl.gz": "hints",
     "katalyst_oracle/pid.jsonl.gz": "steps",
     "katalyst_oracle/pool_sizes.jsonl.gz": "result",
     "katalyst_oracle/regulator.jsonl.gz": "steps",
+    "katalyst_oracle/take_cpus.jsonl.gz": "result",
     "katalyst_oracle/topology_merge.jsonl.gz": "results",
     "kubelet_oracle/cpu_hints.jsonl.gz": "hints",
     "kubelet_oracle/static_policy.jsonl.gz": "start_default_set",

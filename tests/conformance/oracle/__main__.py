@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.errors import CPUPoolError
 from tests.conformance.oracle import (
     best_effort,
+    binding_hints,
     container_cpuset,
     cpu_hints,
+    katalyst_cpus,
     katalyst_merge,
     load_sizes,
     pod_fingerprint,
@@ -59,12 +61,12 @@ _SUITES: Final[Mapping[str, _Suites]] = {
         "take_cpus.jsonl.gz": take_cpus.check,
     },
     "katalyst": {
-        "cpu_hints.jsonl.gz": None,
-        "memory_hints.jsonl.gz": None,
+        "cpu_hints.jsonl.gz": binding_hints.check_cpu,
+        "memory_hints.jsonl.gz": binding_hints.check_memory,
         "pid.jsonl.gz": load_sizes.check_controller,
         "pool_sizes.jsonl.gz": load_sizes.check_sizes,
         "regulator.jsonl.gz": load_sizes.check_regulator,
-        "take_cpus.jsonl.gz": None,
+        "take_cpus.jsonl.gz": katalyst_cpus.check,
         "topology_merge.jsonl.gz": katalyst_merge.check,
     },
 }
