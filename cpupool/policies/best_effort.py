@@ -77,11 +77,12 @@ def size(
         load: the load now.
         suppression: the admin's limits.
         cpus: how many CPUs the limits and the load are about.
-        reserved: how many of them are for the system.
+        reserved: how many CPUs are for the system.
         whole: how many CPUs best-effort pods have without a load.
         before: how many they have now.
     """
-    capacity_milli, reserved_milli = cpus * MILLI_PER_CPU, reserved * MILLI_PER_CPU
+    # An annotation of the node may reserve any amount.
+    capacity_milli, reserved_milli = cpus * MILLI_PER_CPU, min(reserved, cpus) * MILLI_PER_CPU
     allowed_milli = allowance_milli(
         capacity_milli,
         load,

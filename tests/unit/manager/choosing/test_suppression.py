@@ -173,6 +173,14 @@ def test_a_reservation_of_the_node_counts_for_the_system() -> None:
     assert len(manager.snapshot().resolution.view.extents[BEST_EFFORT]) == 3
 
 
+def test_a_reservation_of_more_than_the_node_has_leaves_the_least() -> None:
+    manager = node(LS, BE, rules=NodeRules(Reservation(count=10**999)))
+
+    manager.measure(IDLE)
+
+    assert len(manager.snapshot().resolution.view.extents[BEST_EFFORT]) == 2
+
+
 def test_nothing_is_decided_before_pods_and_owners_are_known() -> None:
     manager = Manager()
     manager.reconfigure(pools(), MACHINE)
