@@ -224,8 +224,8 @@ class KoordinatorPolicy(StaticPolicy):
             return among & self._around(told.nodes) or usual
         if (home := view.homes.get(pod.cgroup_uid)) is not None:
             return shared & self._around((home,))
-        if told.qos is QoS.SYSTEM and view.rules.system.cpus:
-            return view.rules.system.cpus & view.cpus & view.topology.online
+        if told.qos is QoS.SYSTEM and (own := view.rules.system.cpus & view.free):
+            return own
         if told.qos is QoS.LS:
             return shared
         return CPUSet() if like.kubelet_static and not idle else usual

@@ -133,6 +133,25 @@ class TestSets:
         assert cpus_of(manager, LS) == cpus_of(manager, BE) == "0-2,9-11,16-18,24-27"
         assert cpus_of(manager, system) == "8"
 
+    @pytest.mark.parametrize(
+        ("cpus", "left"),
+        [
+            pytest.param("2,8,18", "8", id="some are left"),
+            pytest.param("2,18", "0-1,3,8-11,16-17,19,24-27", id="none is left: the shared CPUs"),
+        ],
+    )
+    @pytest.mark.parametrize("qos", [QoS.LSE, QoS.LSR])
+    def test_a_system_pod_leaves_out_the_cpus_of_an_owner(
+        self, qos: QoS, cpus: str, left: str
+    ) -> None:
+        owner, system = pod("owner", qos, cpus="2,18"), pod("system", QoS.SYSTEM, 500)
+        manager = node(owner, system)
+
+        manager.observe(rules=NodeRules(system=SystemCPUs(CPUSet.parse(cpus))))
+
+        assert cpus_of(manager, owner) == "2,18"
+        assert cpus_of(manager, system) == left
+
     def test_a_container_with_devices_of_a_pool_is_outside_the_policy(self) -> None:
         lsr = pod("lsr", cpus="2,18")
         (main,) = lsr.containers
