@@ -188,7 +188,7 @@ def recover(
         if sighted.chosen:
             living[sighted.pod][sighted.name] = sighted.chosen
     for source in (living, recorded):
-        for pod in oldest_first(pod for pod in pods if requested.countable(pod)):
+        for pod in oldest_first(pods):
             has = source.get(pod.cgroup_uid, {})
             if source is living and WHOLE_POD in _wants(facts, pod):
                 # Each container has all CPUs of the pod, or a part of them.
@@ -239,10 +239,11 @@ def _could_be_chosen(facts: NodeFacts, grants: Grants, pod: Pod, name: str, cpus
     """Return whether an agent can have chosen these CPUs for a container that has none yet.
 
     Only init containers leave their CPUs to later containers of their pod. No CPU is a sibling in a
-    core that another owner has as a whole.
+    core that another owner has as a whole. The labels and annotations of a pod may have changed
+    since it got its CPUs.
     """
     parts = grants.parts(pod.cgroup_uid, POLICY_CPUS)
-    counts = requested.countable(pod)
+    counts = {**requested.countable(pod), WHOLE_POD: requested.together(pod)}
     whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
     if (
         requested.kubelet_owns(facts)

@@ -69,11 +69,15 @@ def countable(pod: Pod) -> Mapping[str, int]:
     the pod's request. Such a pod that requests a pool gets the pool's CPUs only.
     """
     counts = {each.name: each.whole_cpus for each in pod.containers if native(each)}
-    if pod.orchestration and pod.orchestration.owns:
-        asked = {resource for each in pod.containers for resource in each.requests}
-        if pod.whole_cpus and asked <= {ENABLE_SHARED_CPUS}:
-            counts[WHOLE_POD] = pod.whole_cpus
+    if pod.orchestration and pod.orchestration.owns and (whole := together(pod)):
+        counts[WHOLE_POD] = whole
     return counts
+
+
+def together(pod: Pod) -> int:
+    """Return the number of CPUs that the containers of a pod can own as one set; 0 for none."""
+    asked = {resource for each in pod.containers for resource in each.requests}
+    return pod.whole_cpus if asked <= {ENABLE_SHARED_CPUS} else 0
 
 
 def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:

@@ -354,6 +354,27 @@ class TestRestart:
         assert own(manager) == {"lsr": "9,25"}
         assert manager.snapshot().resolution.grants.chosen["lsr-uid"].sharing is Sharing.BEST_EFFORT
 
+    @pytest.mark.parametrize(
+        "told",
+        [
+            pytest.param(None, id="all labels and annotations are removed"),
+            pytest.param(Orchestration(QoS.LS), id="the class is another one"),
+            pytest.param(Orchestration(QoS.LSR, prod=True, fault="is '{'"), id="damaged"),
+        ],
+    )
+    def test_labels_and_annotations_that_have_changed_take_no_cpu_from_a_pod(
+        self, told: Orchestration | None
+    ) -> None:
+        lsr = replace(pod("lsr"), orchestration=told)
+        entries = {"lsr-uid": {WHOLE_POD: CPUSet.parse("9,25")}}
+        manager = Manager()
+        manager.reconfigure(POOLS, MACHINE.topology())
+        manager.observe(pods=(lsr,))
+        manager.adopt((), State("koordinator", entries=entries))
+
+        assert own(manager) == {"lsr": "9,25"}
+        assert cpus_of(manager, lsr) == "9,25"
+
     def test_the_cpus_on_which_a_pod_runs_are_recognised(self) -> None:
         lsr = pod("lsr")
         manager = Manager()
