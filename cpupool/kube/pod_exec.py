@@ -25,9 +25,11 @@ from websocket import (
     WebSocketTimeoutException,
 )
 
+from cpupool.core.errors import CPUPoolError
 from cpupool.kube.client import APIError, NoAPIServer
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping, Sequence
 
     from cpupool.kube.client import APIServer
@@ -43,6 +45,49 @@ _DATA: Final = (ABNF.OPCODE_TEXT, ABNF.OPCODE_BINARY)
 _RIGHTS: Final = "give this user the verbs get and create on pods/exec, in the namespace of the pod"
 _REFUSED: Final = "look at the pod with `kubectl describe pod`, and try again"
 _LOST: Final = "try again"
+_LONGEST_BYTES: Final = 16 << 20
+"""The status of a node with 500 containers takes a fiftieth of it."""
+
+
+class _AnswerTooLong(CPUPoolError):
+    """A server that sends without an end."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the answer has more than {_LONGEST_BYTES >> 20} MiB")
+
+
+class _Bounded:
+    """The socket of a websocket, whose server can send neither without an end nor too slowly.
+
+    Args:
+        connected: the socket.
+        ends_s: when the whole answer must be there, on the monotonic clock.
+    """
+
+    def __init__(self, connected: socket.socket, ends_s: float) -> None:
+        self._socket = connected
+        self._ends_s = ends_s
+        self._room_bytes = _LONGEST_BYTES
+
+    def recv(self, size: int) -> bytes:
+        """Return some of the answer.
+
+        Raises:
+            TimeoutError: the time is over.
+            _AnswerTooLong: it has too many bytes.
+        """
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        received = self._socket.recv(size)
+        self._room_bytes -= len(received)
+        if self._room_bytes < 0:
+            raise _AnswerTooLong
+        return received
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the other methods of a socket
+        return getattr(self._socket, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +131,17 @@ def run(
         with closing(server.connection()) as connection:
             connection.timeout = min(server.connect_s, limit_s)
             connection.connect()
-            connection.sock.settimeout(_left(ends_s))
             websocket = WebSocket()
             websocket.connect(
                 f"ws://{urlsplit(str(server)).netloc}{server.target(target.text, asked)}",
-                socket=connection.sock,
+                socket=_Bounded(connection.sock, ends_s),
                 header=server.headers(),
                 subprotocols=_PROTOCOLS,
                 suppress_origin=True,
                 # Another server has no business with our credentials.
                 redirect_limit=0,
             )
-            return _ended(target, _read(websocket, ends_s))
+            return _ended(target, _read(websocket))
     except WebSocketBadStatusException as error:
         if error.status_code == 401:
             server.unauthorized()
@@ -105,19 +149,20 @@ def run(
     except (TimeoutError, WebSocketTimeoutException) as error:
         what = f"the command has not ended within {limit_s:g} s"
         raise _broken(target, what, _REFUSED) from error
+    except _AnswerTooLong as error:
+        raise _broken(target, str(error), _REFUSED) from error
     except (NoAPIServer, OSError, HTTPError, WebSocketException) as error:
         what = str(error).rstrip(".") or type(error).__name__
         raise _broken(target, what, _LOST) from error
 
 
-def _read(websocket: WebSocket, ends_s: float) -> Mapping[int, bytearray]:
+def _read(websocket: WebSocket) -> Mapping[int, bytearray]:
     """Return what comes on each channel, until the server has closed the websocket.
 
     What ends before is cut off: the server may send the exit code before the last of stdout.
     """
     said: dict[int, bytearray] = {}
     while True:
-        websocket.settimeout(_left(ends_s))
         opcode, frame = websocket.recv_data_frame(control_frame=True)
         if opcode == ABNF.OPCODE_CLOSE:
             return said
@@ -125,18 +170,11 @@ def _read(websocket: WebSocket, ends_s: float) -> Mapping[int, bytearray]:
             said.setdefault(frame.data[0], bytearray()).extend(frame.data[1:])
 
 
-def _left(ends_s: float) -> float:
-    left_s = ends_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return left_s
-
-
 def _ended(target: APIPath, said: Mapping[int, bytearray]) -> Ended:
     try:
         status = json.loads(said.get(_ERROR, bytearray()))
         code = 0 if status["status"] == "Success" else _exit_code(status)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(target, "it does not say how the command has ended", _LOST) from error
     if code is None:
         raise _broken(target, str(status.get("message")), _REFUSED)

@@ -35,6 +35,8 @@ class Execution:
         code: its exit code; a text says why it could not be run.
         ends: whether it ends; otherwise the server is silent after its output.
         lost: whether the connection breaks off after the output.
+        frames: what the server sends instead of all this; empty for nothing.
+        again: what it sends then again and again, until the client has closed its side.
     """
 
     stdout: bytes = b""
@@ -42,6 +44,8 @@ class Execution:
     code: int | str = 0
     ends: bool = True
     lost: bool = False
+    frames: bytes = b""
+    again: bytes = b""
 
 
 def serve(handler: Handler, protocols: Sequence[str], execution: Execution) -> None:
@@ -58,11 +62,13 @@ def serve(handler: Handler, protocols: Sequence[str], execution: Execution) -> N
     handler.end_headers()
     handler.close_connection = True
     # In one piece: with TLS the client has the frames before it waits for them.
-    handler.wfile.write(b"".join(_frames(protocol, execution)))
+    handler.wfile.write(execution.frames or b"".join(_frames(protocol, execution)))
     if execution.lost:
         handler.drop()
     # Until the client has closed its side.
     with suppress(OSError):
+        while execution.again:
+            handler.wfile.write(execution.again)
         while handler.rfile.read(1):
             pass
 
@@ -85,9 +91,24 @@ def _frames(protocol: str, execution: Execution) -> Iterator[bytes]:
         yield _frame(_CLOSE, _NORMAL)
 
 
-def _frame(opcode: int, payload: bytes) -> bytes:
-    size = len(payload)
-    length = bytes([size]) if size < 126 else b"\x7e" + struct.pack("!H", size)
+def ends_with(status: bytes) -> bytes:
+    """Return the frames of a server that ends a command with these bytes in place of a Status."""
+    return _frame(_BINARY, bytes([_ERROR]) + status) + _frame(_CLOSE, _NORMAL)
+
+
+def writes(text: bytes, size: int | None = None) -> bytes:
+    """Return a frame with standard output, or the beginning of one of `size` bytes."""
+    return _frame(_BINARY, bytes([_STDOUT]) + text, size)
+
+
+def _frame(opcode: int, payload: bytes, size: int | None = None) -> bytes:
+    size = len(payload) if size is None else size
+    if size < 126:
+        length = bytes([size])
+    elif size < 1 << 16:
+        length = b"\x7e" + struct.pack("!H", size)
+    else:
+        length = b"\x7f" + struct.pack("!Q", size)
     return bytes([0x80 | opcode]) + length + payload
 
 

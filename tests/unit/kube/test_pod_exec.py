@@ -12,7 +12,7 @@ from cpupool.kube import kubeconfig, pod_exec
 from cpupool.kube.client import APIError, APIServer
 from cpupool.kube.resources import PODS
 from tests.apiserver import FakeAPIServer
-from tests.apiserver.executions import Execution
+from tests.apiserver.executions import Execution, ends_with, writes
 from tests.kubeconfigs import login
 
 if TYPE_CHECKING:
@@ -142,6 +142,37 @@ def test_a_server_that_does_not_switch_has_the_same_limit(server: FakeAPIServer)
         assert "the command has not ended within 0.2 s" in error(server, 0.2)
     finally:
         over.set()
+
+
+@pytest.mark.parametrize(
+    ("frames", "again"),
+    [
+        pytest.param(writes(b"", 1 << 62), b"x" * 60_000, id="one frame"),
+        pytest.param(writes(b"x"), writes(b"x" * 60_000), id="many frames"),
+    ],
+)
+def test_an_answer_without_an_end_is_cut_off(
+    server: FakeAPIServer, frames: bytes, again: bytes
+) -> None:
+    server.containers[CONTAINER] = lambda _command: Execution(frames=frames, again=again)
+    assert error(server) == (
+        "API server: create pods/exec: broken: the answer has more than 16 MiB; look at the pod"
+        " with `kubectl describe pod`, and try again"
+    )
+
+
+def test_a_frame_that_comes_byte_by_byte_has_the_same_limit(server: FakeAPIServer) -> None:
+    beginning = writes(b"", 1 << 62)
+    server.containers[CONTAINER] = lambda _command: Execution(frames=beginning, again=b"x")
+    assert "the command has not ended within 0.2 s" in error(server, 0.2)
+
+
+@pytest.mark.parametrize(
+    "status", [b"[" * 100_000, b'{"n":' + b"9" * 10_000 + b"}", b"5", b"\xff", b"{}"]
+)
+def test_a_status_that_is_none_is_reported(server: FakeAPIServer, status: bytes) -> None:
+    server.containers[CONTAINER] = lambda _command: Execution(frames=ends_with(status))
+    assert error(server).endswith("it does not say how the command has ended; try again")
 
 
 @pytest.mark.parametrize("ends", [False, True])
