@@ -75,7 +75,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _say(message: str, code: int) -> int:
     if sys.stderr:
-        sys.stderr.write(f"cpupool: {message}\n")
+        # Words of an API server or of a file, too: they command no terminal.
+        shown = "".join(
+            char if char.isprintable() or char == "\n" else f"\\u{ord(char):04x}"
+            for char in message
+        )
+        sys.stderr.write(f"cpupool: {shown}\n")
     return code
 
 

@@ -33,6 +33,7 @@ from tests.waiting import DEADLINE_S
         ),
         pytest.param(["demo", "--xyzzy"], "--xyzzy; see cpupool demo --help", id="no such option"),
         pytest.param(["validate", "nowhere.yaml"], "nowhere.yaml: No such file", id="no file"),
+        pytest.param(["validate", "\x1b[2J.yaml"], "\\u001b[2J.yaml: No such file", id="an escape"),
         pytest.param(
             ["validate", "a.yaml", "--node-labels", "worker"],
             "'worker' is no label; write key=value",

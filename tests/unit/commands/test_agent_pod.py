@@ -81,6 +81,23 @@ def test_the_labels_and_the_container_are_those_of_the_daemon_set() -> None:
     assert container["name"] == agent_pod.CONTAINER
 
 
+def test_what_a_node_writes_commands_no_terminal(
+    cluster: Login, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = agent("there", RUNNING)
+    cluster.server.set_pods([there])
+    pod = PODS.object("there", "cpupool").text
+    evil = "\x1b[1;32m╭ right\x1b[0m\t\n\x1b]0;title\x07\x1b[2J\r\x9b1A\x7f".encode()
+    cluster.server.containers[pod, "agent"] = lambda _command: Execution(evil, evil)
+    path = cluster.kubeconfig({"jane": cluster.certificate("jane")})
+
+    cli.main(["status", "--kubeconfig", str(path), "--node", "node-a"])
+
+    shown = "\x1b[1;32m╭ right\x1b[0m\t\n�]0;title��[2J��1A�"
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (shown, shown)
+
+
 def test_the_one_agent_that_runs_on_the_node_is_asked(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:
