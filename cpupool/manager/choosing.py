@@ -231,7 +231,10 @@ def _from_cgroups(
             cpus = CPUSet.parse(text)
             free = cpus <= _available(facts, view(facts, pods, grants))
             if free and _could_be_chosen(facts, grants, pod, name, cpus):
-                grants = _whole(grants, _grant(facts, pod, {name: cpus}))
+                claimed = _whole(grants, _grant(facts, pod, {name: cpus}))
+                # A pod that shares may run on as many CPUs as it requests: the last ones.
+                if facts.policy.extents(view(facts, pods, claimed))[DEFAULT]:
+                    grants = claimed
     return grants
 
 

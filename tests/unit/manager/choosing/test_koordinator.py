@@ -384,6 +384,18 @@ class TestRestart:
 
         assert own(manager) == {"lsr": "9,25"}
 
+    def test_a_pod_that_shares_the_last_cpus_does_not_own_them_after_a_restart(self) -> None:
+        most = pod("most", QoS.LSE, 12_000, "1-2,8-11,17-19,24-26")
+        sharing = pod("sharing")
+        manager = Manager()
+        # The reserved CPUs are offline.
+        manager.reconfigure(POOLS, MACHINE.without("0,16").topology())
+        manager.observe(pods=(most, sharing, LS))
+        manager.adopt([on(most, "1-2,8-11,17-19,24-26"), on(sharing, "3,27"), on(LS, "3,27")])
+
+        assert own(manager) == {"most": "1-2,8-11,17-19,24-26"}
+        assert cpus_of(manager, sharing) == cpus_of(manager, LS) == "3,27"
+
     def test_a_pod_keeps_its_cpus_under_another_policy(self) -> None:
         lse = pod("lse", QoS.LSE, cpus="2,18")
         manager = node(lse)
