@@ -55,6 +55,7 @@ def _container_as_json(placement: PlacementRecord) -> dict[str, Any]:
         "refused": placement.refused,
         "waited_s": placement.waited_s,
         "held": placement.held,
+        "shares": placement.shares,
     }
 
 
@@ -91,6 +92,8 @@ def show(
     _list([f"Refused at {refusal.at_s:g} s: {refusal.why}" for refusal in first.refusals], out)
     waiting = (one for one in first.running if one.held)
     _list([f"Held since {one.at_s:g} s: {one.container}: {one.held}" for one in waiting], out)
+    sharing = (one for one in first.running if one.shares)
+    _list([f"Shares since {one.at_s:g} s: {one.container}: {one.shares}" for one in sharing], out)
     compared = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
     drawing.show(drawing.table(_TITLES, compared), out)
     if chooses:
@@ -121,7 +124,7 @@ def _cells(placement: PlacementRecord) -> tuple[str, ...]:
         placement.container,
         placement.pool,
         str(placement.requested),
-        str(placement.cpus) or "held",
+        str(placement.cpus) or ("held" if placement.held else "shared"),
         nodes,
         caches,
     )

@@ -81,18 +81,17 @@ def in_simulation(container: Mapping[str, Any]) -> Explanation:
         ValueError: a list of CPUs is none.
         KeyError: a key is missing.
     """
-    cpus, refused = CPUSet.parse(container["cpus"]), container["refused"]
+    cpus = CPUSet.parse(container["cpus"])
     chosen = status_json.steps_from_json(container["steps"])
     request = (
         f"it requests {amount(status_json.resource(container['pool']), container['requested'])}"
     )
     first = chosen[0].left if chosen else cpus
-    held = container.get("held", "")
-    last = Step("given", "these CPUs", cpus)
-    if refused or held:
-        last = Step("refused" if refused else "held", refused or held, CPUSet())
+    misfits = {word: container.get(word, "") for word in ("refused", "held", "shares")}
+    unserved = [Step(word, why, CPUSet()) for word, why in misfits.items() if why]
+    last = unserved[0] if unserved else Step("given", "these CPUs", cpus)
     steps = (Step("request", request, first), *chosen, last)
-    return Explanation(container["name"], steps, cpus, not (refused or held), first)
+    return Explanation(container["name"], steps, cpus, not unserved, first)
 
 
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:

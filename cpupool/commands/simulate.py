@@ -29,7 +29,6 @@ from cpupool.core.errors import ConfigError, ManifestError
 from cpupool.core.names import Names
 from cpupool.kube import views
 from cpupool.local import simulation, workload
-from cpupool.local.workload import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.local.simulation import SimulationResult
+    from cpupool.local.workload import Event
 
 PLOTS: Final = (".png", ".svg")
 _SEED: Final = 1
@@ -50,10 +50,10 @@ examples:
   cpupool simulate --topology recorded.tar.gz --pools pools.yaml --trace week.jsonl --plot week.svg
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
 
-Policies: pool is what the pool file says; static is the same, for a pool file with cpuManager
-static; first-fit takes the lowest ids, as a plugin without an opinion leaves it to the kubelet;
-kubelet-packed is the kubelet's own static CPU manager; packed, distributed, mostAllocated and
-leastAllocated are the pool file with that numaPolicy.
+Policies: pool is what the pool file says; static and koordinator are the pool file with this CPU
+manager policy, where it has one; first-fit takes the lowest ids, as a plugin without an opinion
+leaves it to the kubelet; kubelet-packed is the kubelet's own static CPU manager; packed,
+distributed, mostAllocated and leastAllocated are the pool file with that numaPolicy.
 
 "On one node" and "behind one L3" are shares of the containers that could be on one NUMA node, or
 behind one L3 cache, if their pool were empty. "In use" is what exclusive pools have given, the mean
@@ -61,8 +61,9 @@ over time; fragmentation, from 0 to nearly 1, tells how scattered over nodes is 
 the free block is the most that is free of one pool on one node at the end. Held are pods that wait
 for CPUs of the CPU manager policy; the kubelet refuses such a pod.
 
-Exit code 0: it is simulated; 1: a pod of --pods is refused or held under the first policy, or a
-file was not written; 2: the command line is wrong, or a file that it names cannot be used.
+Exit code 0: it is simulated; 1: under the first policy a pod of --pods is refused, held, or shares
+because its CPUs are refused, or a file was not written; 2: the command line is wrong, or a file
+that it names cannot be used.
 """
 
 
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Simulate and show what became of the pods.
 
     Returns:
-        1 where a pod of `--pods` is refused or held under the first policy.
+        1 where a pod of `--pods` is refused, held or shares under the first policy.
 
     Raises:
         UsageError: a file cannot be used, or an option has no meaning here.
@@ -178,7 +179,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         chooses = file.pools.cpu_manager.chooses
         show(topology, outcomes, out, listed=bool(arguments.pods), chooses=chooses)
     first = outcomes[policies[0]]
-    return 1 if arguments.pods and (first.refusals or first.summary.waiting_at_end) else 0
+    unserved = first.refusals or any(one.held or one.shares for one in first.running)
+    return 1 if arguments.pods and unserved else 0
 
 
 def _exporter() -> Callable[[Mapping[str, SimulationResult], str], bytes]:
@@ -216,13 +218,16 @@ def _pods(path: Path, names: Names) -> Iterator[Event]:
     """Read the pods of one file; all come at once."""
     try:
         bodies = views.pods_from_text(str(path), read_text(path))
-        pods = [views.pod(views.created(body, "not-yet"), names) for body in bodies]
+        pods = [(views.pod(views.created(body, "not-yet"), names), body) for body in bodies]
     except ManifestError as error:
         raise UsageError(f"--pods: {error}") from error
     if not pods:
         raise UsageError(f"{path}: there is no pod in it; name a file with one")
-    for pod in pods:
-        yield Event(0, workload.pod_of(f"{pod.namespace}/{pod.name}", pod.containers))
+    for pod, body in pods:
+        told = views.koordinator_texts(body, names, workload.SPLIT)
+        yield workload.arrival(
+            0, workload.pod_of(f"{pod.namespace}/{pod.name}", pod.containers), *told
+        )
 
 
 @contextmanager

@@ -108,6 +108,29 @@ def pod(body: Body, names: Names) -> Pod:
         raise ManifestError(top.source, error.path, str(error)) from error
 
 
+def koordinator_texts(
+    body: Body, names: Names, split: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the labels and annotations of Koordinator of a pod that `pod` can read.
+
+    The priority class that the pod's priority stands for becomes a label.
+
+    Args:
+        body: the pod.
+        names: the names of cpupool.
+        split: the key for the annotation that splits the pod's CPUs.
+    """
+    top = Field.of(body)
+    metadata = top["metadata"]
+    known = {key: key for key in orchestration.ANNOTATIONS} | {names.split: split}
+    labels = _known(metadata["labels"], {key: key for key in orchestration.LABELS})
+    annotations = _known(metadata["annotations"], known)
+    priority = orchestration.priority_class(labels, _priority(top["spec"]["priority"]))
+    if priority and not labels.get(orchestration.PRIORITY_CLASS):
+        labels[orchestration.PRIORITY_CLASS] = priority
+    return labels, annotations
+
+
 def node(body: Body, read: Collection[str] = ()) -> Node:
     """Read a node.
 
@@ -287,6 +310,10 @@ def _pod(top: Field, names: Names) -> Pod:
 def _texts(found: Field) -> dict[str, str]:
     """Return the entries that are texts: others are no labels and no annotations."""
     return {key: value.value for key, value in found.entries() if isinstance(value.value, str)}
+
+
+def _known(found: Field, keys: Mapping[str, str]) -> dict[str, str]:
+    return {keys[key]: text for key, text in _texts(found).items() if key in keys}
 
 
 def _priority(found: Field) -> int | None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpu_manager import Misfit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused
-from cpupool.core.grants import PodOwner
+from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID
 from cpupool.local.simulated_pool import Room
-from cpupool.manager import choosing, requested
+from cpupool.manager import choosing
 from cpupool.manager.choosing import Admission
 from cpupool.manager.facts import NodeFacts
 from cpupool.policies.built_in import BUILT_IN, assignable
@@ -36,7 +36,7 @@ class Served:
 
     Attributes:
         pod: the pod.
-        cpus: container → its CPUs.
+        cpus: container → its CPUs, which are those of the whole pod under Koordinator's policy.
         waited_for: why it had to wait; empty if it had its CPUs at once.
     """
 
@@ -66,8 +66,23 @@ class SimulatedCPUManager:
     @property
     def waiting(self) -> Mapping[str, str]:
         """The pods that wait: UID → why."""
+        return self._refused(heals=True)
+
+    @property
+    def sharing(self) -> Mapping[str, str]:
+        """The pods that share for good, because no CPUs can serve their request: UID → why."""
+        return self._refused(heals=False)
+
+    def _refused(self, *, heals: bool) -> Mapping[str, str]:
         refused = self._admission.refused.items()
-        return {uid: refusal.error.as_kubelet for uid, refusal in refused}
+        return {uid: each.error.as_kubelet for uid, each in refused if each.error.heals is heals}
+
+    def wants(self, pod: Pod) -> Mapping[str, int]:
+        """Return container → how many CPUs the policy gives it, alone or with its whole pod."""
+        wants = choosing.wanted(self._facts, pod)
+        if WHOLE_POD in wants:
+            return dict.fromkeys((each.name for each in pod.containers), wants[WHOLE_POD])
+        return wants
 
     def start(self, pod: Pod, at_s: float) -> Iterator[Served]:
         """Start a pod; yield it once it has CPUs of its own.
@@ -75,13 +90,13 @@ class SimulatedCPUManager:
         Raises:
             PodRefused: it does not fit, and the pool file wants such pods to fail.
         """
-        if not any(map(requested.native, pod.containers)):
+        if not self.wants(pod):
             return
         self._pods[pod.uid] = _started(pod, at_s)
         before = self._admission
         served = tuple(self._decide())
         refusal = self._admission.refused.get(pod.uid)
-        if refusal and self._fails:
+        if refusal and refusal.holds and self._fails:
             del self._pods[pod.uid]
             self._admission = before
             why, name = refusal.error, f"{pod.namespace}/{pod.name}"
@@ -110,7 +125,8 @@ class SimulatedCPUManager:
             parts = grants.parts(uid, POLICY_CPUS)
             if parts and not before.grants.parts(uid, POLICY_CPUS):
                 refusal = before.refused.get(uid)
-                yield Served(pod, parts, refusal.error.as_kubelet if refusal else "")
+                cpus = {name: parts.get(name) or parts[WHOLE_POD] for name in self.wants(pod)}
+                yield Served(pod, cpus, refusal.error.as_kubelet if refusal else "")
 
 
 def _started(pod: Pod, at_s: float) -> Pod:

@@ -24,7 +24,6 @@ from cpupool.local import devices, workload
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_cpu_manager import SimulatedCPUManager
 from cpupool.local.simulated_pool import SimulatedPool
-from cpupool.manager import requested
 from cpupool.policies.layout import Level
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ class PlacementRecord:
         refused: why the pod was refused; empty for an admitted pod.
         waited_s: how long its pod waited for CPUs of the CPU manager policy.
         held: why its pod still waits at the end; empty for a pod that does not.
+        shares: why its pod shares CPUs for good instead of owning some; empty for other pods.
     """
 
     at_s: float
@@ -85,6 +85,7 @@ class PlacementRecord:
     refused: str = ""
     waited_s: float = 0.0
     held: str = ""
+    shares: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class SimulatedNode:
         }
         chooses = node_pools.cpu_manager.chooses
         self._cpu_manager = SimulatedCPUManager(topology, node_pools) if chooses else None
-        self._chooses = f"the policy {node_pools.cpu_manager.named} chooses for the whole pod"
+        self._chooses = f"the policy {node_pools.cpu_manager.named} decides for the whole pod"
         self._rooms = {name: pool.room for name, pool in self._exclusive.items()}
         if self._cpu_manager:
             self._rooms[POLICY_CPUS] = self._cpu_manager.room
@@ -222,16 +223,18 @@ class SimulatedNode:
             self._promised_milli -= devices.total_cpu_milli(admitted.pod)
             self._alignment.remove(admitted.alignment)
             if self._cpu_manager:
-                if why := self._cpu_manager.waiting.get(pod.uid):
-                    self._note_held(admitted, at_s, why)
+                self._note_misfit(admitted, at_s)
                 self._serve(tuple(self._cpu_manager.end(pod)), at_s)
 
     def finish(self, at_s: float) -> int:
         """Note the pods that still wait; return how many these are."""
-        waiting = self._cpu_manager.waiting if self._cpu_manager else {}
-        for uid, why in waiting.items():
-            self._note_held(self._running[PodUID(uid)], at_s, why)
-        return len(waiting)
+        for admitted in self._running.values():
+            self._note_misfit(admitted, at_s)
+        return len(self._cpu_manager.waiting) if self._cpu_manager else 0
+
+    def wants(self, pod: Pod) -> Mapping[str, int]:
+        """Return container → how many CPUs the CPU manager policy gives it."""
+        return self._cpu_manager.wants(pod) if self._cpu_manager else {}
 
     def placements(self) -> Iterator[PlacementRecord]:
         """Yield the CPUs of each running container."""
@@ -272,25 +275,35 @@ class SimulatedNode:
                     POLICY_CPUS,
                     cpus,
                     steps,
-                    count=container.whole_cpus,
+                    count=len(cpus),
                     waited_s=waited_s,
                 )
                 found.add(Alignment.of({POLICY_CPUS: cpus}, {POLICY_CPUS: layout}))
             admitted.alignment.add(found)
             self._alignment.add(found)
 
-    def _note_held(self, admitted: SimulatedPod, at_s: float, why: str) -> None:
-        for container in filter(requested.native, admitted.pod.containers):
-            self._note(
-                admitted,
-                container,
-                POLICY_CPUS,
-                CPUSet(),
-                (),
-                count=container.whole_cpus,
-                waited_s=at_s - admitted.at_s,
-                held=why,
-            )
+    def _note_misfit(self, admitted: SimulatedPod, at_s: float) -> None:
+        """Note a pod that still waits, or shares for good."""
+        if not self._cpu_manager:
+            return
+        held = self._cpu_manager.waiting.get(admitted.pod.uid, "")
+        shares = self._cpu_manager.sharing.get(admitted.pod.uid, "")
+        if not (held or shares):
+            return
+        wants = self.wants(admitted.pod)
+        for container in admitted.pod.containers:
+            if container.name in wants:
+                self._note(
+                    admitted,
+                    container,
+                    POLICY_CPUS,
+                    CPUSet(),
+                    (),
+                    count=wants[container.name],
+                    waited_s=at_s - admitted.at_s if held else 0.0,
+                    held=held,
+                    shares=shares,
+                )
 
     def _check_fit(self, admitted: SimulatedPod) -> None:
         """Check as the scheduler does: compare counts."""
@@ -395,6 +408,7 @@ class SimulatedNode:
         count: int,
         waited_s: float = 0.0,
         held: str = "",
+        shares: str = "",
     ) -> None:
         running = cpus & self._topology.online
         infos = [self._topology.cpus[cpu] for cpu in running]
@@ -410,5 +424,6 @@ class SimulatedNode:
                 tuple(steps),
                 waited_s=waited_s,
                 held=held,
+                shares=shares,
             )
         )

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.config import pool_rules
 from cpupool.core.assignments import Step
-from cpupool.core.cpu_manager import CPU_MANAGER, POLICY, STATIC, Misfit, TopologyPolicy
+from cpupool.core.cpu_manager import (
+    CPU_MANAGER,
+    KOORDINATOR,
+    POLICY,
+    STATIC,
+    Misfit,
+    TopologyPolicy,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, PodRefused, Problem, refuse_errors
 from cpupool.core.names import POLICY_CPUS
@@ -20,14 +27,13 @@ from cpupool.core.pool_policy import NUMAPolicy
 from cpupool.core.pools import NodePools, PoolKind
 from cpupool.local.alignment import Alignment
 from cpupool.local.simulated_node import PlacementRecord, SimulatedNode, container_name
-from cpupool.manager import requested
 from cpupool.policies import pool_choice
 from cpupool.policies.base import Choice
 from cpupool.policies.kubelet_accumulator import take_packed
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from cpupool.core.pools import Pool
     from cpupool.core.topology import CPUTopology
@@ -37,14 +43,16 @@ if TYPE_CHECKING:
 POOL: Final = "pool"
 FIRST_FIT: Final = "first-fit"
 KUBELET_PACKED: Final = "kubelet-packed"
+_CPU_MANAGERS: Final = (STATIC, KOORDINATOR)
 POLICIES: Final = (
     POOL,
     STATIC,
+    KOORDINATOR,
     FIRST_FIT,
     KUBELET_PACKED,
     *(policy.value for policy in NUMAPolicy),
 )
-"""The policies to compare; those after the first four are values of `numaPolicy`."""
+"""The policies to compare; those after the first five are values of `numaPolicy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +160,24 @@ def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[Nod
     """Return the pools and the chooser that stand for one of `POLICIES`.
 
     Raises:
-        ConfigError: an exclusive pool cannot have that `numaPolicy`.
+        ConfigError: an exclusive pool cannot have that `numaPolicy`, or the pool file has no CPU
+            manager policy.
     """
     if policy == FIRST_FIT:
         return node_pools, first_fit
     cpu_manager = node_pools.cpu_manager
     if policy == KUBELET_PACKED:
         # The kubelet gives a misfit no second chance: the pod has failed.
-        failing = replace(cpu_manager, on_misfit=Misfit.FAIL)
+        name = STATIC if cpu_manager.chooses else cpu_manager.policy
+        failing = replace(cpu_manager, policy=name, on_misfit=Misfit.FAIL)
         return replace(node_pools, cpu_manager=failing), kubelet_packed
-    if policy == STATIC and cpu_manager.policy != STATIC:
-        what = f"the pool file's CPU manager policy is {cpu_manager.policy}, not {STATIC}"
-        remedy = f"write cpuManager: {{policy: {STATIC}, reserved: CPUS}}, or compare {POOL}"
-        raise ConfigError([Problem(what, remedy, path=f"{CPU_MANAGER}.{POLICY}")])
-    if policy not in (POOL, STATIC):
+    if policy in _CPU_MANAGERS:
+        if not cpu_manager.chooses:
+            what = f"the pool file's CPU manager policy is {cpu_manager.policy}, not {policy}"
+            remedy = f"write cpuManager: {{policy: {policy}, reserved: CPUS}}, or compare {POOL}"
+            raise ConfigError([Problem(what, remedy, path=f"{CPU_MANAGER}.{POLICY}")])
+        node_pools = replace(node_pools, cpu_manager=replace(cpu_manager, policy=policy))
+    elif policy != POOL:
         numa = NUMAPolicy(policy)
         node_pools = NodePools.of(
             *(
@@ -198,7 +210,6 @@ def run(
         manager: the policy of the kubelet's Topology Manager, whose scope is the container.
     """
     node = SimulatedNode(topology, node_pools, chooser, manager)
-    chooses = node_pools.cpu_manager.chooses
     admitted: list[SimulatedPod] = []
     # A pod that waits gets its placements later.
     placements: list[list[PlacementRecord]] = []
@@ -213,7 +224,7 @@ def run(
                 placements.append(admitted[-1].placements)
             except PodRefused as error:
                 refusals.append(Refusal(event.at_s, str(error)))
-                placements.append(list(_nothing(event, str(error), chooses=chooses)))
+                placements.append(list(_nothing(event, str(error), node.wants(event.pod))))
         if series and series[-1].at_s == event.at_s:
             series.pop()
         series.append(node.moment(event.at_s))
@@ -227,10 +238,10 @@ def run(
     )
 
 
-def _nothing(event: Event, why: str, *, chooses: bool) -> Iterator[PlacementRecord]:
+def _nothing(event: Event, why: str, wants: Mapping[str, int]) -> Iterator[PlacementRecord]:
     for container in event.pod.containers:
-        own = chooses and requested.native(container)
-        asked = {POLICY_CPUS: container.whole_cpus} if own else container.requests
+        own = wants.get(container.name)
+        asked = {POLICY_CPUS: own} if own else container.requests
         for pool, count in sorted(asked.items()):
             name = container_name(event.pod, container)
             yield PlacementRecord(event.at_s, name, pool, count, refused=why)

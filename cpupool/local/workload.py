@@ -6,7 +6,8 @@ One JSON object per line, in the order of time. A pod comes with its containers:
 
 `requests` are cores of exclusive pools and milli-CPUs of shared pools; `"kind"` can be `"init"` or
 `"sidecar"`. `"cpu": 2` is a native request. A pod with native requests is Guaranteed, unless the
-line says `"qos": "Burstable"`. A pod goes with:
+line says `"qos": "Burstable"`. `"labels"` and `"annotations"` are Koordinator's, as
+`{"koordinator.sh/qosClass": "LSR"}`. A pod goes with:
 
     {"at_s": 9.5, "pod": "ns/web", "ends": true}
 """
@@ -19,18 +20,20 @@ import random
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, advertised
 from cpupool.core.errors import ConfigError, Location, Problem
+from cpupool.core.koordinator import QoS
 from cpupool.core.names import POLICY_CPUS, resource_named
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind, is_name
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID, QoSClass
 from cpupool.policies.built_in import assignable
+from cpupool.wire import orchestration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,6 +55,9 @@ _KINDS: Final = {
     "sidecar": ContainerKind.SIDECAR,
 }
 _WORDS: Final = {kind: word for word, kind in _KINDS.items()}
+SPLIT: Final = "cpus-per-container"
+"""cpupool's annotation, without a domain as the pools."""
+_LSR: Final = {orchestration.QOS_CLASS: QoS.LSR.value}
 
 _Amounts = tuple[int, int]
 _Line = Mapping[str, Any]
@@ -66,17 +72,31 @@ class Event:
         at_s: the time, in seconds from the beginning.
         pod: the pod; its UID is `namespace/name`.
         ends: whether it goes.
+        labels: the labels of Koordinator that it has; `pod` has what they say.
+        annotations: the annotations of Koordinator, and the one that splits a pod's CPUs.
     """
 
     at_s: float
     pod: Pod
     ends: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def pod_of(full_name: str, containers: Iterable[Container]) -> Pod:
     """Return a pod with the name `namespace/name` in a trace."""
     namespace, _, name = full_name.partition("/")
     return Pod(PodUID(full_name), namespace, name, None, tuple(containers))
+
+
+def arrival(
+    at_s: float, pod: Pod, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> Event:
+    """Return the arrival of a pod with labels and annotations of Koordinator."""
+    told = orchestration.of_pod(labels, annotations, None, split=SPLIT)
+    return Event(
+        at_s, replace(pod, orchestration=told), labels=dict(labels), annotations=dict(annotations)
+    )
 
 
 def capacity_of(resource: Advertised, topology: CPUTopology) -> int:
@@ -130,6 +150,8 @@ def _line(event: Event) -> dict[str, object]:
         return line | {"ends": True}
     if any(_whole(one.request_milli) != one.whole_cpus for one in event.pod.containers):
         line["qos"] = QoSClass.BURSTABLE.value
+    texts = {"labels": dict(event.labels), "annotations": dict(event.annotations)}
+    line |= {key: found for key, found in texts.items() if found}
     return line | {"containers": [_container(container) for container in event.pod.containers]}
 
 
@@ -157,8 +179,9 @@ def made_up(
     A pod has one container that requests 1, 2, 4, 8, ... CPUs of one pool, up to half of the pool,
     each size half as often as the size before it. The unit is a core for a pool that promises whole
     cores, and a tenth of a CPU for a shared pool. The CPUs of a CPU manager policy count as a pool
-    that pods request natively. The trace ends with the last arrival, so that its end shows a loaded
-    node. No pod requests OpenShift's resource, which needs another resource.
+    that LSR pods request natively: they own CPUs under each policy. The trace ends with the last
+    arrival, so that its end shows a loaded node. No pod requests OpenShift's resource, which needs
+    another resource.
 
     Args:
         topology: the machine.
@@ -191,8 +214,9 @@ def made_up(
         (resource,) = dice.choices(list(sizes), rates)
         (amount,) = dice.choices(list(sizes[resource]), list(sizes[resource].values()))
         pod = pod_of(f"random/pod-{number}", [_requesting(resource, amount)])
-        yield Event(round(now_s, 3), pod)
-        heappush(running, (now_s + dice.expovariate(1 / MEAN_LIFETIME_S), number, pod))
+        comes = arrival(round(now_s, 3), pod, _LSR if resource is POLICY_CPUS else {}, {})
+        yield comes
+        heappush(running, (now_s + dice.expovariate(1 / MEAN_LIFETIME_S), number, comes.pod))
 
 
 def _capacities(topology: CPUTopology, pools: NodePools) -> Iterator[tuple[Resource, _Amounts]]:
@@ -256,7 +280,7 @@ class _Reader:
         full_name = _full_name(found.get("pod"))
         if "ends" in found:
             return Event(at_s, self._ending(full_name, found), ends=True)
-        return Event(at_s, self._coming(full_name, found))
+        return self._coming(at_s, full_name, found)
 
     def _ending(self, full_name: str, found: _Line) -> Pod:
         _allow_only(found, "an event", "at_s", "pod", "ends")
@@ -266,15 +290,20 @@ class _Reader:
             raise _LineError(f"{full_name} ends, but is not there", "let it come on a line before")
         return self._present.pop(full_name)
 
-    def _coming(self, full_name: str, found: _Line) -> Pod:
-        _allow_only(found, "an event", "at_s", "pod", "containers", "qos")
+    def _coming(self, at_s: float, full_name: str, found: _Line) -> Event:
+        keys = ("at_s", "pod", "containers", "qos", "labels", "annotations")
+        _allow_only(found, "an event", *keys)
         if full_name in self._present:
             raise _LineError(f"{full_name} comes, but is there", "end it before, or rename one")
         containers = _containers(found.get("containers"))
         if _qos(found.get("qos", QoSClass.GUARANTEED.value)) is not QoSClass.GUARANTEED:
             containers = [replace(container, whole_cpus=0) for container in containers]
-        pod = self._present[full_name] = pod_of(full_name, containers)
-        return pod
+        labels = _texts(found.get("labels", {}), "labels", orchestration.LABELS)
+        known = (*orchestration.ANNOTATIONS, SPLIT)
+        annotations = _texts(found.get("annotations", {}), "annotations", known)
+        event = arrival(at_s, pod_of(full_name, containers), labels, annotations)
+        self._present[full_name] = event.pod
+        return event
 
     def _time(self, value: object) -> float:
         if not isinstance(value, int | float) or value is True or value is False:
@@ -311,6 +340,16 @@ def _full_name(value: object) -> str:
     if len(parts) != 2 or not all(map(_is_name, parts)):
         raise _LineError(f"pod is {_shown(value)}", "write namespace/name")
     return "/".join(parts)
+
+
+def _texts(value: object, what: str, known: tuple[str, ...]) -> Mapping[str, str]:
+    if not isinstance(value, dict):
+        raise _LineError(f"{what} is {_shown(value)}", 'write {"key": "text", ...}')
+    _allow_only(value, what, *known)
+    for key, text in value.items():
+        if not isinstance(text, str):
+            raise _LineError(f"{key} in {what} is {_shown(text)}", "write a text, in quotes")
+    return value
 
 
 def _containers(value: object) -> list[Container]:

@@ -137,7 +137,7 @@ def admit(
         if pod.cgroup_uid in starting or any(container.id for container in pod.containers)
     ]
     for pod in oldest_first(pod for pod in concerned if _undecided(facts, grants, pod)):
-        uid, wants = pod.cgroup_uid, _wants(facts, pod)
+        uid, wants = pod.cgroup_uid, wanted(facts, pod)
         need = _Need.of(facts, grants, pod, wants)
         if need not in failed:
             made = _attempted(facts, pods, grants, pod, awaited.values())
@@ -190,7 +190,7 @@ def recover(
     for source in (living, recorded):
         for pod in oldest_first(pods):
             has = source.get(pod.cgroup_uid, {})
-            if source is living and WHOLE_POD in _wants(facts, pod):
+            if source is living and WHOLE_POD in wanted(facts, pod):
                 # Each container has all CPUs of the pod, or a part of them.
                 has = {**has, WHOLE_POD: CPUSet.union(has.values())}
             for container, cpus in has.items():
@@ -223,7 +223,7 @@ def _from_cgroups(
     runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
     for identifier, pod, wanting in sightings.instances(pods, facts.sighted):
         text = runs.get((pod.cgroup_uid, identifier), "")
-        wants = _wants(facts, pod)
+        wants = wanted(facts, pod)
         name = WHOLE_POD if WHOLE_POD in wants else wanting.name
         if not text or name not in wants:
             continue
@@ -285,22 +285,22 @@ def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
     """
     has = grants.chosen.get(pod.cgroup_uid)
     if has is None:
-        return bool(facts.policy.wants(pod) and _wants(facts, pod))
+        return bool(facts.policy.wants(pod) and wanted(facts, pod))
     if WHOLE_POD in has.parts or all(each.name in has.parts for each in pod.containers):
         return False
-    wants = _wants(facts, pod).keys()
+    wants = wanted(facts, pod).keys()
     return WHOLE_POD not in wants and not wants <= has.parts.keys()
 
 
 def _parts(facts: NodeFacts, pod: Pod, container: str) -> tuple[str, ...]:
     """Return the names under which a grant can have the CPUs of a container, the likely first."""
-    wants = _wants(facts, pod)
+    wants = wanted(facts, pod)
     if WHOLE_POD in wants:
         return (WHOLE_POD,)
     return (container,) if container in wants else (container, WHOLE_POD)
 
 
-def _wants(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
+def wanted(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → number of its own CPUs, without containers that request pools."""
     if pod.finished or requested.served_by_kubelet(facts, pod):
         return {}
@@ -392,7 +392,7 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
     kinds = {container.name: container.kind for container in pod.containers}
     made, left = grants, CPUSet()
     seen = view(facts, pods, made)
-    for name, count in _wants(facts, pod).items():
+    for name, count in wanted(facts, pod).items():
         parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
         ends = kinds.get(name) is ContainerKind.INIT
         if (cpus := parts.get(name)) is None:

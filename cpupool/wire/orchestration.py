@@ -43,7 +43,10 @@ PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
 RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
 BATCH: Final = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")
 """Resources that koord-manager offers to pods of the class BE."""
-_TOPOLOGY_SPEC: Final = "scheduling.koordinator.sh/numa-topology-spec"
+TOPOLOGY_SPEC: Final = "scheduling.koordinator.sh/numa-topology-spec"
+LABELS: Final = (QOS_CLASS, PRIORITY_CLASS)
+ANNOTATIONS: Final = (RESOURCE_STATUS, RESOURCE_SPEC, TOPOLOGY_SPEC)
+"""What of a pod counts."""
 _BIND_POLICY: Final = "node.koordinator.sh/cpu-bind-policy"
 _STRATEGY: Final = "node.koordinator.sh/numa-allocate-strategy"
 _TOPOLOGY_POLICIES: Final = (
@@ -113,8 +116,7 @@ def of_pod(
         priority: its `spec.priority`.
         split: the annotation that splits its CPUs; it counts with one of Koordinator's only.
     """
-    keys = (QOS_CLASS, PRIORITY_CLASS, RESOURCE_STATUS, RESOURCE_SPEC, _TOPOLOGY_SPEC)
-    if not any(key in labels or key in annotations for key in keys):
+    if not any(key in labels or key in annotations for key in (*LABELS, *ANNOTATIONS)):
         return None
     qos = next((each for each in QoS if each.value == labels.get(QOS_CLASS)), None)
     prod = _is_prod(labels.get(PRIORITY_CLASS, ""), priority, qos)
@@ -128,7 +130,7 @@ def of_pod(
             _EXCLUSIVE,
             ExclusivePolicy.NONE,
         )
-        numa = json_object(_TOPOLOGY_SPEC, annotations.get(_TOPOLOGY_SPEC))
+        numa = json_object(TOPOLOGY_SPEC, annotations.get(TOPOLOGY_SPEC))
         status = json_object(RESOURCE_STATUS, annotations.get(RESOURCE_STATUS))
         cpus = cpu_list(RESOURCE_STATUS, status, "cpuset", _BY_SCHEDULER)
         ours = status.get(_CHOSEN_BY) == _AGENT
@@ -140,7 +142,7 @@ def of_pod(
             bind,
             required,
             exclusive,
-            _choice(_TOPOLOGY_SPEC, numa, "numaTopologyPolicy", _ALIGNMENTS, None),
+            _choice(TOPOLOGY_SPEC, numa, "numaTopologyPolicy", _ALIGNMENTS, None),
             split=_truth(split, annotations),
             scheduled=RESOURCE_STATUS in annotations and not ours,
             published=cpus if ours else CPUSet(),

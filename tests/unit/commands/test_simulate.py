@@ -188,6 +188,52 @@ def test_manifests_that_wait_for_cpus_do_not_fit(
     assert ["ns/wide/c", "policy/cpu", "40", "held"] in rows
 
 
+KOORDINATOR_FILE = """
+cpuManager: {policy: koordinator, reserved: "0,32"}
+"""
+FORGED = """\
+kind: Pod
+metadata:
+  name: forged
+  namespace: ns
+  labels: {koordinator.sh/qosClass: LSR, app: x}
+  annotations: {nokia.k8s.io/cpus-per-container: "true", other: "1", STATUS}
+spec:
+  priority: 9500
+  containers: [{name: c, resources: {limits: {cpu: 2, memory: 1Gi}}}]
+""".replace("STATUS", 'scheduling.koordinator.sh/resource-status: \'{"cpuset": "0-1"}\'')
+
+
+def test_manifests_keep_the_classes_of_koordinator_and_who_shares_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "saved.jsonl"
+    arguments = ["simulate", *EXAMPLE[:3], written(tmp_path, KOORDINATOR_FILE)]
+    pods = ["--pods", written(tmp_path, FORGED, "pods.yaml"), "--save-trace", str(saved)]
+
+    assert cli.main([*arguments, *pods]) == 1
+
+    shown = capsys.readouterr().out
+    why = "the scheduler has assigned CPUs 0-1, but 0 are reserved"
+    assert f"Shares since 0 s: ns/forged/c: {why}\n" in shown
+    assert ["ns/forged/c", "policy/cpu", "2", "shared"] in [
+        row.split() for row in shown.splitlines()
+    ]
+    line = json.loads(saved.read_text())
+    assert line["labels"] == {
+        "koordinator.sh/qosClass": "LSR",
+        "koordinator.sh/priority-class": "koord-prod",
+    }
+    assert line["annotations"] == {
+        "scheduling.koordinator.sh/resource-status": '{"cpuset": "0-1"}',
+        "cpus-per-container": "true",
+    }
+    assert cli.main([*arguments, "--trace", str(saved), "--json"]) == 0
+    file = written(tmp_path, capsys.readouterr().out, "simulated.json")
+    assert cli.main(["explain", "forged", "--file", file]) == 1
+    assert f"2. shares: {why} => none\n" in capsys.readouterr().out
+
+
 def test_json_is_one_object_with_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", *EXAMPLE, "--json"]) == 0
 
@@ -333,7 +379,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     [
         (["--policy", "static"], "policy is none, not static; write cpuManager: {policy: static,"),
         (["--policy", "first-fit", "poool"], "'poool' is no policy; did you mean pool?"),
-        (["--policy", "x"], "'x' is no policy; use one of pool, static, first-fit, kubelet-packed"),
+        (["--policy", "x"], "'x' is no policy; use one of pool, static, koordinator, first-fit,"),
         (["--topology-manager", "best"], "--topology-manager: invalid choice: 'best'"),
         (["--seed", "3"], "--seed is for --random; leave it out"),
         (["--load", "0.5"], "--load is for --random; leave it out"),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import STATIC, CPUManager, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import (
+    KOORDINATOR,
+    STATIC,
+    CPUManager,
+    Misfit,
+    StaticOptions,
+    TopologyPolicy,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.pools import NodePools, Pool
@@ -19,6 +27,8 @@ from tests import builders
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.workloads import Container
     from cpupool.local.simulation import SimulationResult
 
@@ -164,9 +174,100 @@ def test_pools_and_native_cpus_stand_beside_each_other() -> None:
     assert outcome.series[-1].utilisation == 4 / (14 + 8)
 
 
-def test_a_pool_file_without_the_policy_has_no_static_to_compare() -> None:
-    with pytest.raises(ConfigError, match=r"policy is none, not static; write cpuManager: \{"):
-        simulate(comes("p", 0, 1), pools=NodePools.of(Pool.named("default", "0-7")))
+@pytest.mark.parametrize("policy", [STATIC, KOORDINATOR])
+def test_a_pool_file_without_a_cpu_manager_has_no_policy_of_one_to_compare(policy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"policy is none, not {policy}; write cpuManager: \{{"):
+        simulate(comes("p", 0, 1), pools=NodePools.of(Pool.named("default", "0-7")), policy=policy)
+
+
+def assigned(cpus: str) -> dict[str, str]:
+    return {"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": cpus})}
+
+
+def of_class(
+    name: str,
+    at_s: float,
+    *containers: Container | float,
+    qos: str = "LSR",
+    annotations: Mapping[str, str] | None = None,
+) -> Event:
+    pod = comes(name, at_s, *containers).pod
+    return workload.arrival(at_s, pod, {"koordinator.sh/qosClass": qos}, annotations or {})
+
+
+def test_all_containers_of_an_owner_of_koordinators_classes_have_the_cpus_of_the_pod() -> None:
+    outcome = simulate(
+        of_class("lsr", 0, container(1.5), container(0.5, "part")),
+        of_class("split", 1, 1, container(2, "two"), annotations={"cpus-per-container": "true"}),
+        of_class("ls", 2, 2, qos="LS"),
+        comes("plain", 3, 2),
+        of_class("told", 4, 2, annotations=assigned("9,25")),
+        policy=KOORDINATOR,
+    )
+    assert cpus(outcome) == {
+        "lsr/c": "1,17",
+        "lsr/part": "1,17",
+        "split/c": "3",
+        "split/two": "2,18",
+        "told/c": "9,25",
+    }
+    assert {one.container: one.requested for one in outcome.placements}["ns/split/two"] == 2
+    assert outcome.series[-1].utilisation == 7 / 28
+
+
+def test_under_koordinator_a_pod_waits_for_cpus_of_a_scheduler_and_with_forged_ones_shares() -> (
+    None
+):
+    events = [
+        of_class("first", 0, 2, annotations=assigned("2,3")),
+        of_class("late", 1, 2, annotations=assigned("3-4")),
+        of_class("forged", 2, 2, annotations=assigned("0,2"), qos="LSE"),
+    ]
+    outcome = simulate(*events, goes("first", 8), goes("forged", 9), policy=KOORDINATOR)
+    assert waits(outcome) == {"late/c": (7, "")}
+    assert cpus(outcome) == {"late/c": "3-4"}
+    assert (outcome.summary.admitted, outcome.summary.waited) == (3, 1)
+    shares = {one.container: one.shares for one in outcome.placements if one.shares}
+    assert shares == {"ns/forged/c": "the scheduler has assigned CPUs 0,2, but 0 are reserved"}
+    # static gives the same pods CPUs that it chooses.
+    assert waits(simulate(*events)) == {}
+
+
+def test_what_koordinator_never_serves_is_not_failed_and_what_it_cannot_serve_now_is() -> None:
+    pools = NodePools.of(cpu_manager=replace(POLICY, on_misfit=Misfit.FAIL))
+    events = [
+        of_class("a", 0, 2, annotations=assigned("2,3")),
+        of_class("forged", 1, 2, annotations=assigned("0,4")),
+        of_class("late", 2, container(1.5), container(0.5, "d"), annotations=assigned("3-4")),
+    ]
+    outcome = simulate(*events, pools=pools, policy=KOORDINATOR)
+    assert [one.why for one in outcome.refusals] == [
+        "ns/late: UnexpectedAdmissionError: the scheduler has assigned CPUs 3-4, but 3 are not free"
+    ]
+    refused = [(one.container, one.requested) for one in outcome.placements if one.refused]
+    assert refused == [("ns/late/c", 2), ("ns/late/d", 2)]
+    assert [one.container for one in outcome.running if one.shares] == ["ns/forged/c"]
+
+
+def test_the_kubelet_knows_no_classes() -> None:
+    pools = NodePools.of(cpu_manager=replace(POLICY, policy=KOORDINATOR))
+    outcome = simulate(of_class("ls", 0, 2, qos="LS"), pools=pools, policy=KUBELET_PACKED)
+    assert cpus(outcome) == {"ls/c": "1,17"}
+
+
+def test_a_trace_keeps_labels_and_annotations() -> None:
+    events = (of_class("p", 0, 2, annotations=assigned("2-3") | {"cpus-per-container": "true"}),)
+    told = events[0].pod.orchestration
+    assert told
+    assert (told.cpus, told.split) == (CPUSet.parse("2-3"), True)
+    assert workload.read("trace.jsonl", workload.write(events))[0].pod.orchestration == told
+
+
+def test_random_pods_own_as_many_cpus_under_koordinator_as_under_static() -> None:
+    events = list(workload.made_up(TELCO, POOLS, 60, seed=2, load=2))
+    runs = [simulate(*events, policy=policy) for policy in (STATIC, KOORDINATOR)]
+    assert len({run.summary.admitted for run in runs}) == 1
+    assert all(run.series[-1].utilisation > 0.5 for run in runs)
 
 
 def test_random_pods_request_cpus_natively_and_in_whole_cores_where_these_are_promised() -> None:
