@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostError
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 
-def bring(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tuple[Write, ...]:
+def bring(
+    tree: CgroupAccess,
+    path: str,
+    want: CPUSet,
+    attempts: int = 3,
+    before: CPUSet | None = None,
+) -> tuple[Write, ...]:
     """Make a container run on exactly `want`, and return the writes of the attempt that did it.
 
     Another program may change the tree at the same time, so each attempt reads the tree again. An
@@ -27,6 +34,13 @@ def bring(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tup
     after which the container runs on a CPU outside `want`: on cgroup v2 a set that has no CPU in
     common with its ancestors means all CPUs of the parent. Where it has some in common, the writes
     stay, and take full effect once the ancestor in the way gives room.
+
+    Args:
+        tree: the cgroups.
+        path: the container's.
+        want: the set that it must run on.
+        attempts: how often to try.
+        before: as for `plan`.
 
     Raises:
         CgroupNotFound: the container has ended; what was changed above it is put back.
@@ -37,8 +51,32 @@ def bring(tree: CgroupAccess, path: str, want: CPUSet, attempts: int = 3) -> tup
     """
     for _ in range(attempts - 1):
         with suppress(CgroupWriteRejected):
-            return _attempt(tree, path, want)
-    return _attempt(tree, path, want)
+            return _attempt(tree, path, want, before)
+    return _attempt(tree, path, want, before)
+
+
+def bring_nested(tree: CgroupAccess, path: str, want: CPUSet, before: CPUSet) -> bool:
+    """Let nested cgroups follow a container that its runtime has written; return whether they did.
+
+    A runtime writes the container's own cgroup, and may do so after `bring` has given up. A cgroup
+    that has ended is in nothing's way.
+
+    Args:
+        tree: the cgroups.
+        path: the container's.
+        want: the set that it runs on.
+        before: as for `plan`.
+    """
+    try:
+        with suppress(CgroupNotFound):
+            _, node = tree.read(path)
+            for step in plan((), replace(node, cpus=want), want, before):
+                with suppress(CgroupNotFound):
+                    tree.write(step.path, step.cpus)
+    except HostError as error:
+        log.warning("nested cgroups stay on other CPUs", cgroup=path, error=error)
+        return False
+    return True
 
 
 def takes_one_write(tree: CgroupAccess, path: str, want: CPUSet) -> bool:
@@ -52,13 +90,15 @@ def takes_one_write(tree: CgroupAccess, path: str, want: CPUSet) -> bool:
     return plan(*tree.read(path), want) == (Write(path, want),)
 
 
-def _attempt(tree: CgroupAccess, path: str, want: CPUSet) -> tuple[Write, ...]:
+def _attempt(
+    tree: CgroupAccess, path: str, want: CPUSet, before: CPUSet | None
+) -> tuple[Write, ...]:
     ancestors, node = tree.read(path)
     now = {ancestor.path: ancestor.cpus for ancestor in (*ancestors, *_subtree(node))}
     made: list[Write] = []
     undo: list[Write] = []
     try:
-        for step in plan(ancestors, node, want):
+        for step in plan(ancestors, node, want, before):
             try:
                 done = _write(tree, step, ancestors, path)
             except CgroupNotFound:

@@ -87,6 +87,7 @@ class _Seen:
         target: how far the repair of its CPUs is.
         writer: its last writer; None while it has not been written.
         occupied: the CPUs of its own that it waits for, since other pods run there.
+        nested: the CPUs to which the cgroups in it have followed it last; empty for none.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
     """
 
@@ -98,7 +99,17 @@ class _Seen:
     target: Target[str] = field(default_factory=Target)
     writer: Writer | None = None
     occupied: CPUSet = field(default_factory=CPUSet)
+    nested: str = ""
     silent_s: float = -math.inf
+
+    def bring_nested(self, tree: CgroupTree, path: str, cpus: str) -> None:
+        """Bring along what a write of the container alone, by its runtime, has left behind."""
+        if not self.nested or cpus in {"", self.nested}:
+            self.nested = cpus or self.nested
+            return
+        want, before = CPUSet.parse(cpus), CPUSet.parse(self.nested)
+        if apply.bring_nested(tree, path, want, before):
+            self.nested = cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +286,7 @@ class Mover:
         text = self.wanted(key, resolution)
         seen.target.aim(text)
         if container.cpus == text:
+            seen.bring_nested(self._tree, container.path, text)
             self._arrived(seen)
             return None
         assignment = resolution.assignment(key)
@@ -321,8 +333,7 @@ class Mover:
         if goal != move.has:
             yield _Step(wrong, goal, self._reason(move.path, seen))
         else:
-            why = f"other pods still run on its CPUs {seen.occupied}"
-            self._tell_stuck(wrong.found, seen, why)
+            self._tell_stuck(wrong.found, seen, f"other pods still run on its CPUs {seen.occupied}")
 
     def _ask_ahead(self, steps: Sequence[_Step]) -> None:
         """Let the runtime write several containers in one call; each is verified afterwards."""
@@ -340,8 +351,8 @@ class Mover:
         move, seen, reason = step.wrong.move, step.wrong.seen, step.reason
         writer = self._unasked(seen) or self._writers.of(move.container, seen.writer, new=seen.new)
         tree = self._writers.through(writer, self._tree, move.path, move.container)
-        apply.bring(tree, move.path, step.goal)
-        seen.writer = writer
+        apply.bring(tree, move.path, step.goal, before=CPUSet.parse(seen.nested))
+        seen.writer, seen.nested = writer, str(step.goal)
         del staying[move.path]
         if reason.foreign:
             seen.target.repaired(reason, started_s)

@@ -26,12 +26,24 @@ class Write:
     cpus: CPUSet
 
 
-def plan(ancestors: Sequence[CgroupNode], node: CgroupNode, want: CPUSet) -> tuple[Write, ...]:
+def plan(
+    ancestors: Sequence[CgroupNode],
+    node: CgroupNode,
+    want: CPUSet,
+    before: CPUSet | None = None,
+) -> tuple[Write, ...]:
     """Order the writes that bring a container's cgroup to `want` in steps that are each lawful.
 
     Ancestors are widened where they stand in the way, and never narrowed: other pods run there.
     A nested cgroup that had the container's set follows it; a nested cgroup that the application
     made narrower stays while it lies within the new set.
+
+    Args:
+        ancestors: the cgroups above, root first.
+        node: the container's cgroup, with the nested ones.
+        want: the set that it must have.
+        before: a set that the container had when nested cgroups followed it last: its runtime may
+            have written the container since, which leaves them behind.
 
     Raises:
         ValueError: `want` is empty, which the kernel takes for "inherit" (v2) or "no CPU" (v1).
@@ -43,12 +55,13 @@ def plan(ancestors: Sequence[CgroupNode], node: CgroupNode, want: CPUSet) -> tup
         for above in ancestors
         if above.cpus and not want <= above.cpus
     )
-    return (*widened, *_move(node, want))
+    return (*widened, *_move(node, want, before))
 
 
-def _move(node: CgroupNode, want: CPUSet) -> Iterator[Write]:
+def _move(node: CgroupNode, want: CPUSet, before: CPUSet | None = None) -> Iterator[Write]:
     children = [child for child in node.children if child.cpus]
-    below = [step for child in children for step in _move(child, _nested(child, node.cpus, want))]
+    had = (node.cpus, before)
+    below = [step for child in children for step in _move(child, _nested(child, had, want))]
     itself = [Write(node.path, want)] if node.cpus != want else []
     if all(child.cpus <= want for child in children):
         yield from itself
@@ -61,7 +74,7 @@ def _move(node: CgroupNode, want: CPUSet) -> Iterator[Write]:
     yield from itself
 
 
-def _nested(child: CgroupNode, before: CPUSet, want: CPUSet) -> CPUSet:
-    if child.cpus == before:
+def _nested(child: CgroupNode, had: Sequence[CPUSet | None], want: CPUSet) -> CPUSet:
+    if child.cpus in had:
         return want
     return child.cpus & want or want

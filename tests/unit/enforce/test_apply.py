@@ -7,7 +7,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
-from cpupool.enforce.apply import bring
+from cpupool.enforce.apply import bring, bring_nested
 from cpupool.enforce.plan import Write
 from cpupool.host.cgroupfs import CgroupVersion
 from tests.cgroups import (
@@ -105,6 +105,29 @@ def test_a_nested_cgroup_that_appears_meanwhile_is_taken_along() -> None:
     tree.before_write[3] = lambda: tree.make(f"{CONTAINER}/new", "0-1")
     bring(tree, CONTAINER, CPUSet.of(4))
     assert tree.sets[f"{CONTAINER}/new"] == tree.sets[CONTAINER] == CPUSet.of(4)
+
+
+def test_nested_cgroups_follow_a_container_that_another_program_has_widened(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tree, want, before = v1(container="0-3"), CPUSet.parse("0-3"), CPUSet.of(0, 1)
+    tree.make(f"{CONTAINER}/own", "1")
+    tree.refusing.add(NESTED)
+    with caplog.at_level(logging.WARNING):
+        assert not bring_nested(tree, CONTAINER, want, before)
+    assert f"nested cgroups stay on other CPUs cgroup={CONTAINER}" in caplog.text
+
+    tree.refusing.clear()
+    assert bring_nested(tree, CONTAINER, want, before)
+    assert (tree.sets[NESTED], tree.sets[f"{CONTAINER}/own"]) == (want, CPUSet.of(1))
+
+
+def test_a_nested_cgroup_that_has_ended_has_nothing_to_follow() -> None:
+    tree = v1(container="0-3")
+    tree.before_write[1] = lambda: tree.remove(NESTED)
+    assert bring_nested(tree, CONTAINER, CPUSet.parse("0-3"), CPUSet.of(0, 1))
+    tree.remove(CONTAINER)
+    assert bring_nested(tree, CONTAINER, CPUSet.parse("0-3"), CPUSet.of(0, 1))
 
 
 def test_a_container_that_ends_meanwhile_leaves_its_pod_as_it_was() -> None:

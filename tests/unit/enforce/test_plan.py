@@ -93,6 +93,12 @@ def test_a_plan_is(
     assert [f"{step.path}={step.cpus}" for step in made] == steps
 
 
+def test_nested_cgroups_follow_from_a_set_before_the_present_one() -> None:
+    behind = node("c/n", "0", node("c/n/m", "0"))
+    made = plan(ROOMY, node("c", "0-1", behind, node("c/o", "1")), CPUSet.of(0, 1), CPUSet.of(0))
+    assert [f"{step.path}={step.cpus}" for step in made] == ["c/n=0-1", "c/n/m=0-1"]
+
+
 def test_an_empty_set_is_never_planned() -> None:
     with pytest.raises(ValueError, match="c: a container needs a CPU"):
         plan(ROOMY, node("c", "0-1"), CPUSet())

@@ -8,16 +8,16 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound, RuntimeSilent
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerID
 from cpupool.manager.ports import Writer
 from tests import builders
 from tests.runtimes import ModelRuntime, told
-from tests.setters import EVERYTHING, Node, ids, owner_on_2, running
+from tests.setters import EVERYTHING, MACHINE, Node, ids, owner_on_2, running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from cpupool.core.workloads import ContainerID
 
 
 def held_by(writer: Writer) -> tuple[Node, ModelRuntime]:
@@ -324,3 +324,27 @@ def test_a_container_is_placed_as_soon_as_the_runtime_recognises_it() -> None:
     assert str(node.kernel.effective("kubepods/podowner-uid/again")) == "2"
     assert str(node.kernel.effective("kubepods/podstranger/other")) == "4"
     assert node.measured("cpupool_container_placement_seconds_count") == 2
+
+
+@pytest.mark.parametrize("then", ["1,3", "1,3,5", "5"])
+def test_nested_cgroups_follow_a_container_that_the_runtime_moves_too_late(then: str) -> None:
+    node, runtime = silent_runtime()
+    path = node.path("first", "held")
+    for nested in ("init", "init/scope"):
+        node.kernel.make(f"{path}/{nested}", EVERYTHING)
+    runtime.mute = False
+    node.setter.sweep()
+    assert str(node.kernel.sets[f"{path}/init/scope"]) == "1"
+
+    def default(cpus: str) -> None:
+        node.manager.reconfigure(NodePools.of(Pool.named("default", cpus)), MACHINE.topology())
+        node.setter.sweep()
+
+    runtime.mute = True
+    default("1,3")
+    assert str(node.kernel.sets[path]) == "1", "there is no answer"
+    runtime.mute = False
+    runtime.update(ContainerID("held-id"), CPUSet.of(1, 3))
+    default(then)
+
+    assert {str(cpus) for one, cpus in node.kernel.sets.items() if one.startswith(path)} == {then}
