@@ -12,6 +12,7 @@ from cpupool.config.settings import AgentSettings
 from cpupool.core.koordinator import CPUModel
 from cpupool.core.names import Names
 from cpupool.core.node_topology import Publishing
+from cpupool.enforce.intruders import Neighbours
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.quotas import QuotaGoal
@@ -250,6 +251,8 @@ class Agent:
             events=self._cluster.events,
             metrics=self._metrics,
         )
+        self._tree = CgroupFS(root.cgroup, settings.cgroup_root)
+        self._neighbours = Neighbours(self._tree.containers)
         self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
         self._nri = NRIPlugin(
             self.manager,
@@ -257,8 +260,7 @@ class Agent:
             required=settings.enforcement is Writer.NRI,
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
-            # The cpusetter's tree remembers what its own thread has seen.
-            found=CgroupFS(root.cgroup, settings.cgroup_root).containers,
+            found=self._neighbours.of,
             look=signals.runtime,
             appears=root.nri_socket.parent,
             events=self._cluster.events,
@@ -383,7 +385,6 @@ class Agent:
     def _make_cpusetter(
         self, settings: Setup, root: HostRoot, writers: Writers, cri: CRI
     ) -> CPUSetter:
-        tree = CgroupFS(root.cgroup, settings.cgroup_root)
         quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
         partitions = Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
         learner = Learner(
@@ -397,7 +398,7 @@ class Agent:
         )
         mover = Mover(
             self.manager,
-            tree,
+            self._tree,
             writers,
             self._metrics,
             beat=lambda: self.health.beat(cpusetter.NAME),
@@ -407,7 +408,7 @@ class Agent:
         )
         sweep = Sweep(
             manager=self.manager,
-            tree=tree,
+            tree=self._tree,
             writers=writers,
             learner=learner,
             mover=mover,
@@ -417,11 +418,12 @@ class Agent:
             now_s=time.monotonic,
             cpu_s=time.thread_time,
             recorded=self._record.recorded,
+            walked=self._neighbours.saw,
         )
         return CPUSetter(
             sweep,
             learner,
-            places=(*tree.places(), *quotas.places()),
+            places=(*self._tree.places(), *quotas.places()),
             metrics=self._metrics,
             health=self.health,
             interval_s=settings.interval_s,

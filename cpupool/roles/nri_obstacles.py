@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.workloads import Pod
     from cpupool.enforce.intruders import Intruder
+    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.runtime.nri import NRIRuntime
@@ -81,7 +82,8 @@ class Obstacles:
     Args:
         runtime: the container runtime.
         ready: whether the owner of each CPU is known.
-        found: walks every container directory, with the CPUs that it runs on now.
+        found: walks the containers that may be on a container's own CPUs, and those of its pod,
+            with the CPUs that they run on now.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Obstacles:
         runtime: NRIRuntime,
         *,
         ready: Callable[[], bool],
-        found: Callable[[], Iterable[FoundContainer]],
+        found: Callable[[ContainerKey, Resolution], Iterable[FoundContainer]],
     ) -> None:
         self._runtime = runtime
         self._ready = ready
@@ -127,7 +129,8 @@ class Obstacles:
             return None
         pod = now.resolution.pods.get(key[0])
         try:
-            there = list(intruders(now.resolution, self._found(), key, self._runtime.starting))
+            found = self._found(key, now.resolution)
+            there = list(intruders(now.resolution, found, key, self._runtime.starting))
         except HostError as error:
             return Obstacle(pod, str(error), notices.OCCUPIED_REMEDY)
         if not there:
