@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from cpupool.enforce.writers import Writers
 from tests import builders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.quota import Bandwidth
@@ -91,6 +92,11 @@ class ModelRuntime:
         for container, cpus in wanted.items():
             with suppress(ContainerNotFound, RuntimeRefused):
                 self.update(container, cpus)
+
+    def at_once(self, calls: Sequence[Callable[[], None]]) -> None:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            for call in [pool.submit(each) for each in calls]:
+                call.result()
 
     def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
         self._change(container, f"the CPU quota {bandwidth}")

@@ -7,6 +7,7 @@ another container from its CPUs: what the runtime has to write comes last, for a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cpupool.enforce.notices import Notice, NoticeKey
     from cpupool.enforce.writers import Writers
@@ -129,11 +130,13 @@ class _Step:
         wrong: the container.
         goal: the CPUs that it is moved to.
         reason: why it was not there.
+        writer: who moves it.
     """
 
     wrong: _Wrong
     goal: CPUSet
     reason: Reason
+    writer: Writer
 
 
 class Mover:
@@ -226,10 +229,11 @@ class Mover:
                     steps += self._steps(wrong[move.path], staying)
                 except CPUPoolError as error:
                     repairs += self._failed(wrong[move.path], error, staying)
-            if len(steps) > 1:
-                self._ask_ahead(steps)
+            unset = _ask_ahead(self._tree, self._writers, steps) if len(steps) > 1 else {}
             for step in steps:
                 try:
+                    if why := unset.get(step.wrong.move.container):
+                        raise why
                     repairs.append(self._carry_out(step, staying))
                 except CPUPoolError as error:
                     repairs += self._failed(step.wrong, error, staying)
@@ -321,7 +325,7 @@ class Mover:
         """Yield the step that is to be made now, if there is one.
 
         Raises:
-            CPUPoolError: its cgroup cannot be read.
+            CPUPoolError: its cgroup cannot be read, or the runtime does not say who writes it.
         """
         move, seen, resolution = wrong.move, wrong.seen, self.current()
         if self.wanted(seen.key, resolution) != seen.target.want:
@@ -331,25 +335,16 @@ class Mover:
         goal = moves.goal(move, staying.values(), resolution.view.default.cpus)
         seen.occupied = move.gains - goal
         if goal != move.has:
-            yield _Step(wrong, goal, self._reason(move.path, seen))
+            reason = self._reason(move.path, seen)
+            by = self._unasked(seen) or self._writers.of(move.container, seen.writer, new=seen.new)
+            yield _Step(wrong, goal, reason, by)
         else:
             self._tell_stuck(wrong.found, seen, f"other pods still run on its CPUs {seen.occupied}")
 
-    def _ask_ahead(self, steps: Sequence[_Step]) -> None:
-        """Let the runtime write several containers in one call; each is verified afterwards."""
-        # The move of each container follows, and finds what fails here.
-        with suppress(CPUPoolError):
-            wanted = {
-                step.wrong.move.container: step.goal
-                for step in steps
-                if apply.takes_one_write(self._tree, step.wrong.move.path, step.goal)
-            }
-            self._writers.ask_ahead(wanted)
-
     def _carry_out(self, step: _Step, staying: dict[str, Move]) -> Repair:
         started_s = self._now_s()
-        move, seen, reason = step.wrong.move, step.wrong.seen, step.reason
-        writer = self._unasked(seen) or self._writers.of(move.container, seen.writer, new=seen.new)
+        move, seen = step.wrong.move, step.wrong.seen
+        reason, writer = step.reason, step.writer
         tree = self._writers.through(writer, self._tree, move.path, move.container)
         apply.bring(tree, move.path, step.goal, before=CPUSet.parse(seen.nested))
         seen.writer, seen.nested = writer, str(step.goal)
@@ -436,3 +431,23 @@ class Mover:
         """Log once that a container is not where it belongs."""
         if seen.target.sticks(why):
             log.warning("container stays on wrong CPUs", cgroup=container.path, error=why)
+
+
+def _ask_ahead(
+    tree: CgroupTree, writers: Writers, steps: Iterable[_Step]
+) -> Mapping[ContainerID, CPUPoolError]:
+    """Let the runtime write several containers at one time; each is verified afterwards.
+
+    Return the containers that it has not set. What else fails here, the move of each finds.
+    """
+    wanted: defaultdict[Writer, dict[ContainerID, CPUSet]] = defaultdict(dict)
+    for step in steps:
+        move = step.wrong.move
+        with suppress(CPUPoolError):
+            if apply.takes_one_write(tree, move.path, step.goal):
+                wanted[step.writer][move.container] = step.goal
+    unset: dict[ContainerID, CPUPoolError] = {}
+    for writer, several in wanted.items():
+        with suppress(CPUPoolError):
+            unset |= writers.ask_ahead(writer, several)
+    return unset

@@ -22,8 +22,17 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import ContainerID
 
 MOST_AT_ONCE: Final = 8
-"""The most containers that one call moves: containerd takes up to 50 ms for each of them, and does
-not create any container meanwhile."""
+"""The most containers that one call by NRI moves: containerd takes up to 50 ms for each of them,
+and does not create any container meanwhile."""
+MOST_CALLS: Final = 4
+"""The most calls by CRI at one time: a runtime that makes one change after the other must have made
+all of them before the agent gives up on the last."""
+_AT_ONCE: Final = {
+    Writer.CGROUP: 1,
+    Writer.NRI: MOST_AT_ONCE,
+    Writer.CRI: MOST_CALLS,
+    None: MOST_CALLS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +66,11 @@ class Move:
 
 
 def batches(moves: Iterable[Move]) -> Iterator[tuple[Move, ...]]:
-    """Yield the moves in their order; one call of the runtime may make those of a batch."""
+    """Yield the moves in their order; the runtime may make those of a batch at one time."""
     ordered = sorted(moves, key=_rank)
     for _, group in groupby(ordered, key=_rank):
         same = tuple(group)
-        together = same[0].writer is Writer.NRI and same[0].silent_s == -math.inf
-        size = MOST_AT_ONCE if together else 1
+        size = 1 if same[0].silent_s > -math.inf else _AT_ONCE[same[0].writer]
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 

@@ -8,15 +8,21 @@ through the runtime only. The runtime says which these are, after a restart of t
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CgroupNotFound, ContainerNotFound, RuntimeUnreachable
-from cpupool.manager.ports import Writer
+from cpupool.core.errors import (
+    CgroupNotFound,
+    ContainerNotFound,
+    CPUPoolError,
+    RuntimeUnreachable,
+)
+from cpupool.manager.ports import ContainerRuntime, Writer
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from cpupool.core.quota import Bandwidth
@@ -26,10 +32,17 @@ if TYPE_CHECKING:
         BatchingRuntime,
         CgroupAccess,
         CgroupNode,
-        ContainerRuntime,
     )
 
 log = logs.get(__name__)
+
+
+class CalledRuntime(ContainerRuntime, Protocol):
+    """The container runtime over CRI: a call changes one container, and several run in parallel."""
+
+    def at_once(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Run several callers of this runtime at one time, and return when all have ended."""
+        ...
 
 
 class Writers:
@@ -42,7 +55,7 @@ class Writers:
     """
 
     def __init__(
-        self, asked: Writer | None, nri: BatchingRuntime | None, cri: ContainerRuntime
+        self, asked: Writer | None, nri: BatchingRuntime | None, cri: CalledRuntime
     ) -> None:
         self._asked = asked
         self._nri = nri
@@ -116,20 +129,35 @@ class Writers:
         if runtime is None:
             return tree
 
-        def update(cpus: CPUSet) -> None:
-            with self._announced(writer, container, cpus):
-                runtime.update(container, cpus)
+        return _ThroughRuntime(tree, path, partial(self._update, writer, runtime, container))
 
-        return _ThroughRuntime(tree, path, update)
+    def ask_ahead(
+        self, writer: Writer, wanted: Mapping[ContainerID, CPUSet]
+    ) -> Mapping[ContainerID, CPUPoolError]:
+        """Let the runtime set the CPUs of containers of one writer, all at one time.
 
-    def ask_ahead(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
-        """Let the runtime set the CPUs of containers that NRI writes, in one call.
+        Returns:
+            The containers whose CPUs the runtime has not set, as far as that is known; none that
+            has ended.
 
         Raises:
-            CPUPoolError: it has set none, or has not answered yet.
+            CPUPoolError: by NRI it has set none, or has not answered yet.
         """
-        if self._nri is not None:
+        failed: dict[ContainerID, CPUPoolError] = {}
+
+        def call(container: ContainerID, cpus: CPUSet) -> None:
+            try:
+                self._update(writer, self._cri, container, cpus)
+            except ContainerNotFound:
+                pass
+            except CPUPoolError as error:
+                failed[container] = error
+
+        if writer is Writer.NRI and self._nri is not None:
             self._nri.update_all(wanted)
+        if writer is Writer.CRI and len(wanted) > 1:
+            self._cri.at_once([partial(call, *change) for change in wanted.items()])
+        return failed
 
     def limit(
         self, tree: BandwidthTree, path: str, container: ContainerID, bandwidth: Bandwidth
@@ -152,6 +180,12 @@ class Writers:
         except ContainerNotFound as error:
             raise CgroupNotFound(path) from error
         return writer
+
+    def _update(
+        self, writer: Writer, runtime: ContainerRuntime, container: ContainerID, cpus: CPUSet
+    ) -> None:
+        with self._announced(writer, container, cpus):
+            runtime.update(container, cpus)
 
     def _runtime(self, writer: Writer) -> ContainerRuntime | None:
         if writer is Writer.CGROUP:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -211,6 +212,12 @@ class CRI:
         if not cpus:
             raise ValueError(f"container {container} cannot run on no CPUs")
         self._change(container, f"CPUs {cpus}", LinuxContainerResources(cpuset_cpus=str(cpus)))
+
+    def at_once(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Run several callers at one time; each call of theirs ends with its own timeout."""
+        with ThreadPoolExecutor(len(calls)) as pool:
+            for call in [pool.submit(each) for each in calls]:
+                call.result()
 
     def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
         """Let the runtime set how long a container may run in each period, and nothing else.

@@ -75,7 +75,8 @@ def node() -> Node:
 
 def test_only_pods_that_the_last_sweep_saw_on_its_cpus_and_its_own_are_read(node: Node) -> None:
     node.give()
-    node.cpus[OWNER.cgroup_uid] = "2-3"
+    # As for a sandbox.
+    node.cpus[OWNER.cgroup_uid] = "0-1"
     node.sweep()
     assert node.read_before_start() == {"near", OWNER.cgroup_uid}
 

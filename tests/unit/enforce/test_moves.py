@@ -55,11 +55,19 @@ def test_a_pods_own_cgroup_is_narrowed_before_its_containers() -> None:
     assert names(list(moves.batches([inside, pod]))) == [["pod"], ["pod/c"]]
 
 
-def test_the_runtime_is_asked_for_eight_at_once() -> None:
+def test_the_runtime_is_asked_for_eight_in_a_call_and_by_four_calls_at_once() -> None:
     by_nri = [move(str(number), "0-7", "0-1", writer=Writer.NRI) for number in range(20)]
-    by_question = [move(str(number), "0-7", "0-1", writer=None) for number in range(3)]
-    sizes = [len(batch) for batch in moves.batches([*by_nri, *by_question])]
-    assert sizes == [1, 1, 1, 8, 8, 4]
+    by_question = [move(str(number), "0-7", "0-1", writer=None) for number in range(9)]
+    by_itself = [move(str(number), "0-7", "0-1") for number in range(2)]
+    sizes = [len(batch) for batch in moves.batches([*by_nri, *by_question, *by_itself])]
+    assert sizes == [1, 1, 4, 4, 1, 8, 8, 4]
+
+
+def test_all_that_leave_go_before_a_batch_with_one_that_comes() -> None:
+    leaving = [move(f"leaves {number}", "0-7", "0-1", writer=None) for number in range(9)]
+    coming = [move(f"comes {number}", "0-1", "4", own=True, writer=None) for number in range(2)]
+    batches = [{one.gains for one in batch} for batch in moves.batches([*coming, *leaving])]
+    assert batches == [{NOBODY}, {NOBODY}, {NOBODY}, {CPUSet.of(4)}]
 
 
 def test_an_owner_waits_until_the_others_have_left() -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ContainerNotFound, RuntimeSilent
+from cpupool.core.errors import ContainerNotFound, RuntimeRefused, RuntimeSilent
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.ports import Writer
@@ -241,14 +242,17 @@ def test_a_container_for_which_the_runtime_hangs_keeps_no_other_from_its_cpus(
 def test_a_slow_runtime_is_left_for_pods_and_others_after_half_a_second() -> None:
     runtime = ModelRuntime(here=True)
     node = Node(cri=runtime)
-    for number in range(6):
+    for number in range(10):
         node.run(f"slow{number}", builders.container(f"held{number}"))
         runtime.lists[f"held{number}-id"] = EVERYTHING
 
+    lock = threading.Lock()
+
     def written(container: ContainerID, cpus: CPUSet) -> None:
-        node.now_s += 0.3
         number = container.removeprefix("held").removesuffix("-id")
-        node.kernel.sets[node.path(f"slow{number}", f"held{number}")] = cpus
+        with lock:
+            node.now_s += 0.3
+            node.kernel.sets[node.path(f"slow{number}", f"held{number}")] = cpus
 
     runtime.written = written
     moved = []
@@ -256,8 +260,61 @@ def test_a_slow_runtime_is_left_for_pods_and_others_after_half_a_second() -> Non
         node.source.asked.clear()
         node.setter.sweep()
         assert "pods" in node.source.asked
-        moved.append(sum(node.cpus(f"slow{n}", f"held{n}") == "1" for n in range(6)))
-    assert moved == [2, 4, 6, 6]
+        moved.append(sum(node.cpus(f"slow{n}", f"held{n}") == "1" for n in range(10)))
+    assert moved == [4, 8, 10, 10]
+
+
+def test_by_calls_all_that_leave_are_seen_elsewhere_before_one_that_comes_is_called_for() -> None:
+    runtime = ModelRuntime(here=True)
+    node = Node(asked=Writer.CRI, cri=runtime)
+    leaving = {
+        f"held{number}-id": node.path(f"pod{number}", f"held{number}") for number in range(6)
+    }
+    for number in range(6):
+        node.run(f"pod{number}", builders.container(f"held{number}"))
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    paths = {**leaving, "main-id": node.path("owner")}
+    runtime.lists |= dict.fromkeys(paths, EVERYTHING)
+    node.kernel.sets[paths["main-id"]] = CPUSet.of(1)
+    order: list[str] = []
+    left = threading.Barrier(2, timeout=DEADLINE_S)
+
+    def written(container: ContainerID, cpus: CPUSet) -> None:
+        if container == "main-id":
+            order.extend(str(node.kernel.effective(path)) for path in leaving.values())
+        else:
+            # No call ends before another is made.
+            left.wait()
+        node.kernel.sets[paths[container]] = cpus
+
+    runtime.written = written
+    assert not any(repair.error for repair in node.setter.sweep().repairs)
+    assert order == ["1"] * 6
+    assert node.cpus("owner") == "2"
+
+
+@pytest.mark.parametrize("refusing", ["", "it is full"])
+def test_by_calls_a_container_that_is_not_moved_keeps_no_other_of_its_batch(refusing: str) -> None:
+    class Picky(ModelRuntime):
+        def update(self, container: ContainerID, cpus: CPUSet) -> None:
+            if container == "held0-id":
+                if not refusing:
+                    raise ContainerNotFound(container)
+                raise RuntimeRefused(container, f"CPUs {cpus}", refusing)
+            super().update(container, cpus)
+
+    runtime = Picky(here=True)
+    node = Node(cri=runtime)
+    paths = {f"held{number}-id": node.path(f"pod{number}", f"held{number}") for number in range(3)}
+    for number in range(3):
+        node.run(f"pod{number}", builders.container(f"held{number}"))
+    runtime.lists |= dict.fromkeys(paths, EVERYTHING)
+    runtime.written = lambda container, cpus: node.kernel.sets.update({paths[container]: cpus})
+    repairs = node.setter.sweep().repairs
+    why = f"container held0-id: the container runtime did not set CPUs 1: {refusing}"
+    assert {repair.error for repair in repairs if repair.error} == ({why} if refusing else set())
+    assert [str(node.kernel.effective(path)) for path in paths.values()] == [EVERYTHING, "1", "1"]
 
 
 def test_a_container_that_ends_while_the_runtime_is_called_is_no_error() -> None:
