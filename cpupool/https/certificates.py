@@ -128,18 +128,6 @@ class Held:
         return {name: Term.of(pair.certificate) for name, pair in pairs.items() if pair}
 
 
-def expires(pem: bytes) -> datetime:
-    """Return when the first certificate of a PEM file expires.
-
-    Raises:
-        ValueError: the file has no certificate.
-    """
-    try:
-        return x509.load_pem_x509_certificate(pem).not_valid_after_utc
-    except _UNREADABLE as error:
-        raise ValueError(f"no certificate that can be read: {error}") from error
-
-
 def service_names(service: str, namespace: str) -> tuple[str, ...]:
     """Return the DNS names of a Service; the API server uses the first."""
     name = f"{service}.{namespace}"

@@ -27,7 +27,7 @@ from cpupool.core.errors import HostFileError, Problem, RemoteProtocolError, err
 from cpupool.core.names import DNS_LABEL
 from cpupool.host.files import DirectoryWatch
 from cpupool.host.pool_files import PoolFiles
-from cpupool.https.certificates import expires
+from cpupool.https.expiry import expires
 from cpupool.https.server import CertificateError, HTTPSServer
 from cpupool.kube.client import APIError
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
