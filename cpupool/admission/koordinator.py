@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from cpupool.admission.rules import Rules
 
 _CLASS_PATH: Final = f"metadata.labels[{QOS_CLASS}]"
+_MOST_FIELDS: Final = 32
+"""The search for the key that was meant takes time for each unknown key."""
 
 
 def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
@@ -160,6 +162,10 @@ def _spec(text: str | None) -> Iterator[Problem]:
         fields = json_object(RESOURCE_SPEC, text)
     except AnnotationError as error:
         yield Problem(f"this {error.what}", error.remedy, path=path)
+        return
+    if len(fields) > _MOST_FIELDS:
+        what = f"this has {len(fields)} fields, and Koordinator knows {len(SPEC_FIELDS)}"
+        yield Problem(what, f"write {', '.join(SPEC_FIELDS)} alone", path=path)
         return
     for key, value in fields.items():
         known = SPEC_FIELDS.get(key)

@@ -113,6 +113,11 @@ DENIALS = [
         f"{OF_SPEC}: this is '[}}'; write a JSON object, or remove it",
     ),
     pytest.param(
+        wishing(**{f"preferredCPUBindPolicy{n}": 1 for n in range(33)}),
+        f"{OF_SPEC}: this has 33 fields, and Koordinator knows 3; write requiredCPUBindPolicy,"
+        " preferredCPUBindPolicy, preferredCPUExclusivePolicy alone",
+    ),
+    pytest.param(
         wishing(preferedCPUBindPolicy="FullPCPUs"),
         f"{OF_SPEC}: unknown key preferedCPUBindPolicy; did you mean preferredCPUBindPolicy?",
     ),
