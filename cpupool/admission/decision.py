@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.admission import checks, koordinator, mixed_cpus
-from cpupool.admission.pod_requests import REQUESTING, PodRequests, mapping
+from cpupool.admission.pod_requests import REQUESTING, PodRequests, check_crowd, mapping
 from cpupool.admission.rules import RequiredAgent
 from cpupool.core.errors import Problem, QuantityError, errors_in
 from cpupool.core.names import (
@@ -94,6 +94,8 @@ def admit(
     Raises:
         ManifestError: the API server would not accept the pod.
     """
+    if crowd := check_crowd(body, rules.names):
+        return Denied((crowd,))
     pod = _read(body, rules)
     problems = _problems(pod, rules)
     if pod.asks:

@@ -30,6 +30,8 @@ Body = Mapping[str, Any]
 
 REQUESTING: Final = ("initContainers", "containers")
 """The lists of containers that may have requests; ephemeral containers may have none."""
+MOST_CONTAINERS: Final = 1000
+"""The API server waits for 5 s; the review of 1,000 containers takes some tenths of a second."""
 _EPHEMERAL: Final = "ephemeralContainers"
 
 
@@ -150,6 +152,28 @@ class PodRequests:
             # The kubelet runs a static pod from its file, not from its mirror.
             asks=bool(wanted) and STATIC_POD_MIRROR not in annotations,
         )
+
+
+def check_crowd(body: object, names: Names) -> Problem | None:
+    """Refuse a pod that requests pools with so many containers that its review would be late.
+
+    Raises:
+        ManifestError: a field has another type than in Kubernetes.
+    """
+    spec = mapping(mapping(body, "").get("spec"), "spec")
+    listed = {f"spec.{part}": _list(spec.get(part), f"spec.{part}") for part in REQUESTING}
+    count = sum(map(len, listed.values()))
+    if count <= MOST_CONTAINERS:
+        return None
+    for path, containers in listed.items():
+        for place, container in enumerate(containers):
+            where = f"{path}[{place}]"
+            for amounts in _amounts(mapping(container, where), where):
+                if any(map(names.pool_of, amounts)):
+                    what = f"the pod requests pools and has {count} containers"
+                    remedy = f"make several pods of at most {MOST_CONTAINERS} containers"
+                    return Problem(what, remedy, path="spec.containers")
+    return None
 
 
 def mapping(value: object, path: str) -> Mapping[str, Any]:

@@ -156,3 +156,17 @@ def test_what_is_no_pod_is_reported_with_its_place(body: Any, words: str) -> Non
         admit(body, RULES)
     response = answer(review(body), RULES)["response"]
     assert not response["allowed"]
+
+
+class TestCrowds:
+    def test_a_pod_with_too_many_containers_is_refused_before_they_are_looked_at(self) -> None:
+        crowd = [*(container(f"c{n}") for n in range(999)), asking()]
+        assert admitted(pod(*crowd))
+        assert denial(pod(*crowd, "no container", initContainers=[container("init")])) == (
+            "spec.containers: the pod requests pools and has 1002 containers; make several pods of"
+            " at most 1000 containers"
+        )
+
+    def test_a_pod_that_requests_nothing_may_have_any_number(self) -> None:
+        body = pod(*(container(f"c{n}") for n in range(1001)))
+        assert admitted(body) == body
