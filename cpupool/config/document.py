@@ -178,14 +178,19 @@ class _Loader(yaml.SafeLoader):
         self._origin = origin
         self._depth = 0
 
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803
+        # The scanner reads 1,024 characters ahead, and looks at every open bracket for each.
+        if self.flow_level == _MAX_DEPTH:
+            raise _too_deep(self._origin.at(self.line, self.column))
+        super().fetch_flow_collection_start(TokenClass)
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # a gap in the stubs
         where = self._origin.at(event.start_mark.line, event.start_mark.column)
         if isinstance(event, yaml.AliasEvent):
             raise _unreadable(where, "aliases are not supported", "write the value out in full")
         if self._depth == _MAX_DEPTH:
-            what = f"this is nested deeper than {_MAX_DEPTH} levels"
-            raise _unreadable(where, what, "remove some levels")
+            raise _too_deep(where)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -278,6 +283,12 @@ def _first_written_line(text: str) -> str:
 
 def _after(text: str, origin: Origin) -> Location:
     return origin.at(text.count("\n"), len(text) - text.rfind("\n") - 1)
+
+
+def _too_deep(where: Location) -> ConfigError:
+    return _unreadable(
+        where, f"this is nested deeper than {_MAX_DEPTH} levels", "remove some levels"
+    )
 
 
 def _unreadable(where: Location, what: str, remedy: str) -> ConfigError:

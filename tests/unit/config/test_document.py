@@ -153,6 +153,7 @@ def test_a_path_stays_one_short_line(key: str, path: str) -> None:
         pytest.param("%YAML 2.0\n---\na: 1", at(1, 1), "incompatible", id="another YAML"),
         pytest.param("[" * 40, at(1, 33), "deeper than 32 levels", id="brackets nested deeply"),
         pytest.param(f"[{'a, ' * 9}" + "[" * 40, at(1, 60), "deeper than 32", id="late brackets"),
+        pytest.param("[" * 40 + "@", at(1, 33), "deeper than 32", id="the scanner stops, too"),
         pytest.param("- " * 9000, at(1, 65), "deeper than 32 levels", id="lists nested deeply"),
         pytest.param("? " * 9000, at(1, 65), "deeper than 32 levels", id="keys nested deeply"),
     ],
