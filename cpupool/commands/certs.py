@@ -6,6 +6,9 @@ import argparse
 import json
 import logging
 import os
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.commands import UsageError, add_command, add_setting
@@ -16,26 +19,39 @@ from cpupool.commands.services import (
     missing,
     own_namespace,
 )
+from cpupool.core.errors import CPUPoolError
 from cpupool.core.names import DNS_LABEL
 from cpupool.kube.client import SERVICE_ACCOUNT
+from cpupool.kube.webhook_objects import Installed
+from cpupool.roles.certificates import CertificateKeeper
 from cpupool.supervisor import supervise
 from cpupool.telemetry import log
 from cpupool.telemetry.health import Health
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
     from cpupool.commands import Commands
-    from cpupool.roles.certificates import CertificateKeeper, Outcome
+    from cpupool.kube.client import APIServer
+    from cpupool.roles.certificate_maker import Outcome
 
 _NAMESPACE: Final = "POD_NAMESPACE"
 _DAY: Final = "%Y-%m-%d"
 _SILENT_S: Final = 900.0
-"""Longer than a loop pauses after trouble, and than a slow API server takes for what it asks."""
+"""Longer than a loop pauses after trouble, and than a look takes."""
+_LOOK_S: Final = 300.0
+"""Longer than a slow API server takes for what a look asks."""
+_POLL_S: Final = 0.05
+"""How late the end of a look in another process may be seen."""
+_HANDED_ON: Final = (
+    *("secret", "service", "webhook_configuration", "api_server", "kubeconfig", "context"),
+    "log_format",
+)
 _EXAMPLES: Final = """\
 examples:
-  cpupool certs --watch                  in a pod of the webhook's Deployment
+  cpupool certs --watch                  in the pod of the webhook's certificates
   cpupool certs --kubeconfig ~/.kube/config --context prod --namespace cpupool
   kubectl proxy & cpupool certs --api-server http://127.0.0.1:8001 --namespace cpupool
 
@@ -93,20 +109,14 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         UsageError: a library is missing, or the namespace or the API server is not named.
         CPUPoolError: something could not be read or written.
     """
-    level = logging.INFO if arguments.watch else logging.WARNING
+    # Without --json the output says what the log would.
+    level = logging.INFO if arguments.watch or arguments.json else logging.WARNING
     log.set_up(level, json=arguments.log_format == "json")
     if arguments.watch:
         # First: until then the kernel keeps SIGTERM from the first process of a container.
-        stop = asked_to_end()
-        keeper = _keeper(arguments)
-        log.get(__name__).info("certificates are watched", version=VERSION)
-        health = Health()
-        loops = keeper.loops(health.beat)
-        for name in loops:
-            health.expect(name, _SILENT_S)
-        supervise(loops, stop, keeper.wake, health.hung)
+        _watch(arguments, asked_to_end())
         return 0
-    outcome = _keeper(arguments).look()
+    outcome = _look(arguments)
     if arguments.json:
         print(json.dumps(_as_json(outcome), indent=2), file=out)
     else:
@@ -114,23 +124,88 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return 0
 
 
-def _keeper(arguments: argparse.Namespace) -> CertificateKeeper:
+def _look(arguments: argparse.Namespace) -> Outcome:
     try:
-        # Imported here, because who installs cpupool without the webhook has no such library.
-        from cpupool.roles.certificates import CertificateKeeper, Installed  # noqa: PLC0415
+        # Imported here: not everyone has the library of it, and who only watches needs none.
+        from cpupool.roles.certificate_maker import CertificateMaker  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise missing(error) from error
+    return CertificateMaker(_server(arguments), _installed(arguments)).look()
+
+
+def _watch(arguments: argparse.Namespace, stop: threading.Event) -> None:
+    installed = _installed(arguments)
+    apart = _LookApart(arguments, installed.namespace, stop)
+    keeper = CertificateKeeper(_server(arguments), installed, apart.look)
+    log.get(__name__).info("certificates are watched", version=VERSION)
+    health = Health()
+    loops = keeper.loops(health.beat)
+    for name in loops:
+        health.expect(name, _SILENT_S)
+    supervise(loops, stop, keeper.wake, health.hung)
+
+
+class LookFailed(CPUPoolError):
+    """A look in a process of its own has failed.
+
+    Attributes:
+        code: the exit code of the process; negative for the signal that ended it.
+    """
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__(f"`cpupool certs` ended with {code}; a line before this one says why")
+
+
+class _LookApart:
+    """Looks by this command in a process of its own, which logs where this one does.
+
+    Args:
+        arguments: this command's.
+        namespace: where the webhook is installed.
+        stop: ends a look, too.
+    """
+
+    def __init__(
+        self, arguments: argparse.Namespace, namespace: str, stop: threading.Event
+    ) -> None:
+        given = {"namespace": namespace} | {name: getattr(arguments, name) for name in _HANDED_ON}
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value]
+        self._command = [sys.executable, "-m", "cpupool", "certs", "--json", *options]
+        self._stop = stop
+
+    def look(self) -> None:
+        """Make and write what is due.
+
+        Raises:
+            LookFailed: it has failed, did not end in time, or must end now.
+        """
+        deadline_s = time.monotonic() + _LOOK_S
+        with subprocess.Popen(  # noqa: S603 - this command; every value is an option's
+            self._command, stdout=subprocess.DEVNULL
+        ) as process:
+            while process.poll() is None:
+                if self._stop.wait(_POLL_S) or time.monotonic() > deadline_s:
+                    process.kill()
+                    process.wait()
+        if process.returncode:
+            raise LookFailed(process.returncode)
+
+
+def _server(arguments: argparse.Namespace) -> APIServer:
+    return api_server(arguments.api_server, arguments.kubeconfig, arguments.context)
+
+
+def _installed(arguments: argparse.Namespace) -> Installed:
     namespace = arguments.namespace or own_namespace(SERVICE_ACCOUNT)
     if not namespace:
         raise UsageError(f"the namespace is not known; give --namespace, or set {_NAMESPACE}")
-    server = api_server(arguments.api_server, arguments.kubeconfig, arguments.context)
-    installed = Installed(
+    return Installed(
         namespace=namespace,
         secret=arguments.secret,
         service=arguments.service,
         configuration=arguments.webhook_configuration,
     )
-    return CertificateKeeper(server, installed)
 
 
 def _label(text: str) -> str:

@@ -17,7 +17,9 @@ from cpupool.kube.cluster_view import ClusterView
 from cpupool.kube.config_map import ConfigMapName
 from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.kube.pod_status import PodStatus
-from cpupool.roles.certificates import CertificateKeeper, Installed
+from cpupool.kube.webhook_objects import Installed
+from cpupool.roles.certificate_maker import CertificateMaker
+from cpupool.roles.certificates import CertificateKeeper
 from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics, WebhookMetrics
@@ -189,7 +191,8 @@ def test_the_webhook_is_granted_exactly_what_its_certificates_need() -> None:
     with FakeAPIServer(NODE) as server:
         server.keep(paths["secrets"], secret)
         server.keep(paths["mutatingwebhookconfigurations"], configuration)
-        keeper = CertificateKeeper(APIServer.at(server.url), installed)
+        api = APIServer.at(server.url)
+        keeper = CertificateKeeper(api, installed, CertificateMaker(api, installed).look)
         with running_all(keeper):
             watched = "mutatingwebhookconfigurations"
             eventually(lambda: len(server.updates) == 3 and server.watching(watched), "all is made")

@@ -50,7 +50,10 @@ ELSEWHERE = {
     "tests/unit/runtime/nri_session": {"runtime/nri_messages"},
     "tests/unit/kubelet/device_plugin": {"channel", "kubelet/interceptor"},
     "tests/properties/test_wait_budget.py": {"roles/wait_budget"},
-    "tests/scenarios/certs": {"commands/certs", "roles/certificates"},
+    "tests/scenarios/certs": {
+        *("commands/certs", "kube/webhook_objects", "roles/certificate_maker"),
+        "roles/certificates",
+    },
     "tests/scenarios/webhook": {"roles/webhook"},
     "tests/unit/wire": {"wire/checkpoints"},
     "mypy: protocols only": {"manager/ports"},

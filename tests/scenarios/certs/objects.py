@@ -8,6 +8,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ from cpupool import cli
 from cpupool.https import certificates
 from cpupool.https.certificates import Held
 from cpupool.kube.client import APIServer
-from cpupool.roles.certificates import CertificateKeeper, Installed
+from cpupool.kube.webhook_objects import Installed
+from cpupool.roles.certificate_maker import CertificateMaker
+from cpupool.roles.certificates import CertificateKeeper
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -81,8 +84,16 @@ def aged(days: int) -> Held:
     return held
 
 
-def keeper(server: FakeAPIServer, now: datetime = NOW) -> CertificateKeeper:
-    return CertificateKeeper(APIServer.at(server.url), INSTALLED, now=lambda: now)
+def maker(server: FakeAPIServer, now: datetime = NOW) -> CertificateMaker:
+    return CertificateMaker(APIServer.at(server.url), INSTALLED, now=lambda: now)
+
+
+def keeper(
+    server: FakeAPIServer, clock_s: Callable[[], float] = time.monotonic
+) -> CertificateKeeper:
+    """Make a keeper that looks within this process."""
+    look = maker(server).look
+    return CertificateKeeper(APIServer.at(server.url), INSTALLED, look, clock_s=clock_s)
 
 
 def verify(serving: bytes, bundle: bytes, now: datetime) -> None:

@@ -11,7 +11,8 @@ from cpupool import cli
 from cpupool.commands import certs
 from cpupool.https import certificates
 from cpupool.kube.client import APIServer
-from cpupool.roles.certificates import CertificateKeeper, NotInstalled
+from cpupool.kube.webhook_objects import NotInstalled
+from cpupool.roles.certificate_maker import CertificateMaker
 from tests.kubeconfigs import login
 from tests.scenarios.certs.objects import (
     CONFIGURATION,
@@ -20,7 +21,7 @@ from tests.scenarios.certs.objects import (
     SECRET,
     decoded,
     fill,
-    keeper,
+    maker,
     run,
 )
 from tests.waiting import DEADLINE_S
@@ -74,7 +75,7 @@ def test_a_configuration_without_a_webhook_is_not_ours(server: FakeAPIServer) ->
     for body in bodies:
         server.keep(CONFIGURATION, body)
         with pytest.raises(NotInstalled, match="there is no webhook in it"):
-            keeper(server).look()
+            maker(server).look()
     assert server.updates == []
 
 
@@ -105,7 +106,7 @@ def test_a_right_to_write_that_is_missing_is_reported(server: FakeAPIServer) -> 
         server.refuse(403, "Forbidden")
         return NOW
 
-    reading = CertificateKeeper(APIServer.at(server.url), INSTALLED, now=meanwhile)
+    reading = CertificateMaker(APIServer.at(server.url), INSTALLED, now=meanwhile)
     with pytest.raises(NotInstalled, match=r"^Secret cpupool/.*no right to update it"):
         reading.look()
 

@@ -8,7 +8,7 @@ import pytest
 from cpupool.https import certificates
 from cpupool.https.certificates import Held
 from cpupool.kube.client import APIError, APIServer
-from cpupool.roles.certificates import TRIES, CertificateKeeper
+from cpupool.roles.certificate_maker import TRIES, CertificateMaker
 from tests.scenarios.certs.objects import (
     CONFIGURATION,
     DAY,
@@ -21,7 +21,7 @@ from tests.scenarios.certs.objects import (
     decoded,
     encoded,
     fill,
-    keeper,
+    maker,
     verify,
 )
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def test_an_empty_secret_is_filled_and_then_left_alone(server: FakeAPIServer) -> None:
-    outcome = keeper(server).look()
+    outcome = maker(server).look()
     assert [change.what for change in outcome.changes] == [
         "CA made",
         "bundle published",
@@ -44,7 +44,7 @@ def test_an_empty_secret_is_filled_and_then_left_alone(server: FakeAPIServer) ->
     assert bundles(configuration) == [decoded(secret)["ca.crt"]] * 2
     check_history(server, Held(), NOW)
 
-    again = keeper(server).look()
+    again = maker(server).look()
     assert (again.changes, again.terms) == ((), outcome.terms)
     assert len(server.updates) == 3
     assert server.verbs() == {
@@ -61,7 +61,7 @@ def test_what_others_wrote_into_the_objects_stays(server: FakeAPIServer) -> None
     )
     webhook = {"name": "pods.cpupool.io", "clientConfig": {"url": "https://a"}, "timeoutSeconds": 5}
     server.keep(CONFIGURATION, {"metadata": {"annotations": {"c": "d"}}, "webhooks": [webhook]})
-    keeper(server).look()
+    maker(server).look()
     secret, configuration = server.kept(SECRET), server.kept(CONFIGURATION)
     assert (secret["metadata"]["labels"], secret["type"]) == ({"a": "b"}, "Opaque")
     assert decoded(secret)["notes"] == b"hi"
@@ -76,7 +76,7 @@ def test_over_years_there_is_no_moment_without_trust(server: FakeAPIServer) -> N
     served = start.serving_data()["tls.crt"]
     for day in range(0, 12 * 365, 20):
         now = NOW + day * DAY
-        keeper(server, now).look()
+        maker(server, now).look()
         # What was there before the look is shown until the replicas have read the new one.
         for path, body in server.updates:
             for bundle in bundles(body) if path == CONFIGURATION else []:
@@ -93,7 +93,7 @@ def test_a_bundle_that_somebody_takes_away_is_put_back(server: FakeAPIServer) ->
     configuration = server.kept(CONFIGURATION)
     del configuration["webhooks"][1]["clientConfig"]["caBundle"]
     server.keep(CONFIGURATION, configuration)
-    outcome = keeper(server).look()
+    outcome = maker(server).look()
     assert [change.what for change in outcome.changes] == ["bundle published"]
     assert bundles(server.kept(CONFIGURATION)) == [start.bundle] * 2
 
@@ -102,7 +102,7 @@ def test_a_secret_that_is_emptied_costs_no_trust(server: FakeAPIServer) -> None:
     start = aged(30)
     fill(server, start)
     server.keep(SECRET, {"kind": "Secret"})
-    keeper(server).look()
+    maker(server).look()
     check_history(server, start, NOW)
     assert certificates.read(decoded(server.kept(SECRET))).trusted[1:] == start.trusted
 
@@ -120,10 +120,10 @@ def test_a_secret_that_is_emptied_costs_no_trust(server: FakeAPIServer) -> None:
 )
 def test_damaged_data_is_made_anew(server: FakeAPIServer, data: object) -> None:
     server.keep(SECRET, {"kind": "Secret", "data": data})
-    keeper(server).look()
+    maker(server).look()
     for bundle in bundles(server.kept(CONFIGURATION)):
         verify(decoded(server.kept(SECRET))["tls.crt"], bundle, NOW)
-    assert keeper(server).look().changes == ()
+    assert maker(server).look().changes == ()
 
 
 def test_damage_is_reported_and_keys_are_not(
@@ -134,7 +134,7 @@ def test_damage_is_reported_and_keys_are_not(
     secret = server.kept(SECRET)
     server.keep(SECRET, {**secret, "data": {**secret["data"], "tls.crt": encoded(b"x")}})
     with caplog.at_level(logging.INFO, "cpupool"):
-        keeper(server).look()
+        maker(server).look()
     told = [record.getMessage() for record in caplog.records]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert told[0].startswith('unusable, made again object="Secret cpupool/cpupool-webhook-tls"')
@@ -146,7 +146,7 @@ def test_damage_is_reported_and_keys_are_not(
 
 
 def test_who_comes_second_reads_again(server: FakeAPIServer) -> None:
-    first = keeper(server)
+    first = maker(server)
 
     def meanwhile() -> datetime:
         # Between this replica's reading and its writing another one does all.
@@ -154,7 +154,7 @@ def test_who_comes_second_reads_again(server: FakeAPIServer) -> None:
             first.look()
         return NOW
 
-    second = CertificateKeeper(APIServer.at(server.url), INSTALLED, now=meanwhile)
+    second = CertificateMaker(APIServer.at(server.url), INSTALLED, now=meanwhile)
     outcome = second.look()
     assert outcome.changes == ()
     assert len(server.updates) == 3
@@ -166,7 +166,7 @@ def test_somebody_who_writes_all_the_time_is_left_to_it(server: FakeAPIServer) -
         server.keep(SECRET, server.kept(SECRET))
         return NOW
 
-    writing = CertificateKeeper(APIServer.at(server.url), INSTALLED, now=meanwhile)
+    writing = CertificateMaker(APIServer.at(server.url), INSTALLED, now=meanwhile)
     with pytest.raises(APIError) as conflict:
         writing.look()
     assert conflict.value.status == 409

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.https.certificates import Held
-from cpupool.roles.certificates import CertificateKeeper
+from cpupool.kube.client import APIServer
+from cpupool.roles.certificate_maker import CertificateMaker
 from tests.scenarios.certs.objects import (
     CONFIGURATION,
     DAY,
@@ -22,9 +24,10 @@ from tests.scenarios.certs.objects import (
     aged,
     check_history,
     command,
+    decoded,
     empty,
     fill,
-    keeper,
+    maker,
 )
 from tests.waiting import DEADLINE_S
 
@@ -39,11 +42,11 @@ if TYPE_CHECKING:
     [
         pytest.param(0, False, id="new"),
         pytest.param(30, False, id="good"),
-        pytest.param(90, False, id="serving due"),
-        pytest.param(1230, False, id="CA due"),
+        pytest.param(89, False, id="serving due"),
+        pytest.param(1246, False, id="CA due"),
         pytest.param(30, True, id="good and emptied meanwhile"),
-        pytest.param(90, True, id="serving due and emptied meanwhile"),
-        pytest.param(1230, True, id="CA due and emptied meanwhile"),
+        pytest.param(89, True, id="serving due and emptied meanwhile"),
+        pytest.param(1246, True, id="CA due and emptied meanwhile"),
     ],
 )
 def test_replicas_at_once_end_alike_whichever_is_first(
@@ -56,18 +59,54 @@ def test_replicas_at_once_end_alike_whichever_is_first(
         choices = random.Random(seed)
         turns = Turns(choices)
         actors: dict[str, Callable[[], object]] = {
-            name: CertificateKeeper(
-                InTurn(server.url, turns, name), INSTALLED, now=lambda: now
-            ).look
+            name: CertificateMaker(InTurn(server.url, turns, name), INSTALLED, now=lambda: now).look
             for name in ("a", "b", "c")
         }
         if emptied:
             actors["admin"] = partial(empty, server, turns, after=choices.randrange(1, 8))
         turns.run(actors)
+        assert server.updates or days == 30
         check_history(server, start, now)
-        keeper(server, now).look()
+        maker(server, now).look()
         check_history(server, start, now)
-        assert keeper(server, now).look().changes == ()
+        assert maker(server, now).look().changes == ()
+
+
+class Cut(APIServer):
+    """The API server for one that is killed before it can send another request."""
+
+    def __init__(self, url: str, requests: int) -> None:
+        super().__init__(url)
+        self._left = requests
+
+    def headers(self) -> dict[str, str]:
+        """Count: this is called once before each request."""
+        if not self._left:
+            raise Killed
+        self._left -= 1
+        return super().headers()
+
+
+class Killed(BaseException):
+    """What no code expects."""
+
+
+@pytest.mark.parametrize("requests", range(5))
+@pytest.mark.parametrize("days", [0, 89, 1246])
+def test_one_that_is_killed_at_any_request_loses_nothing(
+    server: FakeAPIServer, days: int, requests: int
+) -> None:
+    start, now = aged(days), NOW + max(days - 29, 0) * DAY
+    fill(server, start)
+    with suppress(Killed):
+        CertificateMaker(Cut(server.url, requests), INSTALLED, now=lambda: now).look()
+    check_history(server, start, now)
+    maker(server, now).look()
+    check_history(server, start, now)
+    assert maker(server, now).look().changes == ()
+    # Not one CA for each time that it starts.
+    authorities = [body for path, body in server.updates if path == SECRET]
+    assert len({decoded(body)["ca.crt"] for body in authorities}) == 1
 
 
 def test_processes_at_once_make_one_of_each(server: FakeAPIServer) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.apiserver import FakeAPIServer
+from tests.certificates import uses_library
 from tests.pods import review, stored
 from tests.scenarios.webhook.processes import (
     BAD,
@@ -120,6 +121,12 @@ class TestProcess:
             for thread in threads:
                 thread.join(DEADLINE_S)
         assert not failures
+
+    def test_the_library_that_makes_certificates_is_not_in_it(
+        self, process: WebhookProcess
+    ) -> None:
+        assert process.ask(asking()).status == 200
+        assert not uses_library(process.process.pid)
 
     def _shown(self, process: WebhookProcess) -> bytes:
         with process.client() as client:
