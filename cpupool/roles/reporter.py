@@ -6,6 +6,7 @@ It has a loop of its own, so that no sweep waits for a disk.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from cpupool.manager.ports import Writer
@@ -13,6 +14,8 @@ from cpupool.manager.usage import decisions, fragmentation, policy_usage, usage
 from cpupool.policies.base import BEST_EFFORT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cpupool.enforce.sweep import SweepReport
     from cpupool.enforce.writers import Writers
     from cpupool.host.status_file import StatusFile
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 
 NAME: Final = "reporter"
 _PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 2.0
+_SHARE: Final = 50
+"""The reporter pauses for so many times as long as it has worked: in a burst of pods the node has
+other work, and each status replaces the last."""
 _IDLE_S: Final = 60.0
 
 
@@ -36,6 +43,7 @@ class Reporter:
         status: the file that `cpupool status` reads.
         metrics: where the use of the pools is shown.
         health: hears that the loop turns.
+        cpu_s: the CPU time of the reporting thread.
     """
 
     def __init__(
@@ -46,12 +54,14 @@ class Reporter:
         *,
         metrics: Metrics,
         health: Health,
+        cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._manager = manager
         self._writers = writers
         self._status = status
         self._metrics = metrics
         self._health = health
+        self._cpu_s = cpu_s
         self._measured: NodeFacts | None = None
         self._decided: NodeView | None = None
         self._report: SweepReport | None = None
@@ -72,9 +82,11 @@ class Reporter:
             self._health.beat(NAME)
             self._wake.wait(_IDLE_S)
             self._wake.clear()
+            began_s = self._cpu_s()
             if self._report is not None:
                 self._publish(self._report)
-            stop.wait(_PAUSE_S)
+            worked_s = self._cpu_s() - began_s
+            stop.wait(min(max(_PAUSE_S, _SHARE * worked_s), _LONGEST_PAUSE_S))
 
     def _publish(self, report: SweepReport) -> None:
         facts, resolution = self._manager.snapshot()
