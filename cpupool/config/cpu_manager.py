@@ -110,12 +110,13 @@ def _refuse_settings_of_none(reader: Reader, table: Table) -> None:
     for key, entry in entries(table):
         if key in _KEYS and key != POLICY and not _is_empty(entry):
             what = f"the policy {NONE} has no such setting"
-            reader.refuse(entry, what, f"remove it, or write policy: {STATIC}", entry.key)
+            other = KOORDINATOR if key == SUPPRESSION else STATIC
+            reader.refuse(entry, what, f"remove it, or write policy: {other}", entry.key)
 
 
 def _refuse_strange_options(reader: Reader, value: Value) -> None:
-    table = reader.table(value, StaticOptions.names())
-    for name, entry in entries(table):
+    # The keys that no policy knows are refused already.
+    for name, entry in entries(value if isinstance(value, Table) else None):
         if name in StaticOptions.names() and name not in _KOORDINATORS:
             what = f"the policy {KOORDINATOR} has no such option"
             remedy = f"remove it: {KOORDINATOR} has {' and '.join(_KOORDINATORS)}"

@@ -271,6 +271,16 @@ def test_an_option_of_another_policy_is_refused_with_the_policys_own() -> None:
     ]
 
 
+def test_an_option_that_no_policy_knows_is_one_problem() -> None:
+    options = "options: {FullPCPUsOnly: true}"
+    assert refused(f"cpuManager: {{policy: koordinator, reserved: 1, {options}}}") == [
+        (
+            "a.yaml:1:58: cpuManager.options.FullPCPUsOnly: unknown key; did you mean"
+            " full-pcpus-only?"
+        )
+    ]
+
+
 def test_an_unknown_policy_hides_no_other_problem() -> None:
     assert refused("cpuManager: {policy: statik, reserved: 0, onMisfit: hold}\n") == [
         "a.yaml:1:22: cpuManager.policy: unknown value 'statik'; did you mean static?",
@@ -477,4 +487,4 @@ def test_other_policies_do_not_suppress_best_effort_pods() -> None:
         " best-effort pods; remove it, or write policy: koordinator"
     )
     (none,) = refused("cpuManager: {policy: none, resourceUsedThresholdWithBE: {enable: true}}")
-    assert "the policy none has no such setting" in none
+    assert "the policy none has no such setting; remove it, or write policy: koordinator" in none
