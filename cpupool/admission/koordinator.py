@@ -76,9 +76,11 @@ def check_metadata(new: Body, old: Body | None, rules: Rules, account: str) -> I
         return
     had, has = (_texts(body or {}, "annotations").get(RESOURCE_STATUS) for body in (old, new))
     if has != had and account not in rules.schedulers:
+        other = f", not {shown(account)}" if account else ""
+        keep = "leave it out" if had is None else "leave it as it was"
         yield Problem(
-            f"only a scheduler may write this, not {shown(account)}",
-            "leave it as it was, or have an administrator add the account to --schedulers",
+            f"only a scheduler may write this{other}",
+            f"{keep}, or have an administrator add the account to --schedulers",
             path=f"metadata.annotations[{RESOURCE_STATUS}]",
         )
     if old is None:

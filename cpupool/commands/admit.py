@@ -41,8 +41,8 @@ examples:
 
 Printed is the pod as the webhook completes it, for a workload one pod of its template; warnings
 stand before it as comments. Without --pool-files a pool is unknown only by the form of its name, a
-container with exclusive and shared CPUs gets no limit, and OpenShift's resource for shared CPUs is
-passed over.
+container with exclusive and shared CPUs gets no limit, and OpenShift's resource for shared CPUs and
+Koordinator's classes are passed over.
 
 Exit code 0: every pod in the file is admitted; 1: one is denied; 2: the command line is wrong, or a
 file that it names cannot be used.

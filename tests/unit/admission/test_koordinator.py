@@ -202,11 +202,11 @@ ASSIGNED = {STATUS: '{"cpuset":"2-3"}'}
 
 def test_only_a_listed_account_creates_a_pod_with_assigned_cpus() -> None:
     body = noted(ASSIGNED)
-    remedy = "leave it as it was, or have an administrator add the account to --schedulers"
+    remedy = "leave it out, or have an administrator add the account to --schedulers"
     assert found(body, account=ANYBODY) == (
         f"{OF_STATUS}: only a scheduler may write this, not {ANYBODY}; {remedy}"
     )
-    assert found(body) == f"{OF_STATUS}: only a scheduler may write this, not ''; {remedy}"
+    assert found(body) == f"{OF_STATUS}: only a scheduler may write this; {remedy}"
     assert found(body, account=KOORD_SCHEDULER) == ""
     own = replace(RULES, schedulers=frozenset({ANYBODY}))
     assert found(body, own, account=ANYBODY) == ""
@@ -235,7 +235,9 @@ LSR, LSE = of_class("LSR"), of_class("LSE")
 def test_assigned_cpus_and_the_class_of_a_pod_stay(subresource: str) -> None:
     sub: Body = {"subResource": subresource}
     for new, old in ((noted(ASSIGNED), LSR), (LSR, noted(ASSIGNED))):
-        assert "only a scheduler" in reviewed(new, old, ANYBODY, **sub)
+        refused = reviewed(new, old, ANYBODY, **sub)
+        assert "only a scheduler" in refused
+        assert ("leave it as it was" in refused) == (old is not LSR)
         assert reviewed(new, old, KOORD_SCHEDULER, **sub) == ""
         assert reviewed(new, old, ANYBODY, rules=Rules(), **sub) == ""
     assert reviewed(noted({**ASSIGNED, "a": "b"}), noted(ASSIGNED), ANYBODY, **sub) == ""

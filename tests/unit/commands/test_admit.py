@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,9 +15,6 @@ from cpupool.admission import decision
 from cpupool.admission.rules import Rules
 from cpupool.commands import UsageError, admit
 from tests.pods import container, pod, process
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POOLS = "pools:\n  exclusive-a: {cpus: 2-7}\n  shared-a: {cpus: 1}\n  default: {cpus: 0}\n"
 LARGER = "nodeSelector: {size: large}\npools:\n  shared-a: {cpus: 1-3}\n"
@@ -51,6 +49,18 @@ def test_the_pod_is_printed_as_it_would_be_stored(path: Path) -> None:
     assert code == 0
     assert yaml.safe_load(text) == decision.admit(body, Rules()).body  # type: ignore[union-attr]
     assert "    - |\n      a\n      b\n" in text
+
+
+def test_only_the_example_pods_with_a_schedulers_annotation_are_denied() -> None:
+    example = Path(__file__).parents[3] / "examples/koordinator"
+    pools = ("--pool-files", example / "poolconfig.yaml")
+    code, text = run(example / "pods.yaml", *pools, "--json")
+    denied = {
+        each["pod"]: each["problems"] for each in json.loads(text)["pods"] if not each["admitted"]
+    }
+    assert code == 1
+    assert denied.keys() == {"default/lsr", "default/near"}
+    assert {len(problems) for problems in denied.values()} == {1}
 
 
 def test_kubectl_reads_every_text_as_text(path: Path) -> None:
