@@ -12,7 +12,6 @@ from cpupool.config.settings import AgentSettings
 from cpupool.core.koordinator import CPUModel
 from cpupool.core.names import Names
 from cpupool.core.node_topology import Publishing
-from cpupool.enforce.intruders import Neighbours
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.quotas import QuotaGoal
@@ -251,8 +250,6 @@ class Agent:
             events=self._cluster.events,
             metrics=self._metrics,
         )
-        self._tree = CgroupFS(root.cgroup, settings.cgroup_root)
-        self._neighbours = Neighbours(self._tree.containers)
         self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
         self._nri = NRIPlugin(
             self.manager,
@@ -260,7 +257,8 @@ class Agent:
             required=settings.enforcement is Writer.NRI,
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
-            found=self._neighbours.of,
+            # The cpusetter's tree remembers what its own thread has seen.
+            found=CgroupFS(root.cgroup, settings.cgroup_root).containers,
             look=signals.runtime,
             appears=root.nri_socket.parent,
             events=self._cluster.events,
@@ -385,6 +383,7 @@ class Agent:
     def _make_cpusetter(
         self, settings: Setup, root: HostRoot, writers: Writers, cri: CRI
     ) -> CPUSetter:
+        tree = CgroupFS(root.cgroup, settings.cgroup_root)
         quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
         partitions = Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
         learner = Learner(
@@ -398,7 +397,7 @@ class Agent:
         )
         mover = Mover(
             self.manager,
-            self._tree,
+            tree,
             writers,
             self._metrics,
             beat=lambda: self.health.beat(cpusetter.NAME),
@@ -408,7 +407,7 @@ class Agent:
         )
         sweep = Sweep(
             manager=self.manager,
-            tree=self._tree,
+            tree=tree,
             writers=writers,
             learner=learner,
             mover=mover,
@@ -418,12 +417,11 @@ class Agent:
             now_s=time.monotonic,
             cpu_s=time.thread_time,
             recorded=self._record.recorded,
-            walked=self._neighbours.saw,
         )
         return CPUSetter(
             sweep,
             learner,
-            places=(*self._tree.places(), *quotas.places()),
+            places=(*tree.places(), *quotas.places()),
             metrics=self._metrics,
             health=self.health,
             interval_s=settings.interval_s,

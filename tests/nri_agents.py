@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from cpupool.api import nri_pb2
     from cpupool.core.workloads import Pod
-    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import EventSink, FoundContainer
-    from cpupool.manager.resolve import Resolution, Snapshot
+    from cpupool.manager.resolve import Snapshot
     from cpupool.runtime.nri_connection import Launch
 
 MACHINE = MACHINES["laptop_4c8t"]
@@ -64,7 +63,7 @@ def plugin_on(
     required: bool = False,
     missing_facts: MissingFacts = MissingFacts.HOLD,
     ready: Callable[[], bool] = lambda: True,
-    found: Callable[[ContainerKey, Resolution], Iterable[FoundContainer]] = lambda *_: (),
+    found: Callable[[], Iterable[FoundContainer]] = tuple,
     decided: Callable[[], Snapshot] | None = None,
     look: Callable[[], None] = lambda: None,
     events: EventSink | None = None,
@@ -133,7 +132,7 @@ class Agent:
             required=self.required,
             missing_facts=self.missing_facts,
             ready=lambda: self.ready,
-            found=lambda *_: self.found,
+            found=lambda: self.found,
             decided=self.decided,
             look=self.looked.release,
             events=self.events,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import PodOwner
 from cpupool.core.workloads import ContainerID
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
-    from cpupool.policies.base import NodeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,69 +63,3 @@ def intruders(
             continue
         if strange := strange - resolution.assignment(key).cpus:
             yield Intruder(key, container.path, strange)
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """A walk over every container directory.
-
-    Attributes:
-        view: the policies' view of the node when the walk began.
-        found: what the walk found.
-    """
-
-    view: NodeView
-    found: tuple[FoundContainer, ...]
-
-    def pods_near(self, starting: ContainerKey, resolution: Resolution) -> Callable[[str], bool]:
-        """Return which pods may have a container on a container's own CPUs, by their ids.
-
-        A container that the walk saw elsewhere is elsewhere, if the CPUs had their owner by then:
-        since then cpupool and the runtime have given the CPUs to no other container.
-        """
-        own, view = resolution.assignment(starting).exclusive, resolution.view
-        owned = self.view.grants.of(PodOwner(starting[0])).values()
-        if not own <= CPUSet.union(grant.cpus for grant in owned):
-            return lambda _pod: True
-        if self.view.topology.online != view.topology.online:
-            # The kernel has moved containers on its own.
-            return lambda _pod: True
-        texts = {container.cpus for container in self.found}
-        on_own = {text for text in texts if not own.isdisjoint(CPUSet.parse_or_empty(text))}
-        away = {container.pod for container in self.found}
-        away -= {container.pod for container in self.found if container.cpus in on_own}
-        away.discard(starting[0])
-        return lambda pod: pod not in away
-
-
-class Neighbours:
-    """Walks the containers that may be on the CPUs of a container which is about to start.
-
-    The sweep reads every container; the start of one container waits, and leaves out what the last
-    sweep has seen elsewhere. A pod whose cgroup is new since then is read.
-
-    Args:
-        walk: walks the container directories of the pods that suit.
-    """
-
-    def __init__(self, walk: Callable[[Callable[[str], bool]], Iterable[FoundContainer]]) -> None:
-        self._walk = walk
-        self._last: _Walk | None = None
-
-    def saw(self, view: NodeView, found: tuple[FoundContainer, ...]) -> None:
-        """Take what a walk over every container directory has found.
-
-        Args:
-            view: the policies' view of the node when the walk began.
-            found: what the walk found.
-        """
-        self._last = _Walk(view, found)
-
-    def of(self, starting: ContainerKey, resolution: Resolution) -> Iterable[FoundContainer]:
-        """Walk the containers that may be on a container's own CPUs, and those of its pod.
-
-        Raises:
-            HostFileError: a directory or file is there and cannot be read.
-        """
-        last = self._last
-        return self._walk(last.pods_near(starting, resolution) if last else lambda _pod: True)

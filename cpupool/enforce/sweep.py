@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import CgroupTree, EventSink, FoundContainer
     from cpupool.manager.resolve import Resolution
-    from cpupool.policies.base import NodeView
     from cpupool.telemetry.metrics import Metrics
     from cpupool.wire.cpu_manager_state import State
 
@@ -76,7 +75,6 @@ class Sweep:
         now_s: a monotonic clock.
         cpu_s: the CPU time of the sweeping thread.
         recorded: returns what an earlier agent has recorded of its choices; None for no record.
-        walked: called with what a walk has found, and the policies' view when the walk began.
 
     Attributes:
         due_s: when to look again without an event, by `now_s`; infinite for never.
@@ -96,11 +94,9 @@ class Sweep:
         now_s: Callable[[], float],
         cpu_s: Callable[[], float],
         recorded: Callable[[], State | None] = lambda: None,
-        walked: Callable[[NodeView, tuple[FoundContainer, ...]], None] = lambda _view, _found: None,
     ) -> None:
         self.due_s = math.inf
         self._recorded = recorded
-        self._walked = walked
         self._manager = manager
         self._tree = tree
         self._writers = writers
@@ -156,12 +152,9 @@ class Sweep:
         self.due_s = min(self.due_s, due_s)
 
     def _walk(self) -> tuple[FoundContainer, ...]:
-        view = self._manager.snapshot().resolution.view
-        found = tuple(self._tree.containers())
-        self._walked(view, found)
         return tuple(
             container
-            for container in found
+            for container in self._tree.containers()
             if not self._writers.starting(ContainerID(container.id))
         )
 

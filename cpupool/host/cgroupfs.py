@@ -8,7 +8,6 @@ Documentation/admin-guide/cgroup-v2.rst, section "Cpuset".
 from __future__ import annotations
 
 import errno
-import threading
 from contextlib import suppress
 from enum import Enum
 from itertools import dropwhile
@@ -70,8 +69,6 @@ def hierarchy(cgroup: Path) -> tuple[Path, CgroupVersion]:
 class CgroupFS:
     """The cgroup tree of this node's containers; satisfies `manager.ports.CgroupTree`.
 
-    Any thread may walk and read it.
-
     Args:
         cgroup: the folder that stands for `/sys/fs/cgroup`.
         cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
@@ -91,15 +88,12 @@ class CgroupFS:
         self._runs_on = "cpuset.cpus" if v1 else "cpuset.cpus.effective"
         # Container that had a set → whether the kernel has emptied the set since. Version 1 only.
         self._emptied: dict[str, bool] = {}
-        self._lock = threading.Lock()
 
     def places(self) -> tuple[Path, ...]:
         """Return the directories where the cgroup of all pods can be, to watch them."""
         return tuple(self._base / place for place in self._kubepods)
 
-    def containers(
-        self, suits: Callable[[str], bool] = lambda _pod: True
-    ) -> Iterator[FoundContainer]:
+    def containers(self) -> Iterator[FoundContainer]:
         """Walk every directory of every pod, with the CPUs that it runs on now.
 
         The list is the kernel's unparsed text, which a caller can compare with the text of a set.
@@ -110,29 +104,16 @@ class CgroupFS:
         containers, while such a container exists. The directory's `cgroup.procs` cannot show this:
         it leaves out processes of other PID namespaces.
 
-        Args:
-            suits: whether to walk the directories of a pod, by the id in its cgroup's name.
-
         Raises:
             HostFileError: a directory or file is there and cannot be read.
         """
         walked: set[str] = set()
-        left_out: set[str] = set()
-        with self._lock:
-            gone = set(self._emptied)
         for place in self._kubepods:
             for pod, directory in pods_below(self._files, place):
-                if not suits(pod):
-                    left_out.add(directory)
-                    continue
                 for found in self._containers_of(pod, directory):
                     walked.add(found.path)
                     yield found
-        gone -= walked
-        with self._lock:
-            for path in gone:
-                if path.rpartition("/")[0] not in left_out:
-                    self._emptied.pop(path, None)
+        self._emptied = {path: was for path, was in self._emptied.items() if path in walked}
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
         """Read a container's ancestors, and its subtree.
@@ -227,11 +208,8 @@ class CgroupFS:
 
     def _note(self, path: str, cpus: str | CPUSet) -> None:
         # A directory that never had a set is new: the runtime has not filled it yet.
-        if self._version is CgroupVersion.V2:
-            return
-        with self._lock:
-            if cpus or path in self._emptied:
-                self._emptied[path] = not cpus or self._emptied.get(path, False)
+        if self._version is CgroupVersion.V1 and (cpus or path in self._emptied):
+            self._emptied[path] = not cpus or self._emptied.get(path, False)
 
     def _subtree(self, path: str, levels: int) -> CgroupNode:
         if not levels:

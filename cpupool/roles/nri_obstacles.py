@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from cpupool.core.workloads import Pod
     from cpupool.enforce.intruders import Intruder
-    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.runtime.nri import NRIRuntime
@@ -82,8 +81,7 @@ class Obstacles:
     Args:
         runtime: the container runtime.
         ready: whether the owner of each CPU is known.
-        found: walks the containers that may be on a container's own CPUs, and those of its pod,
-            with the CPUs that they run on now.
+        found: walks every container directory, with the CPUs that it runs on now.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class Obstacles:
         runtime: NRIRuntime,
         *,
         ready: Callable[[], bool],
-        found: Callable[[ContainerKey, Resolution], Iterable[FoundContainer]],
+        found: Callable[[], Iterable[FoundContainer]],
     ) -> None:
         self._runtime = runtime
         self._ready = ready
@@ -129,8 +127,7 @@ class Obstacles:
             return None
         pod = now.resolution.pods.get(key[0])
         try:
-            found = self._found(key, now.resolution)
-            there = list(intruders(now.resolution, found, key, self._runtime.starting))
+            there = list(intruders(now.resolution, self._found(), key, self._runtime.starting))
         except HostError as error:
             return Obstacle(pod, str(error), notices.OCCUPIED_REMEDY)
         if not there:

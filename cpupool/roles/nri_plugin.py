@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import ContainerID, RuntimeContainer
-    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink, FoundContainer
-    from cpupool.manager.resolve import Resolution, Snapshot
+    from cpupool.manager.resolve import Snapshot
     from cpupool.roles.nri_answers import MissingFacts
     from cpupool.roles.nri_obstacles import Obstacle
     from cpupool.runtime.nri import NRIRuntime
@@ -96,7 +95,7 @@ class NRIPlugin:
         missing_facts: how to treat a container whose devices are unknown, or whose CPUs another pod
             has.
         ready: whether the owner of each CPU is known.
-        found: as for `Obstacles`.
+        found: walks every container directory, with the CPUs that it runs on now.
         look: asks for a sweep, which also gets the kubelet's word.
         appears: the folder in which the runtime makes its socket; None not to watch for that.
         events: where pods' owners learn that a container is held, or released.
@@ -114,7 +113,7 @@ class NRIPlugin:
         required: bool = False,
         missing_facts: MissingFacts,
         ready: Callable[[], bool],
-        found: Callable[[ContainerKey, Resolution], Iterable[FoundContainer]],
+        found: Callable[[], Iterable[FoundContainer]],
         look: Callable[[], None],
         appears: Path | None = None,
         events: EventSink,

@@ -42,7 +42,7 @@ ELSEWHERE = {
     },
     "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
     "tests/unit/roles/nri_plugin": {
-        *("roles/nri_answers", "roles/nri_obstacles"),
+        *("enforce/intruders", "roles/nri_answers", "roles/nri_obstacles"),
         *("runtime/nri", "runtime/nri_containers"),
     },
     "tests/unit/test_app.py": {"one_agent", "signals"},

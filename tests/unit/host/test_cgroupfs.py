@@ -299,18 +299,6 @@ def test_on_v1_a_pod_is_found_itself_while_a_container_is_there_that_the_kernel_
     assert {one.id for one in found()} == {"again", "c"}
 
 
-def test_on_v1_a_walk_over_some_pods_forgets_nothing_of_the_others(v1: Files) -> None:
-    for path in ("kubepods", "kubepods/podx", "kubepods/podx/c", "kubepods/pody/c"):
-        v1.make(path, "0-7")
-    tree = v1.tree()
-    assert {one.path for one in tree.containers(lambda pod: pod == "y")} == {"kubepods/pody/c"}
-    list(tree.containers())
-    (v1.base / "kubepods/podx/c/cpuset.cpus").write_text("\n")
-    list(tree.containers())
-    list(tree.containers(lambda pod: pod == "y"))
-    assert [one.id for one in tree.containers(lambda pod: pod == "x")] == ["c", POD_ITSELF]
-
-
 def test_on_v1_a_container_that_nothing_has_filled_yet_has_lost_no_process(v1: Files) -> None:
     for path in ("kubepods", "kubepods/podx"):
         v1.make(path, "0-7")
