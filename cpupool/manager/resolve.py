@@ -182,7 +182,13 @@ def resolve(
     placed_before = before.resolution.containers if before else {}
     owners_before = _unchanged_owners(before, facts, view) if before and not same else {}
     containers: dict[ContainerKey, PlacedContainer] = {}
-    for identifier, pod, container in sightings.instances(pods, facts.sighted):
+    instances = sightings.instances(pods, facts.sighted)
+    new = sightings.added(before.facts.sighted, facts.sighted) if same and before else None
+    if same and new is not None:
+        # A request of the runtime concerns one pod, and the node may have hundreds.
+        containers.update(placed_before)
+        instances = sightings.of_runtime(same.pods, new)
+    for identifier, pod, container in instances:
         key = (pod.cgroup_uid, identifier)
         has = view.chosen.get(pod.cgroup_uid)
         found = placed_before.get(key)

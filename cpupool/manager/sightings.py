@@ -57,10 +57,31 @@ def instances(
         for container in pod.containers:
             if container.id is not None and container.id not in sighted:
                 yield container.id, pod, container
-    for found in sighted.values():
+    yield from of_runtime(by_cgroup, sighted.values())
+
+
+def of_runtime(
+    pods: Mapping[str, Pod], sighted: Iterable[RuntimeContainer]
+) -> Iterator[tuple[ContainerID, Pod, Container]]:
+    """Return the container instances that the runtime reports.
+
+    Args:
+        pods: the id in a pod's cgroup name → the pod.
+        sighted: what the runtime reports, sandboxes included.
+    """
+    for found in sighted:
         if found.name:
-            pod = by_cgroup[found.pod]
+            pod = pods[found.pod]
             yield found.id, pod, _named(pod, found.name)
+
+
+def added(
+    before: Mapping[ContainerID, RuntimeContainer], now: Mapping[ContainerID, RuntimeContainer]
+) -> tuple[RuntimeContainer, ...] | None:
+    """Return what the runtime reports in addition to before; None if something else differs."""
+    if not before.items() <= now.items():
+        return None
+    return tuple(found for key, found in now.items() if key not in before)
 
 
 def joined(facts: NodeFacts) -> NodeFacts:

@@ -10,6 +10,8 @@ from cpupool.core import devices
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
+from cpupool.manager import resolve, sightings
+from cpupool.manager.choosing import Admission
 from tests import builders
 from tests.properties.owners import MACHINE, Node
 from tests.searching import examples
@@ -27,6 +29,13 @@ class Ownership(Node):
             if life.pool.kind is PoolKind.EXCLUSIVE
         ]
         assert all(one.isdisjoint(other) for one, other in combinations(held, 2))
+
+    @invariant()
+    def what_is_kept_of_earlier_decisions_is_what_new_ones_would_be(self) -> None:
+        facts, resolution = self.manager.snapshot()
+        decided = Admission.of(resolution.view)
+        anew = resolve.resolve(facts, sightings.present(facts), decided)
+        assert resolution.containers == anew.containers
 
     @invariant()
     def nobody_loses_a_cpu_that_it_owns(self) -> None:

@@ -447,3 +447,20 @@ def test_a_container_is_of_the_pod_that_the_runtime_names() -> None:
     node.observe(pods=[builders.pod("p")])
     node.observe_containers([told("q-uid"), told("q-uid", "")])
     assert node.snapshot().resolution.containers.keys() == {("q-uid", "main-id")}
+
+
+def test_what_the_runtime_no_longer_reports_so_has_no_cpus_any_more() -> None:
+    node = manager()
+    node.observe(pods=[builders.pod("one"), builders.pod("two")])
+    listed = set(node.snapshot().resolution.containers)
+    first, second = (told("one-uid", identifier=name) for name in ("first", "second"))
+    # From here on nothing of the listed pods changes.
+    observe_containers(node, first, second)
+    assert node.snapshot().resolution.containers.keys() - listed == {
+        ("one-uid", "first"),
+        ("one-uid", "second"),
+    }
+    node.forget_containers([second.id])
+    assert node.snapshot().resolution.containers.keys() - listed == {("one-uid", "first")}
+    observe_containers(node, replace(first, pod="two-uid"))
+    assert node.snapshot().resolution.containers.keys() - listed == {("two-uid", "first")}
