@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -218,6 +219,20 @@ class TestUpdate:
 
         assert runtime.updates == [(MAIN, "2-3")]
         assert not cri.starting(MAIN)
+
+    def test_several_callers_run_at_one_time_and_an_error_of_one_is_raised(self, cri: CRI) -> None:
+        met = threading.Barrier(2, timeout=DEADLINE_S)
+
+        def meet() -> None:
+            met.wait()
+
+        def fail() -> None:
+            met.wait()
+            raise ZeroDivisionError
+
+        cri.at_once([meet, meet])
+        with pytest.raises(ZeroDivisionError):
+            cri.at_once([fail, meet])
 
     def test_no_cpus_are_never_sent(self, cri: CRI, runtime: FakeCRI) -> None:
         with pytest.raises(ValueError, match="on no CPUs"):
