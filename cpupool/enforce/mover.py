@@ -418,9 +418,10 @@ class Mover:
     def _arrived(self, seen: _Seen) -> None:
         seen.target.arrived()
         seen.occupied, seen.silent_s = CPUSet(), -math.inf
+        if seen.measured:
+            return
         placed = self.current().containers.get(seen.key)
-        confined = placed is None or placed.assignment.placement is Placement.CONFINED
-        if not seen.measured and not confined:
+        if placed is not None and placed.assignment.placement is not Placement.CONFINED:
             seen.measured = True
             self._metrics.placed(self._now_s() - seen.since_s)
 
