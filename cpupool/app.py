@@ -17,7 +17,7 @@ from cpupool.enforce.mover import Mover
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writers import Writers
-from cpupool.host import cpu_model, node_memory
+from cpupool.host import cpu_model, files, node_memory
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
@@ -224,6 +224,8 @@ class Agent:
             self.health,
             self._silent_s,
             unready=(cpusetter.NAME, device_manager.CONDITION, configurator.CONDITION),
+            # Only the one agent writes there.
+            entered=partial(files.remove_unfinished, root.state, root.run),
         )
         self._cluster = join(self._metrics, signals.cluster)
         cri = CRI(

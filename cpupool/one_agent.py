@@ -9,7 +9,7 @@ from cpupool.core.errors import HostFileError
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cpupool.host.files import FileLock
     from cpupool.supervisor import Loop
@@ -26,15 +26,22 @@ class OneAgent:
         health: hears of waiting, and which loops must beat.
         silent_s: how long a loop may give no heartbeat.
         unready: the conditions of roles that must not look ready before they have run.
+        entered: called once this process has the lock, before any of the loops.
     """
 
     def __init__(
-        self, lock: FileLock, health: Health, silent_s: float, unready: Iterable[str]
+        self,
+        lock: FileLock,
+        health: Health,
+        silent_s: float,
+        unready: Iterable[str],
+        entered: Callable[[], None],
     ) -> None:
         self._lock = lock
         self._health = health
         self._silent_s = silent_s
         self._unready = tuple(unready)
+        self._enter = entered
         self._entering = threading.Lock()
         self._entered = False
 
@@ -55,6 +62,8 @@ class OneAgent:
             if not self._entered and not stop.is_set():
                 try:
                     self._entered = self._lock.acquire(stop, self._tell_waiting)
+                    if self._entered:
+                        self._enter()
                 except HostFileError as error:
                     log.warning("another agent on this node would not be noticed", reason=error)
                     self._entered = True

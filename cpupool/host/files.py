@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
+_UNFINISHED: Final = ".cpupool-"
 _LOCK_S: Final = 1.0
 """How often the agent tries to get a lock that another process has."""
 
@@ -186,7 +187,7 @@ def write_atomically(
         HostFileError: the write failed; the old file is unchanged, and no other file is left.
     """
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".cpupool-")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -206,3 +207,20 @@ def write_atomically(
             f"cannot be written ({error.strerror})",
             "check the folder's rights and the free space",
         ) from error
+
+
+def remove_unfinished(*folders: Path) -> None:
+    """Remove the files of atomic writes that a kill has ended; only where no other process writes.
+
+    Args:
+        folders: where to look, at any depth; a folder may be missing.
+    """
+    for folder in folders:
+        for path in folder.rglob(f"{_UNFINISHED}*"):
+            try:
+                path.unlink()
+            except OSError as error:
+                why = error.strerror
+                log.warning("unfinished file cannot be removed", path=path, reason=why)
+            else:
+                log.info("unfinished file removed: its writer was killed", path=path)

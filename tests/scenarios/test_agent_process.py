@@ -447,10 +447,17 @@ def test_without_an_api_server_nothing_is_touched_until_it_answers(world: World)
 def test_a_second_agent_waits_and_takes_over(world: World) -> None:
     with world.agent(end=signal.SIGKILL) as first:
         world.await_pool("exclusive_a", 4)
+        # To the second one each is a write in progress, until it is the only agent.
+        root = world.node.root
+        unfinished = [folder / ".cpupool-unfinished" for folder in (root.state, root.run)]
+        for file in unfinished:
+            file.touch()
         with world.agent() as second:
             second.await_line("another agent runs on this node")
+            assert all(file.exists() for file in unfinished)
             first.process.kill()
             second.await_line("device plugin registered")
+            assert not any(file.exists() for file in unfinished)
             world.await_pool("exclusive_a", 4)
             world.run("owner", exclusive_a=1)
             world.await_cpus(owner="2")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -280,6 +281,37 @@ except HostFileError as error:
     assert "cannot be written (File too large)" in done.stdout
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"old"
+
+
+def test_a_killed_write_leaves_a_file_that_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "deep" / "file"
+    path.parent.mkdir()
+    files.write_atomically(path, b"old")
+    program = """
+import os, pathlib, signal, sys
+from cpupool.host.files import write_atomically
+write_atomically(pathlib.Path(sys.argv[1]), b"new", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (entry for entry in path.parent.iterdir() if entry != path)
+    with caplog.at_level("INFO"):
+        files.remove_unfinished(tmp_path / "missing", tmp_path)
+    assert list(path.parent.iterdir()) == [path]
+    assert path.read_bytes() == b"old"
+    assert f"unfinished file removed: its writer was killed path={left}" in caplog.text
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / ".cpupool-folder").mkdir()
+    (tmp_path / ".cpupool-file").touch()
+    files.remove_unfinished(tmp_path)
+    assert "unfinished file cannot be removed" in caplog.text
+    assert list(tmp_path.iterdir()) == [tmp_path / ".cpupool-folder"]
 
 
 class TestFileLock:
