@@ -87,3 +87,9 @@ def memory(pid: int) -> str:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     kib = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
     return f"RSS {kib['Rss'] / 1024:.1f} MiB, PSS {kib['Pss'] / 1024:.1f} MiB"
+
+
+def resident_mib() -> float:
+    """Return how much memory of this process is resident (proc_pid_statm, pages)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
