@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 PATIENCE_S: Final = 60.0
 IDLE_S: Final = 0.05
-AS_IN_THE_IMAGE: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
+AS_IN_THE_IMAGE: Final = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "PYTHONNODEBUGRANGES": "1",
+    "PYTHONOPTIMIZE": "2",
+}
 """The variables that `Containerfile` sets."""
 
 
@@ -54,13 +59,18 @@ def agent(
                 changed=lambda: api.set_pods(node.bodies()["items"]),
             )
         )
+        # As in the image, the bytecode is there before the start.
+        environment = {**os.environ, **AS_IN_THE_IMAGE, "PYTHONPYCACHEPREFIX": f"{name}/bytecode"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = (sys.executable, "-m", "cpupool", "agent")
+        subprocess.run([*command, "--help"], env=environment, stdout=subprocess.DEVNULL, check=True)
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "cpupool", "agent", "--host-root", name),
+                *(*command, "--host-root", name),
                 *("--config", str(config), "--node-name", api.node, "--api-server", api.url),
                 *options,
             ],
-            env={**os.environ, **AS_IN_THE_IMAGE},
+            env=environment,
             stderr=subprocess.DEVNULL,
         )
         stack.callback(process.wait, PATIENCE_S)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import re
-import tarfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -134,6 +133,8 @@ class RecordedTree:
         Raises:
             HostFileError: this is not an archive, or a damaged one.
         """
+        import tarfile  # noqa: PLC0415 - no running machine is an archive
+
         files: dict[str, str] = {}
         try:
             with tarfile.open(path, "r:gz") as archive:
