@@ -10,7 +10,7 @@ ROUNDS ?= 3
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test soak vm lint protos picture bench bench-docs starter clean
+.PHONY: demo test soak vm lint protos picture bench bench-docs flood starter clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -51,6 +51,10 @@ picture: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(PYTHON) -m benchmarks
+
+# For 30 minutes: the webhook under 12,000 bad clients, beside a good one; ARGS="--minutes 1" for one.
+flood: $(VENV)/.dev
+	@$(PYTHON) -m benchmarks.flood $(ARGS)
 
 # docs/benchmarks.md: how long choosing CPUs takes, and how good the choice is.
 bench-docs: $(VENV)/.dev

@@ -103,3 +103,9 @@ def resident_mib() -> float:
     """Return how much memory of this process is resident (proc_pid_statm, pages)."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def peak_mib(pid: int) -> float:
+    """Return the most resident memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024

@@ -48,22 +48,26 @@ def webhook() -> Iterator[Row]:
     """The webhook under load, and a minimal server of the same libraries."""
     with tempfile.TemporaryDirectory(prefix="cpl-") as name:
         folder = Path(name)
-        (folder / "poolconfig-a.yaml").write_text(POOLS)
         secret = Secret(folder / "tls")
         secret.rotate()
-        certificate, key = str(secret.certificate), str(secret.key)
-        ours = [
-            *("-m", "cpupool", "webhook", "--port", "0", "--metrics-port", "0", "--config", name),
-            *("--tls-cert-file", certificate, "--tls-private-key-file", key),
-        ]
-        theirs = ["-c", MINIMAL, str(_free_port()), certificate, key]
-        for what, command in (("webhook", ours), ("minimal server", theirs)):
-            with _running(command, secret) as (pid, port):
+        theirs = ["-c", MINIMAL, str(_free_port()), str(secret.certificate), str(secret.key)]
+        for what, command in (("webhook", ours(folder, secret)), ("minimal server", theirs)):
+            with running(command, secret) as (pid, port):
                 yield (f"{what} at rest", _memory(pid), "-")
                 for connections in CONNECTIONS:
                     shown = f"{what}, requests over {connections} connections"
                     yield (shown, _load(port, secret, connections), "-")
                 yield (f"{what} afterwards", _memory(pid), "-")
+
+
+def ours(folder: Path, secret: Secret) -> list[str]:
+    """Return Python's arguments for a webhook, after writing its pool file into the folder."""
+    (folder / "poolconfig-a.yaml").write_text(POOLS)
+    return [
+        *("-m", "cpupool", "webhook", "--port", "0", "--metrics-port", "0"),
+        *("--config", str(folder), "--tls-cert-file", str(secret.certificate)),
+        *("--tls-private-key-file", str(secret.key)),
+    ]
 
 
 def _free_port() -> int:
@@ -72,7 +76,8 @@ def _free_port() -> int:
         return port
 
 
-def _document() -> bytes:
+def document() -> bytes:
+    """Return a review of a pod that requests pools, as JSON."""
     both = {"exclusive-a": "2", "shared-a": "300"}
     entry = {
         "container": "main",
@@ -83,7 +88,8 @@ def _document() -> bytes:
 
 
 @contextmanager
-def _running(command: list[str], secret: Secret) -> Iterator[tuple[int, int]]:
+def running(command: list[str], secret: Secret) -> Iterator[tuple[int, int]]:
+    """Run a server until the block ends; give its process id and its port."""
     with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         found = re.search(r"port=(\d+) ", process.stderr.readline())
@@ -113,7 +119,7 @@ def _await(port: int, secret: Secret) -> None:
 
 def _load(port: int, secret: Secret, connections: int) -> str:
     taken_ms: list[float] = []
-    body = _document()
+    body = document()
 
     def ask() -> None:
         with closing(Client(port, secret.trusting())) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -126,8 +127,15 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
         pools=arguments.config,
         configmap=followed or "not followed",
     )
+    _allow_files()
     serve(webhook, telemetry, stop)
     return 0
+
+
+def _allow_files() -> None:
+    """Use as many file descriptors as the container may: each silent client has one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _api_server(url: str) -> APIServer | None:

@@ -40,9 +40,15 @@ class Limits:
     Attributes:
         connections: the most connections, more than an API server has open requests
             (`--max-mutating-requests-inflight`, 200); each costs about 300 KiB.
-        stay_s: how long an idle client may keep its place while others wait.
+        waiting: the most clients that have connected and have not sent a byte, or have no place
+            yet, or have lost it; each costs some KiB of the kernel.
+        stranger_s: how long a client without a whole request keeps its place while others wait; a
+            handshake and a request take some ms.
+        stay_s: how long any other client keeps its place after its last request or answer.
         body_bytes: the body of one request; an API server accepts objects of 3 MiB.
         held_bytes: all requests without an answer, and all answers that are not sent yet.
+        asking: how many of those may have sent something; each costs up to 64 KiB of the kernel.
+        silent_s: how long a client may wait there without a byte.
         handshake_s: for the TLS handshake.
         request_s: from the first byte until the answer; an API server waits for 5 s here.
         idle_s: between two requests; longer than the 90 s after which an API server closes, so that
@@ -52,9 +58,13 @@ class Limits:
     """
 
     connections: int = 256
+    waiting: int = 14_336
+    asking: int = 1024
+    stranger_s: float = 0.25
     stay_s: float = 1.0
     body_bytes: int = 4 * 2**20
     held_bytes: int = 32 * 2**20
+    silent_s: float = 60.0
     handshake_s: float = 5.0
     request_s: float = 10.0
     idle_s: float = 120.0

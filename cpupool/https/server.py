@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -22,6 +24,8 @@ from uvicorn.server import ServerState
 
 from cpupool.core.errors import HostError
 from cpupool.https.application import JSONApplication, Limits
+from cpupool.https.lobby import Client, Lobby
+from cpupool.https.places import Places
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.server import CannotListen
 
@@ -36,8 +40,15 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _BEAT_S: Final = 10.0
-_PAUSE_S: Final = 1.0
-"""The pause after a connection failed for lack of file descriptors or memory."""
+_BATCH: Final = 16
+"""How many clients get a place before those that have one have their turn."""
+_OTHER_FILES: Final = 128
+"""File descriptors that are not connections, also while an old client's is being closed."""
+_FEWEST_WAITING: Final = 64
+_UNREAD_BYTES: Final = 32 * 1024
+"""What the kernel holds of a client that the server does not read yet."""
+_BACKLOG: Final = 4096
+"""How many clients the kernel holds that the server has not seen yet."""
 _GOODBYE_S: Final = 2.0
 """The time for a client to read the rest of its answer, and to close its side, too."""
 _LONGEST_HEADER_BYTES: Final = 16 * 1024
@@ -104,8 +115,11 @@ class HTTPSServer:
         )
         self._http.load()
         self._state = ServerState()
-        self._clients: dict[socket.socket, float] = {}
-        self._connections: set[asyncio.Task[None]] = set()
+        self._places: Places[Client] = Places(
+            self._limits.connections, self._limits.stranger_s, self._limits.stay_s
+        )
+        self._connections: dict[Client, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
         self._socket = _listening(address, port)
 
     @property
@@ -172,12 +186,13 @@ class HTTPSServer:
         await asyncio.sleep(self._limits.linger_s)
         for task in (accepting, beating):
             task.cancel()
+        await asyncio.wait((accepting, beating))
         self._socket.close()
         for connection in list(self._state.connections):
             connection.shutdown()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=self._limits.request_s)
-        for task in self._connections:
+        if open_ones := list(self._connections.values()):
+            await asyncio.wait(open_ones, timeout=self._limits.request_s)
+        for task in open_ones:
             task.cancel()
 
     async def _keep_beating(self) -> None:
@@ -187,44 +202,59 @@ class HTTPSServer:
             await asyncio.sleep(_BEAT_S)
 
     async def _accept(self) -> None:
+        """Give places to the clients that have begun to speak."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        spare = files - self._limits.connections - _OTHER_FILES
+        lobby = Lobby(
+            self._socket,
+            min(self._limits.waiting, max(_FEWEST_WAITING, spare)),
+            self._limits.asking,
+            self._limits.silent_s,
+            self._changed.set,
+        )
+        try:
+            while True:
+                self._changed.clear()
+                pause_s = self._let_in(lobby)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), pause_s)
+        finally:
+            lobby.close()
+
+    def _let_in(self, lobby: Lobby) -> float | None:
+        """Give places to some clients, and return when to go on: None after a change."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._make_room()
-            try:
-                client, _ = await loop.sock_accept(self._socket)
-            except ConnectionError:
-                continue
-            except OSError as error:
-                log.warning("connection not taken", reason=error.strerror)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            if self._context is None:
-                client.close()
-                continue
-            self._clients[client] = loop.time()
-            task = asyncio.create_task(self._serve_client(client, self._context))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+        for _ in range(_BATCH):
+            if not lobby.addresses:
+                return None
+            address = self._places.fewest_strangers(lobby.addresses)
+            if in_the_way := self._places.in_the_way(address):
+                oldest, until_s = in_the_way
+                if (pause_s := until_s - loop.time()) > 0:
+                    return pause_s
+                self._places.leave(oldest, oldest.address)
+                lobby.park(oldest)
+                if task := self._connections.pop(oldest, None):
+                    task.cancel()
+            if client := lobby.next_of(address):
+                self._serve_soon(client)
+        return 0.0
 
-    async def _make_room(self) -> None:
-        """Wait for a free place; the client that is idle for the longest time loses its place."""
-        while len(self._clients) >= self._limits.connections:
-            oldest, since_s = next(iter(self._clients.items()))
-            wait_s = since_s + self._limits.stay_s - asyncio.get_running_loop().time()
-            if wait_s <= 0:
-                del self._clients[oldest]
-                with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-            else:
-                first = asyncio.FIRST_COMPLETED
-                await asyncio.wait(self._connections, timeout=wait_s, return_when=first)
+    def _serve_soon(self, client: Client) -> None:
+        if self._context is None:
+            client.socket.close()
+            return
+        self._places.take(client, client.address, asyncio.get_running_loop().time())
+        task = asyncio.create_task(self._serve_client(client, self._context))
+        self._connections[client] = task
+        task.add_done_callback(partial(self._leave, client))
 
-    async def _serve_client(self, client: socket.socket, context: ssl.SSLContext) -> None:
-        connection = _Connection(self._http, self._state, self._limits, client, self._clients)
+    async def _serve_client(self, client: Client, context: ssl.SSLContext) -> None:
+        connection = _Connection(self._http, self._state, self._limits, client, self._places)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
-                client,
+                client.socket,
                 ssl=context,
                 ssl_handshake_timeout=self._limits.handshake_s,
                 ssl_shutdown_timeout=_GOODBYE_S,
@@ -236,9 +266,15 @@ class HTTPSServer:
             # the error: a cycle of 300 KiB. Many clients would leave hundreds before a collection.
             error.__traceback__ = None
         finally:
-            self._clients.pop(client, None)
             if connection.transport:
                 connection.transport.abort()
+
+    def _leave(self, client: Client, _task: asyncio.Task[None]) -> None:
+        # Also for a client that has lost its place before its task has begun.
+        self._connections.pop(client, None)
+        self._places.leave(client, client.address)
+        client.socket.close()
+        self._changed.set()
 
 
 class _Connection(H11Protocol):
@@ -248,9 +284,8 @@ class _Connection(H11Protocol):
         http: uvicorn's settings.
         state: uvicorn's list of connections.
         limits: the limits of the server.
-        client: the connection's socket.
-        clients: socket → when its client last connected, began a request or got an answer, in the
-            order of time.
+        client: the client.
+        places: the places of all clients.
     """
 
     def __init__(
@@ -258,14 +293,14 @@ class _Connection(H11Protocol):
         http: Config,
         state: ServerState,
         limits: Limits,
-        client: socket.socket,
-        clients: dict[socket.socket, float],
+        client: Client,
+        places: Places[Client],
     ) -> None:
         super().__init__(http, state, {})
         self.ended = asyncio.Event()
         self._limits = limits
         self._client = client
-        self._clients = clients
+        self._places = places
         self._idle = True
         self._limit: asyncio.TimerHandle | None = None
 
@@ -278,11 +313,13 @@ class _Connection(H11Protocol):
             self._idle = False
             self._restart_timer(self._limits.request_s)
         super().data_received(data)
+        self._note_known()
         self._note_idle()
 
     def on_response_complete(self) -> None:
         # A client with an early answer has the same time again to send the rest of its request.
         self._restart_timer(self._limits.request_s)
+        self._note_known()
         super().on_response_complete()
         self._note_idle()
 
@@ -293,6 +330,11 @@ class _Connection(H11Protocol):
             if limit:
                 limit.cancel()
         self.ended.set()
+
+    def _note_known(self) -> None:
+        """Note that the client has sent a whole request, and that it keeps its place for longer."""
+        if self.conn.their_state in {h11.DONE, h11.MUST_CLOSE}:
+            self._places.know(self._client, self._client.address, self.loop.time())
 
     def _note_idle(self) -> None:
         """Note the connection as idle if neither side has begun anything."""
@@ -306,8 +348,6 @@ class _Connection(H11Protocol):
         if self._limit:
             self._limit.cancel()
         self._limit = self.loop.call_later(limit_s, self.transport.abort)
-        if self._clients.pop(self._client, None):
-            self._clients[self._client] = self.loop.time()
 
 
 def _listening(address: str, port: int) -> socket.socket:
@@ -316,12 +356,15 @@ def _listening(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual = both and not address
     try:
-        made = socket.create_server((host, port), family=family, dualstack_ipv6=dual)
+        made = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual
+        )
     except OSError as error:
         raise CannotListen(address, port, error.strerror or str(error), "HTTPS") from error
     # Connections inherit it. An answer is written in two parts: with Nagle's algorithm, the second
     # waits 40 ms for the client to acknowledge the first.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
     made.setblocking(False)  # noqa: FBT003 - the standard library's signature
     return made
 

@@ -24,7 +24,7 @@ ELSEWHERE = {
     "tests/unit/commands/test_live.py": {"commands/samples"},
     "tests/unit/config/poolconfig": {"config/reader"},
     "tests/unit/host": {"host/cgroup_files", "host/root"},
-    "tests/unit/https/server": {"https/application"},
+    "tests/unit/https/server": {"https/application", "https/lobby"},
     "tests/unit/kube": {"kube/fields", "kube/templates"},
     "tests/unit/local": {
         *("local/alignment", "local/ledger", "local/plugins", "local/pods", "local/process"),

@@ -58,12 +58,14 @@ def client_of(server: HTTPSServer, secret: Secret) -> closing[Client]:
     return closing(Client(server.port, secret.trusting()))
 
 
-def plain_to(server: HTTPSServer) -> socket.socket:
-    return socket.create_connection((LOCALHOST, server.port), timeout=DEADLINE_S)
+def plain_to(server: HTTPSServer, origin: str = LOCALHOST) -> socket.socket:
+    address = (LOCALHOST, server.port)
+    return socket.create_connection(address, timeout=DEADLINE_S, source_address=(origin, 0))
 
 
-def connected_to(server: HTTPSServer, secret: Secret) -> ssl.SSLSocket:
-    return secret.trusting().wrap_socket(plain_to(server), server_hostname=LOCALHOST)
+def connected_to(server: HTTPSServer, secret: Secret, origin: str = LOCALHOST) -> ssl.SSLSocket:
+    plain = plain_to(server, origin)
+    return secret.trusting().wrap_socket(plain, server_hostname=LOCALHOST)
 
 
 def rest_of(connection: socket.socket) -> bytes:

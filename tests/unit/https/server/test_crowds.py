@@ -46,12 +46,16 @@ def _held() -> list[object]:
     return [one for one in gc.get_objects() if type(one) is SSLProtocol]
 
 
+HASTY = replace(PATIENT, connections=8, stranger_s=0.0, stay_s=0.0)
+STEADY = replace(PATIENT, stranger_s=2 * DEADLINE_S, stay_s=2 * DEADLINE_S)
+
+
 class TestCrowds:
     @pytest.mark.parametrize("said", [b"", HEAD, WHOLE[:-1], WHOLE])
     def test_a_crowd_that_does_not_come_on_keeps_no_client_out(
         self, secret: Secret, said: bytes
     ) -> None:
-        limits = replace(PATIENT, connections=8, stay_s=0.0, request_s=2 * DEADLINE_S)
+        limits = replace(HASTY, waiting=2, request_s=2 * DEADLINE_S)
         with serving_with(secret, limits) as server, ExitStack() as stack:
             crowd = [stack.enter_context(connected_to(server, secret)) for _ in range(9)]
             for connection in crowd[1:]:
@@ -61,7 +65,7 @@ class TestCrowds:
                 assert answered_by(server, secret)
 
     def test_a_crowd_that_does_not_even_speak_tls_keeps_no_client_out(self, secret: Secret) -> None:
-        limits = replace(PATIENT, connections=8, stay_s=0.0, handshake_s=2 * DEADLINE_S)
+        limits = replace(HASTY, waiting=8, silent_s=2 * DEADLINE_S)
         with serving_with(secret, limits) as server, ExitStack() as stack:
             crowd = [stack.enter_context(plain_to(server)) for _ in range(50)]
             assert answered_by(server, secret)
@@ -73,11 +77,13 @@ class TestCrowds:
         self, secret: Secret, said: bytes, reset: bool
     ) -> None:
         with serving_with(secret) as server, _uncollected():
-            with plain_to(server) as connection:
-                eventually(lambda: server._clients, "it is there")
+            with plain_to(server) as connection, plain_to(server) as later:
                 connection.sendall(said)
+                later.sendall(b"no TLS")
+                # It is hung up on when it has had its turn, after the first.
+                rest_of(later)
                 end_of(connection, reset=reset)
-            eventually(lambda: not server._clients, "it is gone")
+            eventually(lambda: not server._places, "it is gone")
             eventually(lambda: not _held(), "its buffers are free")
 
     def test_a_kept_connection_that_is_reset_leaves_nothing_behind(self, secret: Secret) -> None:
@@ -93,7 +99,7 @@ class TestCrowds:
             eventually(freed, "its buffers are free")
 
     def test_more_clients_than_places_are_answered_in_turn(self, secret: Secret) -> None:
-        limits = replace(PATIENT, connections=2, stay_s=2 * DEADLINE_S)
+        limits = replace(STEADY, connections=2)
         with serving_with(secret, limits) as server, ThreadPoolExecutor(20) as clients:
             assert all(clients.map(lambda _: answered_by(server, secret), range(60)))
 

@@ -50,7 +50,8 @@ class TestEnding:
         limits = replace(PATIENT, request_s=SHORT_S, handshake_s=2 * DEADLINE_S)
         with serving_with(secret, limits) as server:
             connection = plain_to(server)
-            eventually(lambda: server._clients, "it is there")
+            connection.sendall(b"\x16")
+            eventually(lambda: server._places, "it is there")
         with connection:
             assert rest_of(connection) == b""
 

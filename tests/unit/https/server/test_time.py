@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,14 @@ class TestTime:
     def test_a_client_that_does_not_speak_tls_is_hung_up_on(self, secret: Secret) -> None:
         limits = replace(PATIENT, handshake_s=SHORT_S)
         with serving_with(secret, limits) as server, plain_to(server) as connection:
+            connection.sendall(b"\x16")
             assert rest_of(connection) == b""
+
+    def test_clients_that_say_nothing_are_hung_up_on(self, secret: Secret) -> None:
+        limits = replace(PATIENT, silent_s=SHORT_S)
+        with serving_with(secret, limits) as server, ExitStack() as stack:
+            for connection in [stack.enter_context(plain_to(server)) for _ in range(40)]:
+                assert rest_of(connection) == b""
 
     @pytest.mark.parametrize(
         "said",
@@ -98,5 +106,5 @@ class TestTime:
         limits = replace(PATIENT, request_s=ROOMS_S[0], idle_s=2 * DEADLINE_S)
         with serving_with(secret, limits) as server, connected_to(server, secret) as connection:
             lost_by(connection, LONG)
-            eventually(lambda: not server._clients, "no connection is left")
+            eventually(lambda: not server._places, "no connection is left")
             assert len(rest_of(connection)) < 2**25

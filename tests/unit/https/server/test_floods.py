@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import ssl
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.https.server.clients import (
+    HEAD,
+    WHOLE,
+    answered_by,
+    answers,
+    connected_to,
+    lost_by,
+    plain_to,
+    rest_of,
+    serving_with,
+)
+from tests.waiting import DEADLINE_S
+from tests.webhooks import PATIENT, Secret
+
+ELSEWHERE = "127.0.0.2"
+LATE_S = 2 * DEADLINE_S
+FEW = replace(PATIENT, connections=3, request_s=LATE_S, stay_s=LATE_S)
+"""A client that has sent a whole request has one place, and others have two."""
+HASTY = replace(FEW, stranger_s=0.0)
+STEADY = replace(FEW, stranger_s=LATE_S)
+
+
+class TestFloods:
+    def test_silent_clients_take_no_place(self, secret: Secret) -> None:
+        with serving_with(secret, STEADY) as server, ExitStack() as stack:
+            for _ in range(50):
+                stack.enter_context(plain_to(server))
+            assert answered_by(server, secret)
+
+    @pytest.mark.parametrize("said", [b"", HEAD, WHOLE[:-1]])
+    def test_a_crowd_does_not_take_the_place_of_a_client_with_a_whole_request(
+        self, secret: Secret, said: bytes
+    ) -> None:
+        with serving_with(secret, HASTY) as server, ExitStack() as stack:
+            kept = stack.enter_context(connected_to(server, secret))
+            assert answers(kept)
+            for _ in range(20):
+                lost_by(stack.enter_context(connected_to(server, secret)), said)
+            assert answered_by(server, secret)
+            assert answers(kept)
+
+    def test_a_crowd_of_one_address_does_not_make_others_wait(self, secret: Secret) -> None:
+        with serving_with(secret, STEADY) as server, ExitStack() as stack:
+            for _ in range(2):
+                newest = stack.enter_context(connected_to(server, secret, ELSEWHERE))
+            waiting = stack.enter_context(plain_to(server, ELSEWHERE))
+            waiting.sendall(b"\x16")
+            assert answered_by(server, secret)
+            assert answers(newest), "the oldest had to go"
+
+    def test_a_client_without_its_place_is_not_hung_up_on(self, secret: Secret) -> None:
+        """It would be back at once."""
+        with serving_with(secret, HASTY) as server, ExitStack() as stack:
+            crowd = [stack.enter_context(connected_to(server, secret)) for _ in range(20)]
+            assert answered_by(server, secret)
+            for connection in crowd[:10]:
+                connection.setblocking(False)
+                with pytest.raises(ssl.SSLWantReadError):
+                    connection.recv(1)
+
+    def test_of_clients_that_cannot_all_wait_the_oldest_have_to_go(self, secret: Secret) -> None:
+        with serving_with(secret, replace(HASTY, waiting=10)) as server, ExitStack() as stack:
+            crowd = [stack.enter_context(connected_to(server, secret)) for _ in range(20)]
+            assert answered_by(server, secret)
+            assert rest_of(crowd[0]) == b""

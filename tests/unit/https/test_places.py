@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from cpupool.https.places import Places
+
+HERE, THERE = "192.0.2.1", "192.0.2.2"
+
+
+def places(most: int = 6) -> Places[str]:
+    """Make places, of which strangers may have two thirds."""
+    return Places(most, stranger_s=1.0, stay_s=10.0)
+
+
+def test_while_there_are_places_no_client_has_to_go() -> None:
+    kept = places()
+    for client in "abc":
+        kept.take(client, HERE, 0.0)
+    assert kept.in_the_way(HERE) is None
+    kept.take("d", HERE, 0.0)
+    assert kept.in_the_way(HERE)
+    kept.leave("b", HERE)
+    kept.leave("b", HERE)
+    assert len(kept) == 3
+    assert kept.in_the_way(HERE) is None
+
+
+def test_the_oldest_stranger_goes_and_keeps_its_place_for_a_while() -> None:
+    kept = places()
+    for second, client in enumerate("abcd"):
+        kept.take(client, HERE, float(second))
+    assert kept.in_the_way(HERE) == ("a", 1.0)
+    kept.leave("a", HERE)
+    kept.take("e", HERE, 4.0)
+    assert kept.in_the_way(HERE) == ("b", 2.0)
+
+
+def test_a_client_with_a_whole_request_is_no_stranger_any_more() -> None:
+    kept = places()
+    for client in "abcd":
+        kept.take(client, HERE, 0.0)
+    kept.know("a", HERE, 1.0)
+    assert kept.in_the_way(HERE) is None
+    kept.take("e", HERE, 2.0)
+    assert kept.in_the_way(HERE) == ("b", 1.0)
+
+
+def test_if_all_places_are_taken_the_known_client_goes_that_is_idle_for_longest() -> None:
+    kept = places()
+    for client in "abcdef":
+        kept.take(client, HERE, 0.0)
+        kept.know(client, HERE, 0.0)
+    kept.know("a", HERE, 3.0)
+    assert kept.in_the_way(HERE) == ("b", 10.0)
+
+
+def test_a_client_that_has_gone_does_not_become_known() -> None:
+    kept = places()
+    kept.take("a", HERE, 0.0)
+    kept.leave("a", HERE)
+    kept.know("a", HERE, 1.0)
+    assert len(kept) == 0
+
+
+def test_the_address_with_more_strangers_loses_one_at_once() -> None:
+    kept = places()
+    for client in "abcd":
+        kept.take(client, HERE, 0.0)
+    for gone, client in ("ae", "bf"):
+        assert kept.in_the_way(THERE) == (gone, 0.0)
+        kept.leave(gone, HERE)
+        kept.take(client, THERE, 5.0)
+    # Both have two: a third would not be fair.
+    assert kept.in_the_way(THERE) == ("c", 1.0)
+
+
+def test_the_address_with_fewer_strangers_is_next() -> None:
+    kept = places()
+    kept.take("a", HERE, 0.0)
+    assert kept.fewest_strangers([HERE, THERE]) == THERE
+    kept.take("b", THERE, 0.0)
+    assert kept.fewest_strangers([HERE, THERE]) == HERE
