@@ -37,13 +37,17 @@ OBJECTS = objects(FOLDER)
 NAME = "cpupool-webhook"
 DEPLOYMENT = OBJECTS["Deployment", NAME]
 POD = DEPLOYMENT["spec"]["template"]["spec"]
+CERTS = OBJECTS["Deployment", "cpupool-certs"]
+PODS = {"webhook": POD, "certs": CERTS["spec"]["template"]["spec"]}
 SERVICE = OBJECTS["Service", NAME]
 SECRET = OBJECTS["Secret", "cpupool-webhook-tls"]
 (WEBHOOK,) = OBJECTS["MutatingWebhookConfiguration", NAME]["webhooks"]
 
 
 def part(name: str) -> Body:
-    (found,) = (one for one in POD["containers"] if one["name"] == name)
+    """Give the only container of a pod; a process with the rights of both there is not."""
+    (found,) = PODS[name]["containers"]
+    assert found["name"] == name
     return dict(found)
 
 
@@ -54,7 +58,7 @@ def taken(name: str) -> argparse.Namespace:
 
 def volumes(name: str) -> dict[str, Body]:
     """Give what a container mounts: place → volume."""
-    by_name = {one["name"]: one for one in POD["volumes"]}
+    by_name = {one["name"]: one for one in PODS[name]["volumes"]}
     mounts = part(name)["volumeMounts"]
     assert all(one["readOnly"] and "subPath" not in one for one in mounts)
     return {one["mountPath"]: by_name[one["name"]] for one in mounts}
@@ -87,7 +91,7 @@ def test_the_webhook_sees_its_certificate_and_the_agents_pools() -> None:
     mounted = volumes("webhook")
     pools = mounted.pop(str(arguments.config))
     tls = mounted.pop(str(arguments.tls_cert_file.parent))
-    token = mounted.pop(str(SERVICE_ACCOUNT))
+    del mounted[str(SERVICE_ACCOUNT)]
     agent = yaml.safe_load((ROOT / "daemonsets/agent/daemonset.yaml").read_text())
 
     assert mounted == {}
@@ -106,39 +110,57 @@ def test_the_webhook_sees_its_certificate_and_the_agents_pools() -> None:
         arguments.tls_private_key_file.name,
     }
     assert "data" not in SECRET
-    # The control plane fills it some time after it is there.
-    assert token["secret"]["optional"]
-    filled = OBJECTS["Secret", token["secret"]["secretName"]]
-    assert filled["type"] == "kubernetes.io/service-account-token"
-    (account,) = filled["metadata"]["annotations"].values()
-    assert ("ServiceAccount", account) in OBJECTS
-    assert account != POD["serviceAccountName"]
 
 
-def test_the_maker_of_the_certificates_has_the_pods_token() -> None:
+def test_the_maker_of_the_certificates_knows_its_objects() -> None:
     arguments = taken("certs")
-    mounted = volumes("certs")
-    (token,) = mounted.values()
-    files = [
-        one.get("path") or item["path"]
-        for source in token["projected"]["sources"]
-        for one in source.values()
-        for item in one.get("items", [one])
-    ]
 
-    assert list(mounted) == [str(SERVICE_ACCOUNT)]
-    assert sorted(files) == ["ca.crt", "namespace", "token"]
+    assert list(volumes("certs")) == [str(SERVICE_ACCOUNT)]
     assert arguments.watch
     assert arguments.secret == SECRET["metadata"]["name"]
     assert arguments.service == SERVICE["metadata"]["name"]
     assert ("MutatingWebhookConfiguration", arguments.webhook_configuration) in OBJECTS
+    assert CERTS["metadata"]["namespace"] == DEPLOYMENT["metadata"]["namespace"]
+    # What it makes stays without it, and one is enough.
+    assert CERTS["spec"]["replicas"] == 1
 
 
-def test_the_pod_is_at_the_restricted_level() -> None:
-    assert beyond_baseline(POD) == []
-    assert beyond_restricted(POD) == []
-    for name in ("webhook", "certs"):
-        assert part(name)["securityContext"]["readOnlyRootFilesystem"]
+@pytest.mark.parametrize("name", PODS)
+def test_a_token_is_of_its_pod_and_expires(name: str) -> None:
+    sources = volumes(name)[str(SERVICE_ACCOUNT)]["projected"]["sources"]
+    (token,) = (one["serviceAccountToken"] for one in sources if "serviceAccountToken" in one)
+    files = [
+        one.get("path") or item["path"]
+        for source in sources
+        for one in source.values()
+        for item in one.get("items", [one])
+    ]
+
+    assert sorted(files) == ["ca.crt", "namespace", "token"]
+    # No audience: the API server's own. With 3607 s its life would be a year (the API server's
+    # --service-account-extend-token-expiration).
+    assert token == {"path": "token", "expirationSeconds": 3600}
+    assert not PODS[name]["automountServiceAccountToken"]
+    assert ("ServiceAccount", PODS[name]["serviceAccountName"]) in OBJECTS
+
+
+def test_no_token_lives_for_ever_and_no_account_is_that_of_both() -> None:
+    kinds = [one["type"] for (kind, _), one in OBJECTS.items() if kind == "Secret"]
+    accounts = [pod["serviceAccountName"] for pod in PODS.values()]
+
+    assert kinds == ["Opaque"]
+    assert accounts == ["cpupool-namespaces", "cpupool-certs"]
+    for kind, name in OBJECTS:
+        if kind.endswith("Binding"):
+            (subject,) = OBJECTS[kind, name]["subjects"]
+            assert subject["name"] in accounts
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_at_the_restricted_level(name: str) -> None:
+    assert beyond_baseline(PODS[name]) == []
+    assert beyond_restricted(PODS[name]) == []
+    assert part(name)["securityContext"]["readOnlyRootFilesystem"]
 
 
 def test_one_replica_is_always_there() -> None:
@@ -152,6 +174,10 @@ def test_one_replica_is_always_there() -> None:
     for selector in (spec["selector"], spread["labelSelector"], budget["selector"]):
         assert selector == {"matchLabels": labels}
     assert SERVICE["spec"]["selector"] == labels
+    # No request for the webhook reaches the pod that makes its certificates.
+    others = CERTS["spec"]["template"]["metadata"]["labels"]
+    assert CERTS["spec"]["selector"] == {"matchLabels": others}
+    assert not labels.items() <= others.items()
 
 
 def test_the_webhook_keeps_away_from_itself_and_from_the_system() -> None:
@@ -164,7 +190,8 @@ def test_the_webhook_keeps_away_from_itself_and_from_the_system() -> None:
         "values": ["kube-system", DEPLOYMENT["metadata"]["namespace"]],
     }
     assert own["operator"] == "NotIn"
-    assert DEPLOYMENT["spec"]["template"]["metadata"]["labels"][own["key"]] in own["values"]
+    for one in (DEPLOYMENT, CERTS):
+        assert one["spec"]["template"]["metadata"]["labels"][own["key"]] in own["values"]
 
 
 @pytest.fixture(scope="module")
@@ -178,16 +205,14 @@ def built() -> dict[tuple[str, str], Body]:
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
 
 
-def test_with_cert_manager_no_container_has_the_pods_token(
+def test_with_cert_manager_nothing_else_makes_certificates(
     built: dict[tuple[str, str], Body],
 ) -> None:
-    spec = built["Deployment", NAME]["spec"]["template"]["spec"]
+    kinds = {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "ServiceAccount"}
 
-    assert [one["name"] for one in spec["containers"]] == ["webhook"]
-    assert {one["name"] for one in spec["volumes"]} == {"pools", "tls", "namespaces"}
-    rights = {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "Secret"}
-    assert {name for kind, name in built if kind in rights} == {"cpupool-namespaces"}
-    assert not spec["automountServiceAccountToken"]
+    assert built["Deployment", NAME] == DEPLOYMENT
+    assert [name for kind, name in built if kind in {"Deployment", "Secret"}] == [NAME]
+    assert {name for kind, name in built if kind in kinds} == {"cpupool-namespaces"}
 
 
 def test_cert_manager_makes_what_the_webhook_serves(built: dict[tuple[str, str], Body]) -> None:
