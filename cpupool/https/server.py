@@ -216,8 +216,10 @@ class HTTPSServer:
             while True:
                 self._changed.clear()
                 pause_s = self._let_in(lobby)
+                # In Python 3.11 `wait_for` loses a cancellation that comes with the event.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await self._changed.wait()
         finally:
             lobby.close()
 

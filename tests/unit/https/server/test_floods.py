@@ -17,7 +17,7 @@ from tests.unit.https.server.clients import (
     rest_of,
     serving_with,
 )
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 from tests.webhooks import PATIENT, Secret
 
 ELSEWHERE = "127.0.0.2"
@@ -71,3 +71,17 @@ class TestFloods:
             crowd = [stack.enter_context(connected_to(server, secret)) for _ in range(20)]
             assert answered_by(server, secret)
             assert rest_of(crowd[0]) == b""
+
+    def test_few_clients_that_speak_wait_for_a_place(self, secret: Secret) -> None:
+        """The kernel holds what they send."""
+        with serving_with(secret, replace(STEADY, asking=5)) as server, ExitStack() as stack:
+            crowd = [stack.enter_context(plain_to(server)) for _ in range(8)]
+            for connection in crowd[:2]:
+                connection.sendall(b"\x16")
+            eventually(lambda: len(server._places) == 2, "they have the places")
+            for connection in crowd[2:]:
+                connection.sendall(b"\x16")
+            assert rest_of(crowd[2]) == b""
+            crowd[0].setblocking(False)
+            with pytest.raises(BlockingIOError):
+                crowd[0].recv(1)
