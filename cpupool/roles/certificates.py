@@ -121,7 +121,7 @@ class CertificateKeeper:
             self._news.wait(pause_s)
 
     def _turn(self) -> bool:
-        """Look if that is due; return whether it was."""
+        """Look if that is due; return whether an object has changed by that."""
         seen, now_s = self._versions(), self._clock_s()
         if seen == self._good and now_s < self._looked_s + LOOK_S:
             return False
@@ -129,7 +129,7 @@ class CertificateKeeper:
         # What was written meanwhile, by the look or by others, may have come after it had read.
         self._good = seen if self._versions() == seen else None
         self._looked_s = now_s
-        return True
+        return self._good is None
 
     def _versions(self) -> object:
         both = self._objects.configuration.read(), self._objects.secret.read()

@@ -152,7 +152,7 @@ def test_another_controller_that_undoes_each_write_slows_it_down(server: FakeAPI
 
     stop = Rests(meanwhile)
     loop.run(stop)
-    assert stop.rests_s == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 0.25]
+    assert stop.rests_s == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 0.25, 0.25]
 
 
 class Looks:
