@@ -82,6 +82,7 @@ def _happen(node: Node, number: int) -> None:
     node.events.pods.clear()
     node.events.nodes.clear()
     node.source.asked.clear()
+    node.kernel.writes.clear()
 
 
 if __name__ == "__main__":
