@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink
-    from cpupool.manager.resolve import Snapshot
-    from cpupool.policies.base import NodeView
+    from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
@@ -67,7 +66,7 @@ class ChoiceRecord:
         self._metrics = metrics
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._seen: NodeView | None = None
+        self._seen: Resolution | None = None
         self._written: State | None = None
         self._complaint = ""
         self._due_s = 0.0
@@ -96,7 +95,7 @@ class ChoiceRecord:
         """Return the manager's facts and decisions, once the choices among them are in the file."""
         with self._lock:
             now = self._manager.snapshot()
-            if now.resolution.view is not self._seen and self._now_s() >= self._due_s:
+            if now.resolution is not self._seen and self._now_s() >= self._due_s:
                 self._keep(now)
             return now
 
@@ -116,7 +115,7 @@ class ChoiceRecord:
             self._due_s = self._now_s() + _AGAIN_S
             self._complain(str(error))
         else:
-            self._seen = view
+            self._seen = now.resolution
             self._complain("")
 
     def _write(self, state: State) -> None:

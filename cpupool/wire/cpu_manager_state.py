@@ -2,8 +2,7 @@
 
 The agent reads the kubelet's file, and never writes it. It writes a file of its own in the shape of
 version 2, which existing tools read, with the id of the boot and what the policy has settled
-beside it. That file has the kubelet's checksum 0 and a CRC of its own: an answer to the container
-runtime waits for the file, and the kubelet's checksum takes a hundred times as long in Python.
+beside it.
 
 Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). The versions:
 
@@ -21,7 +20,6 @@ means that there is none. Go reads keys in upper and lower case.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -37,9 +35,6 @@ _READER: Final = Reader("the CPU manager's state", "it is written again with the
 _STRUCTS: Final = ("CPUManagerCheckpoint", "CPUManagerCheckpointV2", "CPUManagerCheckpointV3")
 _WRITTEN: Final = 2
 """The version that `encode` writes."""
-_CONTENT: Final = ("policyName", "defaultCpuSet", "entries")
-"""The keys that the CRC covers in a file of the agent."""
-_CRC: Final = "crc32"
 
 Assignments = Mapping[str, Mapping[str, CPUSet]]
 """Pod UID → container → its own CPUs."""
@@ -76,12 +71,9 @@ def parse(data: bytes) -> State:
     Raises:
         RemoteProtocolError: the file is damaged, or is not such a file.
     """
-    written = _READER.document(data)
-    document = _lower(written)
+    document = _lower(_READER.document(data))
     if "data" not in document:
         boot_id = _READER.typed(document.get("bootid", ""), str, "bootId")
-        if "bootid" in document and document.get("checksum") == 0:
-            _verify(_READER.typed(document.get(_CRC), int, _CRC), {_crc(written)})
         settled = _texts(document.get("settled", {}), "settled")
         return replace(_state(document, _verified(document)), boot_id=boot_id, settled=settled)
     text = _READER.typed(document["data"], str, "data")
@@ -103,15 +95,13 @@ def encode(state: State) -> bytes:
         "defaultCpuSet": str(state.default_cpus),
         "entries": entries,
     }
-    own = {_CRC: _crc(body), "bootId": state.boot_id, "settled": dict(state.settled)}
-    return _json({**body, "checksum": 0, **own})
-
-
-def _crc(document: Mapping[str, Any]) -> int:
-    return zlib.crc32(_json({key: document.get(key) for key in _CONTENT}))
-
-
-def _json(document: Mapping[str, Any]) -> bytes:
+    checksum = _READER.checksum(_dump(_lower(body), _STRUCTS[0], _nested(entries)))
+    document = {
+        **body,
+        "checksum": checksum,
+        "bootId": state.boot_id,
+        "settled": dict(state.settled),
+    }
     return json.dumps(document, separators=(",", ":")).encode()
 
 
