@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S: Final = 60.0
 IDLE_S: Final = 0.05
-AS_IN_THE_IMAGE: Final = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-    "PYTHONNODEBUGRANGES": "1",
-    "PYTHONOPTIMIZE": "2",
-}
+AS_IN_THE_IMAGE: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """The variables that `Containerfile` sets."""
 
 

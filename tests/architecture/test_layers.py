@@ -28,6 +28,7 @@ VIOLATIONS = [
     ("grpc", "host/files", "google.protobuf"),
     ("clients", "roles/configurator", "urllib3"),
     ("clients", "commands/doctor", "urllib3"),
+    ("resident", "roles/certificates", "cryptography.x509"),
     ("rich", "commands/status", "rich.console"),
     ("rich", "app", "rich"),
     ("matplotlib", "commands/simulate", "matplotlib.figure"),

@@ -36,6 +36,7 @@ ELSEWHERE = {
         *("core/assignments", "core/grants", "core/koordinator", "core/node_topology"),
         *("core/requests", "manager/facts", "manager/requested"),
     },
+    "tests/unit/kubelet/test_resource_plugin.py": {"core/resource_plugins"},
     "tests/unit/manager/test_report.py": {"manager/status_json"},
     "tests/unit/policies": {
         *("policies/balance", "policies/base", "policies/none", "policies/pools"),
