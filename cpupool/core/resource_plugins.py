@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import ContainerRef
 
 
-class OCIProperty(Enum):
-    """What a plugin sets of a container, by the Go name in the CRI's LinuxContainerResources."""
-
-    CPUS = "CpusetCpus"
-    MEMORY_NODES = "CpusetMems"
-    CPU_SHARES = "CpuShares"
-    CPU_QUOTA_US = "CpuQuota"
-    CPU_PERIOD_US = "CpuPeriod"
-    MEMORY_LIMIT_BYTES = "MemoryLimitInBytes"
-    SWAP_LIMIT_BYTES = "MemorySwapLimitInBytes"
-    OOM_SCORE = "OomScoreAdj"
-    UNIFIED = "Unified"
-    """Files of cgroup v2, as `io.weight=200,memory.high=1073741824`. Katalyst has no such name."""
-
-
 class ContainerRole(Enum):
     """The part of a container in its pod, in the words of the plugin API."""
 
@@ -94,7 +79,8 @@ class Answer:
     """What a container has of one resource.
 
     Attributes:
-        oci_property: the name of what `value` sets; empty for nothing.
+        oci_property: what `value` sets, by the Go name in the CRI's LinuxContainerResources; empty
+            for nothing.
         value: as the container runtime reads it.
         quantity: how much that is.
         scalar: whether quantities can be compared, so that one that is enough is kept.

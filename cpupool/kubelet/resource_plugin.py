@@ -164,7 +164,7 @@ def introduced(socket: Path) -> Introduction | None:
         options: resourceplugin_pb2.ResourcePluginOptions = ResourcePluginStub(
             channel
         ).GetResourcePluginOptions(resourceplugin_pb2.Empty(), timeout=_CALL_S)
-    return Introduction(info.name, endpoint, options_of(options))
+    return Introduction(info.name, endpoint, _options(options))
 
 
 def notify(socket: Path, error: str = "") -> None:
@@ -178,7 +178,7 @@ def notify(socket: Path, error: str = "") -> None:
         RegistrationStub(channel).NotifyRegistrationStatus(status, timeout=_INTRODUCTION_S)
 
 
-def options_of(options: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:
+def _options(options: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:
     """Return the options that a plugin has sent."""
     return PluginOptions(
         pre_start=options.pre_start_required,
