@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool import cli
-from cpupool.app import Setup
-from cpupool.commands.live import LiveNode
-from cpupool.kube import views
-from cpupool.local.cgroups import EmulatedCgroups
+from tests.guides import blocks, commands, example_node
 from tests.machines import Machine
 from tests.scenarios import test_demo
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from cpupool.commands.live import LiveNode
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/user/cpu-manager.md").read_text()
@@ -30,38 +28,22 @@ SHARED = "0-1,5-15,32-33,37-47"
 NOBODY = "http://127.0.0.1:9"
 
 
-def blocks(language: str) -> list[str]:
-    """Give the guide's blocks of one language, without their indentation."""
-    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", GUIDE, re.MULTILINE | re.DOTALL)
-    return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
-
-
-def commands(name: str) -> list[list[str]]:
-    """Give the arguments of each of the guide's calls of a command."""
-    lines = "".join(blocks("sh")).replace("\\\n", " ").splitlines()
-    return [words[2:] for words in map(shlex.split, lines) if words[:2] == ["cpupool", name]]
+def calls(name: str) -> list[list[str]]:
+    """Return the arguments of each of the guide's calls of a command."""
+    return [given for command, *given in commands(GUIDE) if command == name]
 
 
 @pytest.fixture
 def live(folder: Path) -> Iterator[LiveNode]:
-    """A node with the example's pool file and pods, whose runtime asks the agent."""
-    written, config = MACHINE.write(folder), folder / "config"
-    config.mkdir()
-    (config / "poolconfig-node.yaml").write_text((EXAMPLE / "poolconfig.yaml").read_text())
-    with (
-        EmulatedCgroups(folder, written.topology().online, "a test") as place,
-        LiveNode(folder, place, Setup(config), {}, written.sys, nri=True) as live,
-    ):
-        assert dict(live.await_pools()) == {"nokia.k8s.io/exclusive_dpdk": 16}
-        live.await_plugin()
-        for body in views.pods_from_text("pods.yaml", (EXAMPLE / "pods.yaml").read_text()):
-            live.run_pod(body)
+    with example_node(folder, MACHINE, EXAMPLE, {"nokia.k8s.io/exclusive_dpdk": 16}) as live:
         yield live
 
 
 def test_the_example_has_the_guides_pool_file() -> None:
     written = (EXAMPLE / "poolconfig.yaml").read_text().splitlines()
-    assert [line for line in written if not line.startswith("#")] == blocks("yaml")[0].splitlines()
+    assert [line for line in written if not line.startswith("#")] == blocks(GUIDE, "yaml")[
+        0
+    ].splitlines()
 
 
 def test_the_pods_of_the_example_get_what_the_guide_says(live: LiveNode) -> None:
@@ -101,24 +83,24 @@ def test_every_command_of_the_guide_runs_on_such_a_node(
     live.status()
     eventually(lambda: "default/burstable/main" in root.status.read_text(), "the agent's status")
     for name, more in options.items():
-        ((*given,),) = commands(name)
+        ((*given,),) = calls(name)
         words = [folder if word == "this" else word for word in given]
         assert cli.main([name, *words, *more]) == 0, name
         printed = capsys.readouterr().out
         if name == "explain":
-            assert printed.startswith(blocks("text")[-1])
+            assert printed.startswith(blocks(GUIDE, "text")[-1])
     # The other commands have tests of their own.
-    named = re.findall(r"^cpupool ([a-z-]+)", "".join(blocks("sh")), re.MULTILINE)
+    named = re.findall(r"^cpupool ([a-z-]+)", "".join(blocks(GUIDE, "sh")), re.MULTILINE)
     assert set(named) - options.keys() == {"demo", "simulate"}
 
 
 @test_demo.two_cpus
 def test_the_demo_says_what_the_guide_shows(folder: Path) -> None:
-    ((*options,),) = commands("demo")
+    ((*options,),) = calls("demo")
     printed, _ = test_demo.demo(folder, *options).communicate(timeout=DEADLINE_S)
 
     # The numbers are another machine's; three dots stand for what is left out.
-    shown = blocks("text")[0].replace("\n  ", " ").replace("\n...", "")
+    shown = blocks(GUIDE, "text")[0].replace("\n  ", " ").replace("\n...", "")
     lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in without_numbers(shown)]
     assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(without_numbers(printed)))
 
@@ -128,11 +110,11 @@ def test_simulate_prints_what_the_guide_shows(
 ) -> None:
     monkeypatch.chdir(EXAMPLE)
     monkeypatch.setenv("COLUMNS", "100")
-    ((*options,),) = commands("simulate")
+    ((*options,),) = calls("simulate")
 
     assert cli.main(["simulate", *options]) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert blocks("text")[1] in "\n".join(printed)
+    assert blocks(GUIDE, "text")[1] in "\n".join(printed)
 
 
 def without_numbers(text: str) -> list[str]:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool import cli
-from cpupool.app import Setup
-from cpupool.commands.live import LiveNode
-from cpupool.kube import views
-from cpupool.local.cgroups import EmulatedCgroups
+from tests.guides import blocks, commands, example_node
 from tests.scenarios import test_demo
 from tests.scenarios.test_cpu_manager_guide import MACHINE, NOBODY, without_numbers
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from cpupool.commands.live import LiveNode
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/user/koordinator.md").read_text()
@@ -30,38 +28,17 @@ NEAR = "0,4-7,9-15,32,34-39,41-47"
 BEST_EFFORT = "0,2-23,32,34-55"
 
 
-def blocks(language: str) -> list[str]:
-    """Return the guide's blocks of one language, without their indentation."""
-    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", GUIDE, re.MULTILINE | re.DOTALL)
-    return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
-
-
-def commands() -> list[list[str]]:
-    """Return the words of each of the guide's calls of cpupool."""
-    lines = "".join(blocks("sh")).replace("\\\n", " ").splitlines()
-    return [words[1:] for line in lines if (words := shlex.split(line))[:1] == ["cpupool"]]
-
-
 @pytest.fixture
 def live(folder: Path) -> Iterator[LiveNode]:
-    """A node with the example's pool file and pods, whose runtime asks the agent."""
-    written, config = MACHINE.write(folder), folder / "config"
-    config.mkdir()
-    (config / "poolconfig-node.yaml").write_text((EXAMPLE / "poolconfig.yaml").read_text())
-    with (
-        EmulatedCgroups(folder, written.topology().online, "a test") as place,
-        LiveNode(folder, place, Setup(config), {}, written.sys, nri=True) as live,
-    ):
-        assert dict(live.await_pools()) == {"nokia.k8s.io/exclusive_dpdk": 8}
-        live.await_plugin()
-        for body in views.pods_from_text("pods.yaml", (EXAMPLE / "pods.yaml").read_text()):
-            live.run_pod(body)
+    with example_node(folder, MACHINE, EXAMPLE, {"nokia.k8s.io/exclusive_dpdk": 8}) as live:
         yield live
 
 
 def test_the_example_has_the_guides_pool_file() -> None:
     written = (EXAMPLE / "poolconfig.yaml").read_text().splitlines()
-    assert [line for line in written if not line.startswith("#")] == blocks("yaml")[0].splitlines()
+    assert [line for line in written if not line.startswith("#")] == blocks(GUIDE, "yaml")[
+        0
+    ].splitlines()
 
 
 def test_the_pods_of_the_example_run_where_the_guide_says(live: LiveNode) -> None:
@@ -95,23 +72,23 @@ def test_every_command_of_the_guide_runs_on_such_a_node(
     }
     live.status()
     eventually(lambda: "default/plain/main" in root.status.read_text(), "the agent's status")
-    for name, *given in commands():
+    for name, *given in commands(GUIDE):
         if name == "demo":
             continue
         words = [folder if word == "this" else word for word in given]
         assert cli.main([name, *words, *options[name]]) == 0, name
         printed = capsys.readouterr().out
         if name == "explain":
-            assert printed.startswith(blocks("text")[-1])
-    assert {name for name, *_ in commands()} == {*options, "demo"}
+            assert printed.startswith(blocks(GUIDE, "text")[-1])
+    assert {name for name, *_ in commands(GUIDE)} == {*options, "demo"}
 
 
 @test_demo.two_cpus
 def test_the_demo_says_what_the_guide_shows(folder: Path) -> None:
-    ((*options,),) = [given for name, *given in commands() if name == "demo"]
+    ((*options,),) = [given for name, *given in commands(GUIDE) if name == "demo"]
     printed, _ = test_demo.demo(folder, *options).communicate(timeout=DEADLINE_S)
 
     # The numbers are another machine's; three dots stand for what is left out.
-    shown = blocks("text")[0].replace("\n  ", " ").replace("\n...", "")
+    shown = blocks(GUIDE, "text")[0].replace("\n  ", " ").replace("\n...", "")
     lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in without_numbers(shown)]
     assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(without_numbers(printed)))

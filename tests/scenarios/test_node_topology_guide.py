@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +9,7 @@ import yaml
 
 from cpupool import cli
 from cpupool.config.settings import OPTIONS
+from tests.guides import blocks, commands
 
 if TYPE_CHECKING:
     import pytest
@@ -19,26 +18,21 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/user/node-topology.md").read_text()
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-
-
 def test_the_object_is_printed_as_the_guide_shows_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = "".join(_blocks("sh")).splitlines()
-    ((_, *words),) = (shlex.split(line) for line in lines if line.startswith("cpupool "))
+    (words,) = commands(GUIDE)
     monkeypatch.chdir(ROOT)
 
     assert cli.main(words) == 0
 
-    shown, _, _ = _blocks("yaml")[0].partition("...")
+    shown, _, _ = blocks(GUIDE, "yaml")[0].partition("...")
     assert shown.count("name: node-0") == 2
     assert capsys.readouterr().out.startswith(shown)
 
 
 def test_the_schedulers_configuration_is_one() -> None:
-    scheduler = yaml.safe_load(_blocks("yaml")[1])
+    scheduler = yaml.safe_load(blocks(GUIDE, "yaml")[1])
 
     (profile,) = scheduler["profiles"]
     (plugin,) = profile["plugins"]["multiPoint"]["enabled"]
