@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink
-    from cpupool.manager.resolve import Resolution, Snapshot
+    from cpupool.manager.resolve import Snapshot
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
@@ -66,7 +66,7 @@ class ChoiceRecord:
         self._metrics = metrics
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._seen: Resolution | None = None
+        self._kept: Snapshot | None = None
         self._written: State | None = None
         self._complaint = ""
         self._due_s = 0.0
@@ -95,9 +95,18 @@ class ChoiceRecord:
         """Return the manager's facts and decisions, once the choices among them are in the file."""
         with self._lock:
             now = self._manager.snapshot()
-            if now.resolution is not self._seen and self._now_s() >= self._due_s:
+            if not self._has(now) and self._now_s() >= self._due_s:
                 self._keep(now)
             return now
+
+    def _has(self, now: Snapshot) -> bool:
+        """Return whether the file has the choices of a moment; a container alone changes none."""
+        kept = self._kept
+        return (
+            kept is not None
+            and kept.resolution.view is now.resolution.view
+            and kept.facts.policy is now.facts.policy
+        )
 
     def _keep(self, now: Snapshot) -> None:
         if not now.facts.recovered:
@@ -115,7 +124,7 @@ class ChoiceRecord:
             self._due_s = self._now_s() + _AGAIN_S
             self._complain(str(error))
         else:
-            self._seen = now.resolution
+            self._kept = now
             self._complain("")
 
     def _write(self, state: State) -> None:

@@ -90,6 +90,7 @@ class Answers:
                 self._events.pod(obstacle.pod, obstacle.refusal or event, why)
             if held:
                 self._runtime.refuse(message, why)
+                self._runtime.flush()
                 self._forget([container.id])
                 # The next try finds the CPUs that have become free until then.
                 self._look()
@@ -117,6 +118,8 @@ class Answers:
         self._runtime.answer_create(message, adjustment, updates)
         if wanted.exclusive:
             # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
+            # The answer goes out first: a sweep competes for the interpreter.
+            self._runtime.flush()
             self._look()
         return wanted.placement.value
 

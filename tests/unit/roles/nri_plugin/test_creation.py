@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from contextlib import closing
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
@@ -17,7 +19,9 @@ from tests.unit.roles.nri_plugin.static import govern, web
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from tests.nri_runtime import Plugin
+    from pathlib import Path
+
+    from tests.nri_runtime import FakeRuntime, Plugin
 
 
 def test_a_container_is_created_on_the_cpus_that_its_annotations_name(
@@ -169,3 +173,39 @@ def test_a_choice_is_recorded_at_the_sandbox_before_the_runtime_waits_for_it(
     agent.manager.observe(pods=[owner])
     plugin.run_sandbox(of(owner).pod)
     eventually(lambda: agent.recorded[-1:] == [[owner.uid]], lambda: str(agent.recorded))
+
+
+def test_an_answer_does_not_wait_for_the_sweep_that_it_asks_for(
+    folder: Path, runtime: FakeRuntime
+) -> None:
+    sweep = _BusySweep()
+    agent = Agent(folder / "nri.sock", looked=sweep)
+    with agent.running():
+        plugin = runtime.welcome()
+        eventually(agent.runtime.connected, "the plugin is connected")
+        with closing(sweep):
+            sweep.begin()
+            answer = plugin.create(agent.allocated(of(OWNER, devices={"exclusive_a": "2"})))
+            eventually(lambda: sweep.asked, "the plugin asks for a sweep")
+    assert cpu_of(answer).cpus == "2"
+
+
+class _BusySweep(threading.Semaphore):
+    """A sweep that keeps the plugin's thread for as long as it is open."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked = False
+        self._closed = threading.Event()
+        self._closed.set()
+
+    def begin(self) -> None:
+        self._closed.clear()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def release(self, n: int = 1) -> None:
+        super().release(n)
+        self.asked |= not self._closed.is_set()
+        self._closed.wait()
