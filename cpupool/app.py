@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.config.settings import AgentSettings
-from cpupool.core.koordinator import CPUModel
 from cpupool.core.names import Names
 from cpupool.core.node_topology import Publishing
 from cpupool.enforce.load_balancing import LoadBalancingGoal
@@ -17,23 +16,21 @@ from cpupool.enforce.mover import Mover
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writers import Writers
-from cpupool.host import cpu_model, files, node_memory
+from cpupool.host import files
 from cpupool.host.bandwidth import CFSBandwidth
+from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
 from cpupool.host.cpu_time import CPUTimes
 from cpupool.host.files import FileLock
-from cpupool.host.kubelet_file import KubeletConfigFile
 from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
 from cpupool.host.pool_files import PoolFiles
 from cpupool.host.status_file import StatusFile
-from cpupool.host.sysfs import FolderTree
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
-from cpupool.manager.node_topology import Surroundings
 from cpupool.manager.ports import NodeLabels, PodSource, Writer
 from cpupool.one_agent import OneAgent
 from cpupool.policies.built_in import BUILT_IN
@@ -44,6 +41,7 @@ from cpupool.roles import (
     device_manager,
     load_watcher,
     machine_watcher,
+    memory_keeper,
     mount_keeper,
     nri_plugin,
     pod_failer,
@@ -56,12 +54,13 @@ from cpupool.roles.cpusetter import CPUSetter
 from cpupool.roles.device_manager import DeviceManager
 from cpupool.roles.load_watcher import LoadWatcher
 from cpupool.roles.machine_watcher import MachineWatcher
+from cpupool.roles.memory_keeper import MemoryKeeper
 from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.roles.nri_answers import MissingFacts
 from cpupool.roles.nri_plugin import NRIPlugin
 from cpupool.roles.pod_failer import PodFailer
 from cpupool.roles.reporter import Reporter
-from cpupool.roles.topology_reporter import TopologyReporter
+from cpupool.roles.topology_reporter import TopologyReporter, surroundings
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri import NRIRuntime
 from cpupool.signals import Signals
@@ -253,6 +252,14 @@ class Agent:
             metrics=self._metrics,
         )
         self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
+        self._memory_keeper = MemoryKeeper(
+            self._record.decided,
+            CgroupMemory(root.cgroup, settings.cgroup_root),
+            look=signals.runtime,
+            events=self._cluster.events,
+            metrics=self._metrics,
+            health=self.health,
+        )
         self._nri = NRIPlugin(
             self.manager,
             nri,
@@ -326,7 +333,7 @@ class Agent:
                 names=settings.names,
                 node=self._cluster.node,
                 node_name=settings.node_name,
-                around=_surroundings(settings, root),
+                around=surroundings(root, settings.kubelet_config, settings.publishing),
                 ready=self._is_ready,
                 events=self._cluster.events,
                 metrics=self._metrics,
@@ -362,6 +369,7 @@ class Agent:
             device_manager.NAME: self._device_manager.run,
             mount_keeper.NAME: self._mount_keeper.run,
             cpusetter.NAME: self._cpusetter.run,
+            memory_keeper.NAME: self._memory_keeper.run,
             configurator.NAME: self._configurator.run,
         }
         if self._plugged:
@@ -449,17 +457,10 @@ class Agent:
         signals.readiness.wakes(devices.wake, mounts.wake, nri.wake)
         signals.mounts.wakes(devices.wake)
         signals.swept.wakes(nri.facts_changed)
-        signals.stop.wakes(
-            sweep,
-            pools,
-            self._machine_watcher.wake,
-            self._load_watcher.wake,
-            devices.wake,
-            mounts.wake,
-            nri.wake,
-            self._reporter.wake,
-            self._cluster.wake,
-        )
+        machine, load, memory = self._machine_watcher, self._load_watcher, self._memory_keeper
+        signals.stop.wakes(sweep, pools, devices.wake, mounts.wake, nri.wake)
+        signals.stop.wakes(machine.wake, load.wake, memory.wake)
+        signals.stop.wakes(self._reporter.wake, self._cluster.wake)
         for role in self._writing.values():
             signals.swept.wakes(role.look)
             signals.stop.wakes(role.wake)
@@ -469,6 +470,7 @@ class Agent:
     def _swept(self, report: SweepReport) -> None:
         self._signals.swept()
         self._mount_keeper.swept(report.overwritten)
+        self._memory_keeper.swept(report)
         self._reporter.swept(report)
         self._observe(report)
 
@@ -478,19 +480,3 @@ class Agent:
 
     def _is_ready(self) -> bool:
         return self._cpusetter.ready
-
-
-def _surroundings(settings: Setup, root: HostRoot) -> Callable[[], Surroundings]:
-    """Return what reads the facts that the published topology needs from this machine."""
-    devices = PodResources(root.podresources_socket)
-    kubelet = KubeletConfigFile(settings.kubelet_config or root.kubelet_config)
-    # Once: before Linux 5.17 each reading of /proc/cpuinfo interrupts every CPU.
-    sysfs = FolderTree(root.sysfs)
-    model = cache(partial(cpu_model.read, FolderTree(root.proc), sysfs))
-    for_koordinator = settings.publishing is Publishing.KOORDINATOR
-    return lambda: Surroundings(
-        memory=node_memory.read(sysfs),
-        amounts=devices.amounts(),
-        kubelet=kubelet.read(),
-        model=model() if for_koordinator else CPUModel(),
-    )

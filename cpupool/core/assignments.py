@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError
+from cpupool.core.errors import CPUSetParseError, MemoryNodesRefused
 from cpupool.core.names import (
     EXCLUSIVE_CPUS,
     OPENSHIFT_ISOLATED_CPUS,
@@ -85,6 +85,32 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryNodes:
+    """The NUMA nodes from which a container takes its memory.
+
+    Attributes:
+        nodes: their ids, a set with the same text form as one of CPUs (`cpuset.mems`).
+        migrates: whether the agent may move the memory of a running container, which stops the
+            container for a while; otherwise it sets the nodes only when the container is created.
+    """
+
+    nodes: CPUSet
+    migrates: bool = False
+
+    def check(self, with_memory: CPUSet) -> None:
+        """Refuse nodes that a container cannot have.
+
+        Args:
+            with_memory: the nodes of this machine that have memory.
+
+        Raises:
+            MemoryNodesRefused: there is no node, or one without memory.
+        """
+        if not self.nodes or not self.nodes <= with_memory:
+            raise MemoryNodesRefused(self.nodes, with_memory)
+
+
+@dataclass(frozen=True, slots=True)
 class CPUAssignment:
     """The CPUs of one container.
 
@@ -101,6 +127,7 @@ class CPUAssignment:
         resources: resource → those of these CPUs that come with it, for a container that has what
             it requests.
         limit: the CPU time that the container must have; None where cpupool does not set it.
+        memory: the NUMA nodes of its memory; None where cpupool does not set them.
     """
 
     placement: Placement
@@ -113,6 +140,7 @@ class CPUAssignment:
     stale: bool = False
     resources: Mapping[Resource, CPUSet] = field(default_factory=dict)
     limit: Limit | None = None
+    memory: MemoryNodes | None = None
 
     @property
     def cpus(self) -> CPUSet:

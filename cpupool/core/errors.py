@@ -313,6 +313,23 @@ class DevicesUnnamed(PlacementError):
         super().__init__(f"{what}; wait, or check that its podresources socket answers", what)
 
 
+class MemoryNodesRefused(CPUPoolError):
+    """NUMA nodes from which no container can take its memory.
+
+    Attributes:
+        nodes: the nodes that were asked for.
+        lacking: those of them that do not exist or have no memory.
+        with_memory: the nodes of this machine that have memory.
+    """
+
+    def __init__(self, nodes: CPUSet, with_memory: CPUSet) -> None:
+        self.nodes = nodes
+        self.lacking = nodes - with_memory
+        self.with_memory = with_memory
+        what = f"no memory on NUMA node {self.lacking}" if nodes else "no NUMA node for its memory"
+        super().__init__(f"{what}; this machine has memory on {with_memory}, choose from these")
+
+
 class HostError(CPUPoolError):
     """An operation on this machine that failed."""
 

@@ -154,7 +154,7 @@ def _obstacle(tree: CgroupAccess, path: str, want: CPUSet, effective: CPUSet) ->
         lacking = want - tree.effective(above.path)
         if lacking:
             return (
-                f"it runs on {effective}, and {above.path} has no CPU {lacking}; "
+                f"it has {effective}, and {above.path} lacks {lacking}; "
                 "bring that online, or give it to the cgroups above"
             )
     return f"it runs on {effective}; find the program that writes this cgroup too"

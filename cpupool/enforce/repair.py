@@ -1,8 +1,8 @@
 """The repair machine: wanted, tried, right, overwritten, refused, and when to try again.
 
-It serves everything that is kept: the CPUs of containers, quotas, partitions. Each kept thing is a
-`Goal` in one file, and `Keeper` runs it. Only the CPUs have a loop of their own (`mover.py`): the
-order between containers matters there.
+It serves everything that is kept: the CPUs of containers, quotas, partitions, memory nodes. Each
+kept thing is a `Goal` in one file, and `Keeper` runs it. Only the CPUs have a loop of their own
+(`mover.py`): the order between containers matters there.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ log = logs.get(__name__)
 
 PAUSE_S: Final = 0.1
 """A runtime that has just begun to start a container may refuse a change of it for a moment."""
+
+
+class Postponed(CPUPoolError):
+    """A target that is put right in a later turn."""
+
 
 K = TypeVar("K", bound="Hashable")
 W = TypeVar("W")
@@ -124,6 +129,7 @@ class Goal(Protocol[K, W]):
         Raises:
             CgroupNotFound: the target has ended.
             RuntimeBusy: the container runtime may be asked again in a moment.
+            Postponed: the target has to wait for a moment.
             CPUPoolError: the target cannot be put right.
         """
         ...
@@ -181,7 +187,7 @@ class Keeper(Generic[K, W]):
         target = self._targets[key]
         try:
             reason = self._goal.put_right(key, want, now_s, was_right=target.was_right)
-        except RuntimeBusy:
+        except (RuntimeBusy, Postponed):
             return now_s + PAUSE_S
         except CPUPoolError as error:
             # A target that has ended is in no container's way, however long its directory stays.

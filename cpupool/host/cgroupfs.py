@@ -11,7 +11,7 @@ import errno
 from contextlib import suppress
 from enum import Enum
 from itertools import dropwhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, HostFileError
@@ -20,7 +20,7 @@ from cpupool.host.cgroup_files import CgroupFiles, above, levels, pods_below
 from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 _DEEPEST: Final = 64
@@ -77,15 +77,18 @@ class CgroupFS:
         HostFileError: no hierarchy has the cpuset controller.
     """
 
+    _list: ClassVar[str] = "cpuset.cpus"
+    _hints: ClassVar[Mapping[int, str]] = _HINTS
+
     def __init__(self, cgroup: Path, cgroup_root: str = "") -> None:
         base, self._version = hierarchy(cgroup)
         self._base = base
-        self._files = CgroupFiles(base, _HINTS, "see cpuset(7)")
+        self._files = CgroupFiles(base, self._hints, "see cpuset(7)")
         self._controllers = CgroupFiles(base, {}, _NO_PROCESSES)
         self._kubepods = cgroup_names.kubepods(cgroup_root)
         # On version 1 a cgroup runs on its own set; on version 2 its ancestors may reduce the set.
         v1 = self._version is CgroupVersion.V1
-        self._runs_on = "cpuset.cpus" if v1 else "cpuset.cpus.effective"
+        self._runs_on = self._list if v1 else f"{self._list}.effective"
         # Container that had a set → whether the kernel has emptied the set since. Version 1 only.
         self._emptied: dict[str, bool] = {}
 
@@ -153,12 +156,12 @@ class CgroupFS:
             ValueError: `cpus` is empty, which means "no CPU" or "all of the parent's CPUs".
         """
         if not cpus:
-            raise ValueError(f"{path}: an empty CPU set is never written")
+            raise ValueError(f"{path}: an empty set is never written")
         if self._version is CgroupVersion.V1:
             self._provide_memory(path)
         else:
             self._provide_controller(path)
-        self._files.write(path, "cpuset.cpus", str(cpus))
+        self._files.write(path, self._list, str(cpus))
 
     def make_room(self, online: CPUSet, of_pod: Callable[[str], CPUSet]) -> None:
         """Add CPUs that came back online to the cgroups above containers.
@@ -223,7 +226,7 @@ class CgroupFS:
         return CgroupNode(path, self._own_set(path), tuple(children))
 
     def _own_set(self, path: str) -> CPUSet:
-        return self._cpus(path, "cpuset.cpus")
+        return self._cpus(path, self._list)
 
     def _cpus(self, path: str, name: str) -> CPUSet:
         try:

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.koordinator import CPUModel
+from cpupool.core.node_topology import Publishing
+from cpupool.host import cpu_model, node_memory
+from cpupool.host.kubelet_file import KubeletConfigFile
+from cpupool.host.sysfs import FolderTree
 from cpupool.kube.client import APIError
 from cpupool.kube.node_topology import CREATE_CRD, GRANT
-from cpupool.manager.node_topology import node_topology
+from cpupool.kubelet.podresources import PodResources
+from cpupool.manager.node_topology import Surroundings, node_topology
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.metrics import WriteOutcome
 from cpupool.wire.node_topology import values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from cpupool.core.names import Names
-    from cpupool.core.node_topology import Publishing
     from cpupool.core.workloads import Node
+    from cpupool.host.root import HostRoot
     from cpupool.manager.manager import Manager
-    from cpupool.manager.node_topology import Surroundings
     from cpupool.manager.ports import EventSink, NodeTopologySink
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
@@ -196,3 +203,21 @@ class TopologyReporter:
 
 def _pause_s(tries: int) -> float:
     return min(_PAUSE_S * float(2 ** min(tries, 10)), _LONGEST_PAUSE_S)
+
+
+def surroundings(
+    root: HostRoot, kubelet_config: Path | None, publishing: Publishing
+) -> Callable[[], Surroundings]:
+    """Return what reads the facts that the published topology needs from this machine."""
+    devices = PodResources(root.podresources_socket)
+    kubelet = KubeletConfigFile(kubelet_config or root.kubelet_config)
+    # Once: before Linux 5.17 each reading of /proc/cpuinfo interrupts every CPU.
+    sysfs = FolderTree(root.sysfs)
+    model = cache(partial(cpu_model.read, FolderTree(root.proc), sysfs))
+    for_koordinator = publishing is Publishing.KOORDINATOR
+    return lambda: Surroundings(
+        memory=node_memory.read(sysfs),
+        amounts=devices.amounts(),
+        kubelet=kubelet.read(),
+        model=model() if for_koordinator else CPUModel(),
+    )

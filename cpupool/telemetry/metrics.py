@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CONTAINER_STATES: Final = ("right", "repaired", "unknown", "failed")
 _PLACED_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_MOVED_S: Final = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _SWEPT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _ANSWERED_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 2)
 _REVIEWED_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1)
@@ -288,6 +289,14 @@ class Metrics(ProcessMetrics):
             ("reason",),
             registry=registry,
         )
+        self._memory_writes = Histogram(
+            "cpupool_memory_nodes_write_seconds",
+            "One write of a container's memory nodes, until its pages have moved, by what made it"
+            " necessary",
+            ("reason",),
+            buckets=_MOVED_S,
+            registry=registry,
+        )
         self._placed = Histogram(
             "cpupool_container_placement_seconds",
             "From the first sight of a container until it runs on its final CPUs",
@@ -403,6 +412,10 @@ class Metrics(ProcessMetrics):
     def quota_repaired(self, reason: str) -> None:
         """Count a CPU quota that was written."""
         self._quota_repairs.labels(reason).inc()
+
+    def memory_written(self, reason: str, seconds: float) -> None:
+        """Count a write of a container's memory nodes, and how long it took."""
+        self._memory_writes.labels(reason).observe(seconds)
 
     def placed(self, seconds: float) -> None:
         """Count a container on its final CPUs, and the time since the agent first saw it."""

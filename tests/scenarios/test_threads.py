@@ -47,6 +47,7 @@ LOOPS = {
     "node watch",
     "nri plugin",
     "pod watch",
+    "memory keeper",
     "mount keeper",
     "pod failer",
     "reporter",

@@ -49,6 +49,7 @@ LOOPS = (
     "device manager",
     "load watcher",
     "machine watcher",
+    "memory keeper",
     "mount keeper",
     "nri plugin",
     "reporter",

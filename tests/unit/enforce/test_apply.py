@@ -161,7 +161,7 @@ def test_the_ancestor_in_the_way_is_named_and_the_right_sets_stay() -> None:
     with pytest.raises(CgroupWriteRejected) as caught:
         bring(tree, CONTAINER, CPUSet.of(2, 4))
     assert caught.value.errno == 0
-    assert "it runs on 2, and kubepods has no CPU 4; bring that online" in str(caught.value)
+    assert "it has 2, and kubepods lacks 4; bring that online" in str(caught.value)
     assert tree.sets[CONTAINER] == CPUSet.of(2, 4)
     assert tree.effective(CONTAINER) == CPUSet.of(2)
 
@@ -171,7 +171,7 @@ def test_a_set_that_would_fall_back_to_all_of_the_parents_cpus_is_not_left_behin
     tree.online = CPUSet(range(4))
     with pytest.raises(CgroupWriteRejected) as caught:
         bring(tree, CONTAINER, CPUSet.of(4))
-    assert "it runs on 0-3, and kubepods has no CPU 4" in str(caught.value)
+    assert "it has 0-3, and kubepods lacks 4" in str(caught.value)
     assert tree.effective(CONTAINER) == CPUSet.of(0, 1)
     assert tree.sets["kubepods"] == CPUSet(range(4))
 

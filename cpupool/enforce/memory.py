@@ -1,0 +1,213 @@
+"""The goal of memory nodes: a container takes its memory from the NUMA nodes that it must have.
+
+A write may take seconds, because the kernel moves the pages of the container meanwhile. So one
+write is made at a time, not in the thread that keeps the CPUs, and only
+
+* at the creation of a container: by its runtime (NRI), or the first time that the agent sees it;
+* later, if the container may be migrated.
+
+The writes are direct and have the order of CPU sets (`plan.py`): the cgroups above a container are
+widened where they stand in the way, and never narrowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from cpupool.core.workloads import ContainerID
+from cpupool.enforce import apply
+from cpupool.enforce.drift import Reason
+from cpupool.enforce.notices import Notice
+from cpupool.enforce.repair import Postponed
+from cpupool.manager.ports import CgroupAccess
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from cpupool.core.assignments import MemoryNodes
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.enforce.notices import NoticeKey
+    from cpupool.enforce.repair import Target
+    from cpupool.manager.facts import ContainerKey
+    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.resolve import PlacedContainer, Resolution
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+_EVENT: Final = "MemoryNodesMissed"
+_LASTS_S: Final = 2.0
+_TURN_S: Final = 0.5
+"""How long the writes of one turn may take: the next turn has newer wishes, and new containers."""
+
+
+class MemoryTree(CgroupAccess, Protocol):
+    """The memory nodes of the cgroups in a `CgroupTree`, under the same paths."""
+
+    def with_memory(self) -> CPUSet:
+        """Return the NUMA nodes of this machine that have memory.
+
+        Raises:
+            HostError: they cannot be read.
+        """
+        ...
+
+    def migrating(self, path: str) -> bool:
+        """Return whether any write of a cgroup's nodes moves pages where that can be switched off.
+
+        Raises:
+            HostError: it cannot be read.
+        """
+        ...
+
+    def let_migrate(self, path: str, *, on: bool) -> None:
+        """Set whether writes of the nodes of a cgroup, and of those below it, move pages.
+
+        Raises:
+            HostError: it cannot be set.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A container with memory nodes, and whether it is new: it may be written as at creation."""
+
+    key: ContainerKey
+    placed: PlacedContainer
+    new: bool
+
+
+class MemoryGoal:
+    """Keeps the memory nodes of the containers that have some; a `repair.Goal`.
+
+    Args:
+        tree: the memory nodes.
+        carry_out: makes a write, and returns when it is done; it raises what the write raises, and
+            `Postponed` if it does not wait for the end.
+        metrics: where writes are counted.
+        now_s: a monotonic clock.
+    """
+
+    problem = "memory nodes not set"
+    pause_s = 1.0
+
+    def __init__(
+        self,
+        tree: MemoryTree,
+        carry_out: Callable[[Callable[[], None]], None],
+        metrics: Metrics,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._tree = tree
+        self._carry_out = carry_out
+        self._metrics = metrics
+        self._now_s = now_s
+        self._until_s = 0.0
+        # Path → whether the container is new; None before the first look, whose containers ran
+        # before the agent did.
+        self._new: dict[str, bool] | None = None
+        self._wishes: dict[str, _Wish] = {}
+        # Path → the other nodes that a container stays on, because it may not be migrated.
+        self._staying: dict[str, CPUSet] = {}
+
+    def wants(
+        self, found: Sequence[FoundContainer], resolution: Resolution
+    ) -> Mapping[str, MemoryNodes]:
+        """Return the memory nodes of each container that has some, new containers first."""
+        self._until_s = self._now_s() + _TURN_S
+        before, self._new, self._wishes = self._new, {}, {}
+        for container in found:
+            key = (container.pod, ContainerID(container.id))
+            placed = resolution.containers.get(key)
+            new = before is not None and before.get(container.path, True)
+            if placed is not None and placed.assignment.memory is not None:
+                self._wishes[container.path] = _Wish(key, placed, new)
+            elif placed is not None and placed.assignment.cause is None:
+                # It runs as it was decided: a wish that comes later is not one of its creation.
+                new = False
+            self._new[container.path] = new
+        self._staying = {path: on for path, on in self._staying.items() if path in self._wishes}
+        first = sorted(self._wishes.items(), key=lambda wish: not wish[1].new)
+        return {path: memory for path, wish in first if (memory := wish.placed.assignment.memory)}
+
+    def put_right(
+        self, key: str, want: MemoryNodes, _now_s: float, /, *, was_right: bool
+    ) -> Reason | None:
+        """Write the memory nodes of a container that differ, if it may be written."""
+        has = self._tree.effective(key)
+        self._staying.pop(key, None)
+        if has == want.nodes and not self._tree.migrating(key):
+            self._settle(key)
+            return None
+        want.check(self._tree.with_memory())
+        if has != want.nodes and not (want.migrates or self._wishes[key].new):
+            self._staying[key] = has
+            return None
+        started_s = self._now_s()
+        if started_s >= self._until_s:
+            raise Postponed(key)
+        self._carry_out(partial(self._write, key, want))
+        took_s = self._now_s() - started_s
+        reason = Reason.NEW if self._wishes[key].new else Reason.MOVED
+        if was_right:
+            reason = Reason.UNKNOWN
+        self._settle(key)
+        self._metrics.memory_written(reason.value, took_s)
+        log.info(
+            "memory nodes set",
+            cgroup=key,
+            found=has,
+            nodes=want.nodes,
+            by=reason.value,
+            ms=f"{took_s * 1000:.1f}",
+        )
+        return reason
+
+    def notices(
+        self, targets: Mapping[str, Target[MemoryNodes]]
+    ) -> Iterator[tuple[NoticeKey, Notice]]:
+        """Yield the containers whose memory lies on other nodes, or not for long on theirs."""
+        for path, wish in self._wishes.items():
+            for why, remedy in self._complaints(path, targets[path]):
+                yield (wish.key, _EVENT), _notice(wish.placed, why, remedy)
+
+    def _complaints(self, path: str, target: Target[MemoryNodes]) -> Iterator[tuple[str, str]]:
+        if target.stuck:
+            yield target.stuck, "look at cpuset.mems of its cgroup and of those above it"
+        elif target.contested:
+            yield (
+                "another program overwrites cpuset.mems of its cgroup again and again",
+                "find the program that writes this cgroup too",
+            )
+        elif path in self._staying and target.want:
+            other = f"it is on NUMA node {self._staying[path]}, not {target.want.nodes}"
+            why = f"{other}, and the agent may not migrate it"
+            yield why, "create the pod again, or let it be migrated"
+
+    def _settle(self, path: str) -> None:
+        if self._new is not None:
+            self._new[path] = False
+
+    def _write(self, path: str, want: MemoryNodes) -> None:
+        try:
+            self._tree.let_migrate(path, on=want.migrates)
+            apply.bring(self._tree, path, want.nodes)
+        finally:
+            # A write of another program moves no pages.
+            self._tree.let_migrate(path, on=False)
+
+
+def _notice(placed: PlacedContainer, why: str, remedy: str) -> Notice:
+    return Notice(
+        _EVENT,
+        "memory is not on its NUMA nodes",
+        placed.pod,
+        placed.container.name,
+        why,
+        remedy,
+        _LASTS_S,
+    )
