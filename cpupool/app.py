@@ -252,9 +252,10 @@ class Agent:
             metrics=self._metrics,
         )
         self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
+        memory = CgroupMemory(root.cgroup, settings.cgroup_root)
         self._memory_keeper = MemoryKeeper(
             self._record.decided,
-            CgroupMemory(root.cgroup, settings.cgroup_root),
+            memory,
             look=signals.runtime,
             events=self._cluster.events,
             metrics=self._metrics,
@@ -266,6 +267,7 @@ class Agent:
             required=settings.enforcement is Writer.NRI,
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
+            with_memory=memory.with_memory,
             # The cpusetter's tree remembers what its own thread has seen.
             found=CgroupFS(root.cgroup, settings.cgroup_root).containers,
             look=signals.runtime,
@@ -443,21 +445,19 @@ class Agent:
         """Connect each signal with the roles that look then."""
         sweep, pools = self._cpusetter.wake_at_once, self._configurator.wake
         devices, mounts, nri = self._device_manager, self._mount_keeper, self._nri
+        machine, load, memory = self._machine_watcher, self._load_watcher, self._memory_keeper
         signals.cluster.wakes(sweep, pools)
         # A file that was refused may fit the machine now.
         signals.machine.wakes(sweep, pools)
         signals.load.wakes(sweep)
         # The pools were checked against a reading of the machine that may be old by now.
-        signals.pools.wakes(
-            self._machine_watcher.wake, self._load_watcher.wake, devices.wake, mounts.wake, sweep
-        )
+        signals.pools.wakes(machine.wake, load.wake, devices.wake, mounts.wake, sweep)
         signals.kubelet.wakes(self._cpusetter.kubelet_changed)
         signals.runtime.wakes(sweep)
-        signals.refused.wakes(self._machine_watcher.wake)
+        signals.refused.wakes(machine.wake)
         signals.readiness.wakes(devices.wake, mounts.wake, nri.wake)
         signals.mounts.wakes(devices.wake)
         signals.swept.wakes(nri.facts_changed)
-        machine, load, memory = self._machine_watcher, self._load_watcher, self._memory_keeper
         signals.stop.wakes(sweep, pools, devices.wake, mounts.wake, nri.wake)
         signals.stop.wakes(machine.wake, load.wake, memory.wake)
         signals.stop.wakes(self._reporter.wake, self._cluster.wake)

@@ -57,6 +57,8 @@ class MemoryModel(KernelModel):
 
 def having(resolution: Resolution, wishes: Mapping[str, MemoryNodes]) -> Resolution:
     """Return the resolution with memory nodes for containers, by the name of their pod."""
+    if not wishes:
+        return resolution
     placed = {
         key: replace(found, assignment=replace(found.assignment, memory=wishes.get(found.pod.name)))
         for key, found in resolution.containers.items()

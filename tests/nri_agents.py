@@ -19,6 +19,7 @@ from tests import builders
 from tests.events import Heard
 from tests.loops import running
 from tests.machines import MACHINES
+from tests.memory import having
 from tests.nri_pods import Container
 from tests.nri_pods import Pod as NRIPod
 from tests.waiting import DEADLINE_S
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.api import nri_pb2
+    from cpupool.core.assignments import MemoryNodes
     from cpupool.core.workloads import Pod
     from cpupool.manager.ports import EventSink, FoundContainer
     from cpupool.manager.resolve import Snapshot
@@ -63,6 +65,7 @@ def plugin_on(
     required: bool = False,
     missing_facts: MissingFacts = MissingFacts.HOLD,
     ready: Callable[[], bool] = lambda: True,
+    with_memory: Callable[[], CPUSet] = lambda: CPUSet.of(0, 1),
     found: Callable[[], Iterable[FoundContainer]] = tuple,
     decided: Callable[[], Snapshot] | None = None,
     look: Callable[[], None] = lambda: None,
@@ -78,6 +81,7 @@ def plugin_on(
         required=required,
         missing_facts=missing_facts,
         ready=ready,
+        with_memory=with_memory,
         found=found,
         decided=decided,
         look=look,
@@ -109,6 +113,8 @@ class Agent:
     update_s: float = DEADLINE_S
     recorded: list[list[str]] = field(default_factory=list)
     """The pods whose choices were recorded, each time."""
+    memory: dict[str, MemoryNodes] = field(default_factory=dict)
+    """Pod → the memory nodes of its containers."""
     looked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
@@ -145,7 +151,7 @@ class Agent:
         """Give the decisions, and note which choices are recorded with them."""
         now = self.manager.snapshot()
         self.recorded.append(sorted(now.resolution.view.chosen))
-        return now
+        return now._replace(resolution=having(now.resolution, self.memory))
 
     def _now_s(self) -> float:
         return 0.0 if self.patient else self.clock()

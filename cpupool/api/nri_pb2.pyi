@@ -238,16 +238,18 @@ class LinuxResources(_message.Message):
     def __init__(self, cpu: _Optional[_Union[LinuxCPU, _Mapping]] = ...) -> None: ...
 
 class LinuxCPU(_message.Message):
-    __slots__ = ("shares", "quota", "period", "cpus")
+    __slots__ = ("shares", "quota", "period", "cpus", "mems")
     SHARES_FIELD_NUMBER: _ClassVar[int]
     QUOTA_FIELD_NUMBER: _ClassVar[int]
     PERIOD_FIELD_NUMBER: _ClassVar[int]
     CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMS_FIELD_NUMBER: _ClassVar[int]
     shares: OptionalUInt64
     quota: OptionalInt64
     period: OptionalUInt64
     cpus: str
-    def __init__(self, shares: _Optional[_Union[OptionalUInt64, _Mapping]] = ..., quota: _Optional[_Union[OptionalInt64, _Mapping]] = ..., period: _Optional[_Union[OptionalUInt64, _Mapping]] = ..., cpus: _Optional[str] = ...) -> None: ...
+    mems: str
+    def __init__(self, shares: _Optional[_Union[OptionalUInt64, _Mapping]] = ..., quota: _Optional[_Union[OptionalInt64, _Mapping]] = ..., period: _Optional[_Union[OptionalUInt64, _Mapping]] = ..., cpus: _Optional[str] = ..., mems: _Optional[str] = ...) -> None: ...
 
 class OptionalInt(_message.Message):
     __slots__ = ("value",)

@@ -6,6 +6,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError
 from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
 from cpupool.enforce import notices
 from cpupool.runtime.nri_messages import Adjustment, Update
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cpupool.core.assignments import CPUAssignment
-    from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
     from cpupool.core.workloads import ContainerID
     from cpupool.manager.facts import ContainerKey
@@ -51,6 +52,7 @@ class Answers:
         names: the public names, with the resource domain.
         missing_facts: as for `NRIPlugin`.
         ready: whether the owner of each CPU is known.
+        with_memory: returns the NUMA nodes that have memory.
         forget: forgets containers that the runtime does not create.
         look: asks for a sweep.
         events: where pods' owners learn that a container is held, or released.
@@ -64,6 +66,7 @@ class Answers:
         missing_facts: MissingFacts,
         *,
         ready: Callable[[], bool],
+        with_memory: Callable[[], CPUSet],
         forget: Callable[[Sequence[ContainerID]], None],
         look: Callable[[], None],
         events: EventSink,
@@ -73,6 +76,7 @@ class Answers:
         self._names = names
         self._missing_facts = missing_facts
         self._ready = ready
+        self._with_memory = with_memory
         self._forget = forget
         self._look = look
         self._events = events
@@ -89,16 +93,22 @@ class Answers:
                 event = "CPUContainerHeld" if held else "CPUContainerReleased"
                 self._events.pod(obstacle.pod, obstacle.refusal or event, why)
             if held:
-                self._runtime.refuse(message, why)
-                self._runtime.flush()
-                self._forget([container.id])
-                # The next try finds the CPUs that have become free until then.
-                self._look()
-                return "held"
+                return self._hold(message, why)
         wanted = self._wanted(container.key, now)
         if wanted is None:
             self._runtime.answer_create(message, None)
             return "unchanged"
+        pod = now.resolution.pods.get(container.key[0]) if container.key else None
+        essential = pod is not None and pod.essential
+        memory = CPUSet()
+        if wanted.memory is not None:
+            try:
+                wanted.memory.check(self._with_memory())
+                memory = wanted.memory.nodes
+            except CPUPoolError as error:
+                # The memory keeper has the Event.
+                if not essential:
+                    return self._hold(message, str(error))
         adjustment = Adjustment(
             wanted.cpus,
             _bandwidth(wanted, container.cpu.quota_us, container.cpu.period_us),
@@ -108,12 +118,12 @@ class Answers:
                 if container.environment.get(name) != value
             },
             wanted.annotations(self._names),
+            memory,
         )
         updates: list[Update] = []
         if wanted.exclusive:
-            pod = now.resolution.pods.get(container.key[0]) if container.key else None
             # CRI-O does not create the container if it cannot move another; containerd logs that.
-            strict = self._missing_facts is MissingFacts.HOLD and not (pod and pod.essential)
+            strict = self._missing_facts is MissingFacts.HOLD and not essential
             updates += self.corrections(now, wanted.exclusive, ignore_failure=not strict)
         self._runtime.answer_create(message, adjustment, updates)
         if wanted.exclusive:
@@ -197,6 +207,13 @@ class Answers:
         # What the node may need to work is never held.
         held = bool(obstacle.refusal) or self._missing_facts is MissingFacts.HOLD
         return held and not obstacle.essential
+
+    def _hold(self, message: CreateContainer, why: str) -> str:
+        self._runtime.refuse(message, why)
+        self._forget([message.container.id])
+        # The next try finds the CPUs that have become free until then.
+        self._look()
+        return "held"
 
     def _breach(self, container: NRIContainer, obstacle: Obstacle) -> None:
         """Report a container that starts although it is not alone on its CPUs."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import ContainerID, RuntimeContainer
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink, FoundContainer
@@ -95,6 +96,7 @@ class NRIPlugin:
         missing_facts: how to treat a container whose devices are unknown, or whose CPUs another pod
             has.
         ready: whether the owner of each CPU is known.
+        with_memory: returns the NUMA nodes that have memory.
         found: walks every container directory, with the CPUs that it runs on now.
         look: asks for a sweep, which also gets the kubelet's word.
         appears: the folder in which the runtime makes its socket; None not to watch for that.
@@ -113,6 +115,7 @@ class NRIPlugin:
         required: bool = False,
         missing_facts: MissingFacts,
         ready: Callable[[], bool],
+        with_memory: Callable[[], CPUSet],
         found: Callable[[], Iterable[FoundContainer]],
         look: Callable[[], None],
         appears: Path | None = None,
@@ -133,6 +136,7 @@ class NRIPlugin:
             manager.names,
             missing_facts,
             ready=ready,
+            with_memory=with_memory,
             forget=manager.forget_containers,
             look=look,
             events=events,

@@ -259,12 +259,14 @@ class Adjustment:
         bandwidth: how long it may run in each period; None changes nothing.
         environment: variables to set.
         annotations: annotations to set; the runtime shows them as the container's own.
+        memory: the NUMA nodes of its memory; an empty set changes nothing.
     """
 
     cpus: CPUSet
     bandwidth: Bandwidth | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    memory: CPUSet = field(default_factory=CPUSet)
 
 
 @dataclass(frozen=True, slots=True)

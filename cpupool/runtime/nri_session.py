@@ -190,6 +190,8 @@ class Session:
             answer.adjust.annotations.update(adjustment.annotations)
             if cpu := _cpu(adjustment.cpus, adjustment.bandwidth):
                 answer.adjust.linux.resources.cpu.CopyFrom(cpu)
+            if adjustment.memory:
+                answer.adjust.linux.resources.cpu.mems = str(adjustment.memory)
         self._answer(call, CreateContainer, answer)
 
     def answer_start(self, call: int) -> None:

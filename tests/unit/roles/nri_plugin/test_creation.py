@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
 
+from cpupool.core.assignments import MemoryNodes
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
@@ -15,6 +17,7 @@ from tests import builders
 from tests.nri_agents import MACHINE, OWNER, PLAIN, Agent, cpu_of, of
 from tests.nri_pods import Container
 from tests.nri_pods import Pod as NRIPod
+from tests.nri_runtime import Refused
 from tests.unit.roles.nri_plugin.static import govern, web
 from tests.waiting import DEADLINE_S, eventually
 
@@ -173,6 +176,28 @@ def test_a_choice_is_recorded_at_the_sandbox_before_the_runtime_waits_for_it(
     agent.manager.observe(pods=[owner])
     plugin.run_sandbox(of(owner).pod)
     eventually(lambda: agent.recorded[-1:] == [[owner.uid]], lambda: str(agent.recorded))
+
+
+def test_a_container_is_created_with_its_memory_nodes(agent: Agent, plugin: Plugin) -> None:
+    agent.memory = {PLAIN.name: MemoryNodes(CPUSet.of(1))}
+    agent.manager.observe(pods=[PLAIN])
+    cpu = cpu_of(plugin.create(of(PLAIN)))
+    assert (cpu.cpus, cpu.mems) == ("0", "1")
+    agent.memory = {}
+    assert not cpu_of(plugin.create(of(PLAIN, "c2"))).mems
+
+
+def test_a_container_whose_memory_nodes_have_no_memory_is_not_created(
+    agent: Agent, plugin: Plugin
+) -> None:
+    agent.memory = dict.fromkeys((PLAIN.name, "critical"), MemoryNodes(CPUSet.of(1, 2)))
+    critical = replace(builders.pod("critical", builders.container()), node_critical=True)
+    agent.manager.observe(pods=[PLAIN, critical])
+    with pytest.raises(Refused, match="no memory on NUMA node 2; this machine has memory on 0-1"):
+        plugin.create(of(PLAIN))
+    # What the node may need to work starts in any case.
+    cpu = cpu_of(plugin.create(of(critical, "c2")))
+    assert (cpu.cpus, cpu.mems) == ("0", "")
 
 
 def test_an_answer_does_not_wait_for_the_sweep_that_it_asks_for(

@@ -48,6 +48,7 @@ class TestCreateContainer:
                 Bandwidth(200_000, 50_000),
                 {"EXCLUSIVE_CPUS": "2,3"},
                 {"nokia.k8s.io/cpus-chosen": "2-3"},
+                CPUSet.of(0, 1),
             ),
             [Update(ContainerID("c0"), CPUSet.of(4), ignore_failure=False)],
         )
@@ -55,6 +56,7 @@ class TestCreateContainer:
         answered = nri_pb2.CreateContainerResponse.FromString(said(session)[1].payload)
         cpu = answered.adjust.linux.resources.cpu
         assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("2-3", 200_000, 50_000)
+        assert cpu.mems == "0-1"
         assert [(one.key, one.value) for one in answered.adjust.env] == [("EXCLUSIVE_CPUS", "2,3")]
         assert answered.adjust.annotations == {"nokia.k8s.io/cpus-chosen": "2-3"}
         [other] = answered.update
