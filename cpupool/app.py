@@ -76,8 +76,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cpupool.core.cpuset import CPUSet
     from cpupool.core.koordinator import NodeRules
-    from cpupool.core.workloads import Node
+    from cpupool.core.workloads import ContainerID, Node
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
     from cpupool.manager.ports import (
@@ -227,12 +228,11 @@ class Agent:
             entered=partial(files.remove_unfinished, root.state, root.run),
         )
         self._cluster = join(self._metrics, signals.cluster)
-        cri = CRI(
-            [settings.cri_socket] if settings.cri_socket else root.cri_sockets, settings.names
-        )
-        nri = NRIRuntime(
-            root.nri_socket, settings.names, look=signals.runtime, launch=settings.launch
-        )
+        placed: dict[ContainerID, CPUSet] = {}
+        sockets = [settings.cri_socket] if settings.cri_socket else root.cri_sockets
+        cri = CRI(sockets, settings.names, memory=placed)
+        look, launch = signals.runtime, settings.launch
+        nri = NRIRuntime(root.nri_socket, settings.names, look=look, launch=launch, memory=placed)
         self._plugged = settings.enforcement in {None, Writer.NRI}
         writers = Writers(settings.enforcement, nri if self._plugged else None, cri)
         self._machine_watcher = MachineWatcher(
@@ -256,6 +256,7 @@ class Agent:
         self._memory_keeper = MemoryKeeper(
             self._record.decided,
             memory,
+            placed=placed,
             look=signals.runtime,
             events=self._cluster.events,
             metrics=self._metrics,
@@ -405,7 +406,7 @@ class Agent:
             checkpoint=CheckpointFile(root.checkpoint),
             containers=cri,
             nri=writers.asks,
-            rules=self._rules,
+            rules=partial(_rules, self._cluster),
         )
         mover = Mover(
             self.manager,
@@ -474,9 +475,10 @@ class Agent:
         self._reporter.swept(report)
         self._observe(report)
 
-    def _rules(self) -> NodeRules | None:
-        node = self._cluster.node()
-        return orchestration.of_node(node.labels, node.annotations) if node else None
-
     def _is_ready(self) -> bool:
         return self._cpusetter.ready
+
+
+def _rules(cluster: Cluster) -> NodeRules | None:
+    node = cluster.node()
+    return orchestration.of_node(node.labels, node.annotations) if node else None

@@ -41,6 +41,7 @@ class FakeCRI(RuntimeServiceServicer):
         containers: id → container.
         sandboxes: id → sandbox.
         updates: (container id, CPU list) of every update that it made, in order.
+        memory: the memory nodes in each change that it was asked for, in order.
         quotas: (container id, quota, period) of every update of those.
         calls: method → how often it was called.
         failing: method → how it fails; a method that is not there works.
@@ -56,6 +57,7 @@ class FakeCRI(RuntimeServiceServicer):
         self.containers: dict[str, cri.ContainerStatus] = {}
         self.sandboxes: dict[str, cri.PodSandbox] = {}
         self.updates: list[tuple[str, str]] = []
+        self.memory: list[str] = []
         self.quotas: list[tuple[str, int, int]] = []
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, grpc.StatusCode] = {}
@@ -191,6 +193,7 @@ class FakeCRI(RuntimeServiceServicer):
     ) -> cri.UpdateContainerResourcesResponse:
         self._called("UpdateContainerResources", context)
         found = self._find(request.container_id, context)
+        self.memory.append(request.linux.cpuset_mems)
         # What is not set stays as it is.
         if request.linux.cpuset_cpus:
             self.obey(request.container_id, request.linux.cpuset_cpus)

@@ -25,7 +25,7 @@ from cpupool.manager.ports import CgroupAccess
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
     from cpupool.core.assignments import MemoryNodes
     from cpupool.core.cpuset import CPUSet
@@ -88,6 +88,8 @@ class MemoryGoal:
         tree: the memory nodes.
         carry_out: makes a write, and returns when it is done; it raises what the write raises, and
             `Postponed` if it does not wait for the end.
+        placed: container → the memory nodes that it has, for the runtime: it writes all that it
+            remembers of a container with each update.
         metrics: where writes are counted.
         now_s: a monotonic clock.
     """
@@ -99,17 +101,19 @@ class MemoryGoal:
         self,
         tree: MemoryTree,
         carry_out: Callable[[Callable[[], None]], None],
+        placed: MutableMapping[ContainerID, CPUSet],
         metrics: Metrics,
         now_s: Callable[[], float],
     ) -> None:
         self._tree = tree
         self._carry_out = carry_out
+        self._placed = placed
         self._metrics = metrics
         self._now_s = now_s
         self._until_s = 0.0
-        # Path → whether the container is new; None before the first look, whose containers ran
-        # before the agent did.
-        self._new: dict[str, bool] | None = None
+        # Path → whether the container is new; those of the first look ran before the agent did.
+        self._new: dict[str, bool] = {}
+        self._looked = False
         self._wishes: dict[str, _Wish] = {}
         # Path → the other nodes that a container stays on, because it may not be migrated.
         self._staying: dict[str, CPUSet] = {}
@@ -119,11 +123,12 @@ class MemoryGoal:
     ) -> Mapping[str, MemoryNodes]:
         """Return the memory nodes of each container that has some, new containers first."""
         self._until_s = self._now_s() + _TURN_S
+        looked, self._looked = self._looked, True
         before, self._new, self._wishes = self._new, {}, {}
         for container in found:
             key = (container.pod, ContainerID(container.id))
             placed = resolution.containers.get(key)
-            new = before is not None and before.get(container.path, True)
+            new = looked and before.get(container.path, True)
             if placed is not None and placed.assignment.memory is not None:
                 self._wishes[container.path] = _Wish(key, placed, new)
             elif placed is not None and placed.assignment.cause is None:
@@ -131,6 +136,8 @@ class MemoryGoal:
                 new = False
             self._new[container.path] = new
         self._staying = {path: on for path, on in self._staying.items() if path in self._wishes}
+        for gone in self._placed.keys() - {wish.key[1] for wish in self._wishes.values()}:
+            del self._placed[gone]
         first = sorted(self._wishes.items(), key=lambda wish: not wish[1].new)
         return {path: memory for path, wish in first if (memory := wish.placed.assignment.memory)}
 
@@ -141,7 +148,7 @@ class MemoryGoal:
         has = self._tree.effective(key)
         self._staying.pop(key, None)
         if has == want.nodes and not self._tree.migrating(key):
-            self._settle(key)
+            self._settle(key, want)
             return None
         want.check(self._tree.with_memory())
         if has != want.nodes and not (want.migrates or self._wishes[key].new):
@@ -155,7 +162,7 @@ class MemoryGoal:
         reason = Reason.NEW if self._wishes[key].new else Reason.MOVED
         if was_right:
             reason = Reason.UNKNOWN
-        self._settle(key)
+        self._settle(key, want)
         self._metrics.memory_written(reason.value, took_s)
         log.info(
             "memory nodes set",
@@ -188,9 +195,9 @@ class MemoryGoal:
             why = f"{other}, and the agent may not migrate it"
             yield why, "create the pod again, or let it be migrated"
 
-    def _settle(self, path: str) -> None:
-        if self._new is not None:
-            self._new[path] = False
+    def _settle(self, path: str, has: MemoryNodes) -> None:
+        self._new[path] = False
+        self._placed[self._wishes[path].key[1]] = has.nodes
 
     def _write(self, path: str, want: MemoryNodes) -> None:
         try:

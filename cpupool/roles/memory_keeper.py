@@ -20,8 +20,10 @@ from cpupool.telemetry import log as logs
 from cpupool.threads import OwnedThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.workloads import ContainerID
     from cpupool.enforce.memory import MemoryTree
     from cpupool.enforce.sweep import SweepReport
     from cpupool.manager.ports import EventSink, FoundContainer
@@ -44,6 +46,7 @@ class MemoryKeeper:
     Args:
         decided: returns the decisions, once their choices are recorded.
         tree: the memory nodes of the cgroups.
+        placed: as for `MemoryGoal`.
         look: asks for a sweep.
         events: where notices for pods' owners go.
         metrics: where writes are counted.
@@ -56,6 +59,7 @@ class MemoryKeeper:
         decided: Callable[[], Snapshot],
         tree: MemoryTree,
         *,
+        placed: MutableMapping[ContainerID, CPUSet],
         look: Callable[[], None],
         events: EventSink,
         metrics: Metrics,
@@ -66,7 +70,7 @@ class MemoryKeeper:
         self._look = look
         self._health = health
         self._now_s = now_s
-        self._keeper = Keeper(MemoryGoal(tree, self._carry_out, metrics, now_s))
+        self._keeper = Keeper(MemoryGoal(tree, self._carry_out, placed, metrics, now_s))
         self._notices = Notices(events)
         self._seen: tuple[tuple[FoundContainer, ...], Resolution] | None = None
         self._concerned = False

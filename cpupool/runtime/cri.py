@@ -77,6 +77,8 @@ class CRI:
     Args:
         sockets: where a runtime may listen; the first that answers is used.
         names: of the annotations that Allocate's replies leave on containers.
+        memory: container → its memory nodes, which each change of the container repeats: a runtime
+            writes all that it remembers.
         timeout_s: how long to wait for one answer; the sweep waits, too.
         now_s: a monotonic clock.
     """
@@ -86,11 +88,13 @@ class CRI:
         sockets: Sequence[Path],
         names: Names,
         *,
+        memory: Mapping[ContainerID, CPUSet] | None = None,
         timeout_s: float = 0.5,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sockets = sockets
         self._names = names
+        self._memory = {} if memory is None else memory
         self._timeout_s = timeout_s
         self._now_s = now_s
         # The socket on which a runtime answered, until it does so no longer.
@@ -236,6 +240,7 @@ class CRI:
         self, container: ContainerID, what: str, resources: LinuxContainerResources
     ) -> None:
         """Let the runtime change a container; it keeps each value that is 0 or empty here."""
+        resources.cpuset_mems = str(self._memory.get(container, ""))
         request = UpdateContainerResourcesRequest(container_id=container, linux=resources)
         try:
             with self._calling("UpdateContainerResources") as stub:

@@ -31,7 +31,7 @@ from cpupool.runtime.nri_messages import (
     Update,
     Updated,
 )
-from cpupool.runtime.nri_session import Session
+from cpupool.runtime.nri_session import NO_MEMORY, MemoryOf, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,6 +84,7 @@ class NRIRuntime:
         names: how the annotations of allocations are called.
         launch: how the runtime has started this process as its plugin; None where it has not.
         look: asks for a sweep: containers have started, or nothing is heard of them any more.
+        memory: as for `Session`.
         update_s: how long a caller waits for the runtime's answer to an update.
         now_s: a monotonic clock.
 
@@ -101,22 +102,21 @@ class NRIRuntime:
         *,
         look: Callable[[], None],
         launch: Launch | None = None,
+        memory: MemoryOf = NO_MEMORY,
         update_s: float = _UPDATED_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.containers = Containers()
-        self._socket = socket
-        self._names = names
-        self._look = look
-        self._launch = launch
+        self._socket, self._look = socket, look
+        self._names, self._launch = names, launch
+        self._memory = memory
         self._update_s = update_s
         self._now_s = now_s
         self._changed = threading.Condition()
         self._session: Session | None = None
         self._connection: Connection | None = None
         self._synchronized = False
-        self.may_lock_up = True
-        self.launched = launch is not None
+        self.may_lock_up, self.launched = True, launch is not None
         self._requests: dict[int, _Request] = {}
         self._expected: dict[ContainerID, CPUSet] = {}
 
@@ -129,7 +129,7 @@ class NRIRuntime:
         """
         launch = self._launch
         name, index = (launch.name, launch.index) if launch else (NRI_PLUGIN, _INDEX)
-        session = Session(name, index, self._names)
+        session = Session(name, index, self._names, self._memory)
         with closing(
             Connection.inherited(launch.fd) if launch else Connection.to(self._socket, _REACHED_S)
         ) as connection:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from cpupool.core.quota import Bandwidth
     from cpupool.runtime.nri_messages import Adjustment, Message, Update
 
+MemoryOf: TypeAlias = "Mapping[ContainerID, CPUSet]"
+NO_MEMORY: Final[MemoryOf] = MappingProxyType({})
 _PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 _LIFECYCLE: Final[Mapping[str, int]] = {
@@ -105,12 +109,14 @@ class Session:
         name: the plugin's name, letters and dashes.
         index: two digits; the runtime calls its plugins in this order.
         names: how the annotations of allocations are called.
+        memory: container → its memory nodes, which each update names.
     """
 
-    def __init__(self, name: str, index: str, names: Names) -> None:
+    def __init__(self, name: str, index: str, names: Names, memory: MemoryOf = NO_MEMORY) -> None:
         self._name = name
         self._index = index
         self._names = names
+        self._written = partial(_written, memory)
         self._mux = nri_mux.Decoder()
         self._requests = ttrpc.Decoder()
         self._responses = ttrpc.Decoder()
@@ -171,7 +177,7 @@ class Session:
         Raises:
             ValueError: no such call waits for this answer.
         """
-        answer = nri_pb2.SynchronizeResponse(update=map(_written, updates))
+        answer = nri_pb2.SynchronizeResponse(update=map(self._written, updates))
         self._answer(call, Synchronize, answer)
 
     def answer_create(
@@ -182,7 +188,7 @@ class Session:
         Raises:
             ValueError: no such call waits for this answer.
         """
-        answer = nri_pb2.CreateContainerResponse(update=map(_written, updates))
+        answer = nri_pb2.CreateContainerResponse(update=map(self._written, updates))
         if adjustment is not None:
             env = answer.adjust.env
             for name, value in adjustment.environment.items():
@@ -208,7 +214,7 @@ class Session:
         Raises:
             ValueError: no such call waits for this answer.
         """
-        answer = nri_pb2.UpdateContainerResponse(update=map(_written, updates))
+        answer = nri_pb2.UpdateContainerResponse(update=map(self._written, updates))
         self._answer(call, UpdateContainer, answer)
 
     def refuse(self, call: int, why: str) -> None:
@@ -232,7 +238,7 @@ class Session:
         Returns:
             The number of the call.
         """
-        request = nri_pb2.UpdateContainersRequest(update=map(_written, updates))
+        request = nri_pb2.UpdateContainersRequest(update=map(self._written, updates))
         return self._ask("UpdateContainers", request)
 
     def _ask(self, method: str, request: ProtobufMessage) -> int:
@@ -460,11 +466,13 @@ def _read(cpu: nri_pb2.LinuxCPU) -> CPUResources:
     )
 
 
-def _written(update: Update) -> nri_pb2.ContainerUpdate:
+def _written(memory: MemoryOf, update: Update) -> nri_pb2.ContainerUpdate:
     written = nri_pb2.ContainerUpdate(
         container_id=update.container, ignore_failure=update.ignore_failure
     )
     if cpu := _cpu(update.cpus, update.bandwidth):
+        # With each update a runtime writes all that it remembers of a container.
+        cpu.mems = str(memory.get(update.container, ""))
         written.linux.resources.cpu.CopyFrom(cpu)
     return written
 

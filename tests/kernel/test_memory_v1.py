@@ -63,7 +63,7 @@ def test_a_new_container_gets_nodes_and_a_process_can_enter(root: str, container
     manager = Manager()
     manager.reconfigure(NodePools.of(Pool.named("default", "0")), MACHINES["single_cpu"].topology())
     manager.observe(pods=[builders.pod("web")])
-    goal = MemoryGoal(tree, lambda write: write(), Metrics(), lambda: 0.0)
+    goal = MemoryGoal(tree, lambda write: write(), {}, Metrics(), lambda: 0.0)
     keeper = Keeper(goal)
     found = tuple(CgroupFS(CGROUP, f"/{root}").containers())
     for looked, nodes in ((), wanted), (found, wanted), (found, LACKING):

@@ -24,7 +24,7 @@ from tests.memory import MemoryModel, having, on
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import ContainerID, Pod
 
 V1, V2 = CgroupVersion
 BOTH = pytest.mark.parametrize("version", CgroupVersion)
@@ -39,6 +39,7 @@ class Node:
         self.metrics = Metrics()
         self.now_s = 1_000.0
         self.write_s = 0.0
+        self.placed: dict[ContainerID, CPUSet] = {}
         self.wishes = dict(WHERE)
         self._pods: list[Pod] = []
         self.manager = Manager()
@@ -46,7 +47,7 @@ class Node:
             NodePools.of(Pool.named("default", "0")), MACHINES["single_cpu"].topology()
         )
         self.keeper = Keeper(
-            MemoryGoal(self.tree, self._carry_out, self.metrics, lambda: self.now_s)
+            MemoryGoal(self.tree, self._carry_out, self.placed, self.metrics, lambda: self.now_s)
         )
         if looked:
             self.keep()
@@ -280,7 +281,7 @@ def test_a_write_that_is_not_waited_for_is_looked_at_again() -> None:
         if waits:
             raise Postponed
 
-    node.keeper = Keeper(MemoryGoal(node.tree, carry_out, node.metrics, lambda: node.now_s))
+    node.keeper = Keeper(MemoryGoal(node.tree, carry_out, {}, node.metrics, lambda: node.now_s))
     assert node.keep() == {}
     assert node.keeper.due_s == pytest.approx(node.now_s + 0.1)
     assert (node.nodes(path), node.counted("moved")) == ("1", 0)
@@ -299,7 +300,9 @@ def test_on_version_2_an_ancestor_without_the_node_undoes_the_write() -> None:
 
     cut = Cut(V2, {"kubepods": "", f"{path.rpartition('/')[0]}": "", path: "0"})
     node.tree = cut
-    node.keeper = Keeper(MemoryGoal(cut, lambda write: write(), node.metrics, lambda: node.now_s))
+    node.keeper = Keeper(
+        MemoryGoal(cut, lambda write: write(), {}, node.metrics, lambda: node.now_s)
+    )
     (why,) = node.keep().values()
     assert why.startswith(f"{path}: the kernel did not take '1': it has 0, and kubepods lacks 1")
     assert cut.sets[path] == on("0")
@@ -311,3 +314,21 @@ def test_the_error_of_a_refused_write_reaches_the_notice() -> None:
     node.tree.refusing = {path}
     (why,) = node.keep().values()
     assert why == str(CgroupWriteRejected(path, "", errno.EIO, "EIO"))
+
+
+def test_the_runtime_hears_of_the_nodes_that_containers_have_while_they_are_there() -> None:
+    node = Node(V2)
+    path = node.run("b", "1")
+    node.keep()
+    assert node.placed == {"main-id": on("1")}
+    node.wishes["b"] = MemoryNodes(on("0"), migrates=True)
+    node.tree.refusing = {path}
+    node.keep()
+    assert node.placed == {"main-id": on("1")}, "it does not have the other node yet"
+    node.tree.refusing = set()
+    node.now_s = node.keeper.due_s
+    node.keep()
+    assert node.placed == {"main-id": on("0")}
+    node.tree.remove(path)
+    node.keep()
+    assert node.placed == {}

@@ -83,6 +83,7 @@ class World:
         self.keeper = MemoryKeeper(
             self._decided,
             self.memory,
+            placed={},
             look=self.sweep,
             events=self.events,
             metrics=Metrics(),

@@ -220,6 +220,15 @@ class TestUpdate:
         assert runtime.updates == [(MAIN, "2-3")]
         assert not cri.starting(MAIN)
 
+    def test_each_change_repeats_the_memory_nodes_of_its_container(self, runtime: FakeCRI) -> None:
+        memory = {MAIN: CPUSet.of(1)}
+        cri = CRI([runtime.socket], Names(), memory=memory, timeout_s=DEADLINE_S)
+        cri.update(MAIN, CPUSet.of(2, 3))
+        cri.limit(MAIN, Bandwidth(50_000))
+        memory.clear()
+        cri.update(MAIN, CPUSet.of(2))
+        assert runtime.memory == ["1", "1", ""]
+
     def test_several_callers_run_at_one_time_and_an_error_of_one_is_raised(self, cri: CRI) -> None:
         met = threading.Barrier(2, timeout=DEADLINE_S)
 

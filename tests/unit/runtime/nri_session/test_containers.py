@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from cpupool.api import nri_pb2
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.nri_messages import (
@@ -19,6 +18,7 @@ from cpupool.runtime.nri_messages import (
     Update,
     UpdateContainer,
 )
+from cpupool.runtime.nri_session import Session
 from tests import builders
 from tests.nri_pods import Container, Pod
 from tests.unit.runtime.nri_session.conversation import (
@@ -31,9 +31,6 @@ from tests.unit.runtime.nri_session.conversation import (
     request,
     said,
 )
-
-if TYPE_CHECKING:
-    from cpupool.runtime.nri_session import Session
 
 
 class TestCreateContainer:
@@ -62,6 +59,24 @@ class TestCreateContainer:
         [other] = answered.update
         assert (other.container_id, other.ignore_failure) == ("c0", False)
         assert other.linux.resources.cpu == nri_pb2.LinuxCPU(cpus="4")
+
+    def test_an_update_repeats_the_memory_nodes_of_a_container(self) -> None:
+        memory = {ContainerID("c0"): CPUSet.of(1)}
+        session = Session("cpupool", "10", Names(), memory)
+        session.receive(request("CreateContainer", CREATE))
+        updates = [Update(ContainerID(name), CPUSet.of(4)) for name in ("c0", "c2")]
+        session.answer_create(1, None, updates)
+        memory[ContainerID("c0")] = CPUSet.of(0)
+        session.receive(request("CreateContainer", CREATE, call=3))
+        session.answer_create(3, None, updates)
+
+        answers = said(session)
+        first, second = (
+            nri_pb2.CreateContainerResponse.FromString(answers[number].payload).update
+            for number in (1, 3)
+        )
+        assert [one.linux.resources.cpu.mems for one in first] == ["1", ""]
+        assert [one.linux.resources.cpu.mems for one in second] == ["0", ""]
 
     def test_what_is_not_asked_for_is_not_written(self, session: Session) -> None:
         session.receive(
