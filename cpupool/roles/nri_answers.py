@@ -128,8 +128,6 @@ class Answers:
         self._runtime.answer_create(message, adjustment, updates)
         if wanted.exclusive:
             # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
-            # The answer goes out first: a sweep competes for the interpreter.
-            self._runtime.flush()
             self._look()
         return wanted.placement.value
 

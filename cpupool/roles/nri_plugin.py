@@ -138,11 +138,12 @@ class NRIPlugin:
             ready=ready,
             with_memory=with_memory,
             forget=manager.forget_containers,
-            look=look,
+            look=self._look_later,
             events=events,
             metrics=metrics,
         )
         self._look = look
+        self._look_due = False
         self._watch = None if appears is None else DirectoryWatch(appears, self._appeared)
         self._metrics = metrics
         self._health = health
@@ -213,7 +214,8 @@ class NRIPlugin:
                         self._hear(message, came_s)
                     self._answer_waiting()
                     asked = bool(messages and self._waiting)
-                if asked:
+                if asked or self._look_due:
+                    self._look_due = False
                     self._look()
                 if any(isinstance(message, SandboxStarted) for message in messages):
                     # A policy has chosen for the new pod, and nothing waits for the record yet.
@@ -221,6 +223,10 @@ class NRIPlugin:
         finally:
             self._waiting = []
             self._budget.count(self._now_s(), waits=False)
+
+    def _look_later(self) -> None:
+        """Ask for a sweep when the answers are out: it competes with them for the interpreter."""
+        self._look_due = True
 
     def _rest(self, pause_s: float) -> bool:
         """Wait for as long; return whether `wake` has ended that."""
