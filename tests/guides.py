@@ -7,10 +7,10 @@ import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cpupool.app import Setup
 from cpupool.commands.live import LiveNode
 from cpupool.kube import views
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.setup import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.app import Agent, Setup
+from cpupool.app import Agent
 from cpupool.commands import (
     NODE_NAME,
     UsageError,
@@ -33,6 +33,7 @@ from cpupool.manager.ports import Writer
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.roles.nri_answers import MissingFacts
 from cpupool.runtime.nri_connection import inherited
+from cpupool.setup import Setup
 from cpupool.telemetry import log
 from cpupool.version import VERSION
 

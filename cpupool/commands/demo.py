@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cpupool.app import Setup
 from cpupool.commands import (
     UsageError,
     add_command,
@@ -35,6 +34,7 @@ from cpupool.kube import views
 from cpupool.local import cgroups
 from cpupool.local.pods import HostedPod
 from cpupool.policies import built_in
+from cpupool.setup import Setup
 from cpupool.telemetry import log
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from cpupool.policies.base import BEST_EFFORT, DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from cpupool.app import Setup
     from cpupool.core.workloads import Container, Pod
     from cpupool.enforce.sweep import SweepReport
     from cpupool.kube.views import Body
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from cpupool.local.pods import ContainerProcess
     from cpupool.manager.report import NodeStatus
     from cpupool.policies.base import NodeView
+    from cpupool.setup import Setup
 
 PATIENCE_S: Final = 20.0
 _LOOK_S: Final = 0.02

@@ -46,7 +46,7 @@ ELSEWHERE = {
         *("enforce/intruders", "roles/nri_answers", "roles/nri_obstacles"),
         *("runtime/nri", "runtime/nri_containers"),
     },
-    "tests/unit/test_app.py": {"one_agent", "signals"},
+    "tests/unit/test_app.py": {"one_agent", "setup", "signals"},
     "tests/scenarios/device_manager": {"roles/device_manager", "roles/mount_keeper"},
     "tests/unit/runtime/nri_session": {"runtime/nri_messages"},
     "tests/unit/kubelet/device_plugin": {"channel", "kubelet/interceptor"},

@@ -15,7 +15,7 @@ import pytest
 
 from cpupool import cli
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
-from cpupool.app import Agent, Setup
+from cpupool.app import Agent
 from cpupool.core.errors import PodRefused
 from cpupool.core.names import Names
 from cpupool.host.cgroupfs import CgroupFS
@@ -24,6 +24,7 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
+from cpupool.setup import Setup
 from cpupool.wire import kubelet_checkpoint
 from tests.apiserver import FakeAPIServer
 from tests.cgroups import overwrite

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from cpupool.app import Agent, Setup
+from cpupool.app import Agent
 from cpupool.config import poolconfig
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
@@ -20,6 +20,7 @@ from cpupool.kube import views
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
+from cpupool.setup import Setup
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
 from tests import testdata

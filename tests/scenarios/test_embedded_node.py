@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cpupool.app import Agent, Setup
+from cpupool.app import Agent
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError, PodRefused
@@ -22,6 +22,7 @@ from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import SANDBOX, EmbeddedNode
+from cpupool.setup import Setup
 from tests.loops import running
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually

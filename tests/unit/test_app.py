@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.app import Agent, Setup
+from cpupool.app import Agent
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import Names
@@ -22,6 +22,7 @@ from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.kubelet import EmbeddedKubelet
+from cpupool.setup import Setup
 from cpupool.telemetry.health import Health
 from tests import builders
 from tests.cgroups import overwrite

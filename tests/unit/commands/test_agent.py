@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
-from cpupool.app import SWEEP_INTERVAL_S
 from cpupool.commands import agent
 from cpupool.config.settings import OPTIONS, AgentSettings
 from cpupool.core.names import STARTER
 from cpupool.manager.ports import Writer
 from cpupool.roles.nri_answers import MissingFacts
 from cpupool.runtime.nri_connection import Launch
+from cpupool.setup import SWEEP_INTERVAL_S
 from cpupool.telemetry.metrics import Metrics
 from tests.kubeconfigs import login
 from tests.loops import running_all
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
-    from cpupool.app import Setup
     from cpupool.kube.cluster_view import ClusterView
+    from cpupool.setup import Setup
 
 ENOUGH = ("agent", "--node-name", "a", "--api-server", "http://127.0.0.1:1")
 

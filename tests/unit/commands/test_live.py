@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.app import Setup
 from cpupool.commands import live as live_module
 from cpupool.commands import samples
 from cpupool.commands.live import LiveNode
@@ -18,6 +17,7 @@ from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager.answers import Allocation
 from cpupool.manager.manager import Manager
+from cpupool.setup import Setup
 from tests.machines import Machine
 from tests.waiting import eventually
 
