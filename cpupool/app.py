@@ -13,6 +13,7 @@ from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writers import Writers
 from cpupool.host import files
+from cpupool.host.answer_record import AnswerRecord
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupFS
@@ -41,6 +42,7 @@ from cpupool.roles import (
     nri_plugin,
     pod_failer,
     reporter,
+    resource_manager,
     topology_reporter,
 )
 from cpupool.roles.configurator import Configurator
@@ -54,6 +56,7 @@ from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.roles.nri_plugin import NRIPlugin
 from cpupool.roles.pod_failer import PodFailer
 from cpupool.roles.reporter import Reporter
+from cpupool.roles.resource_manager import ResourceManager
 from cpupool.roles.topology_reporter import TopologyReporter, surroundings
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri import NRIRuntime
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
+_OptionalRole = PodFailer | CPUAnnotator | TopologyReporter | ResourceManager
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 
@@ -127,7 +131,7 @@ class Agent:
             self._silent_s,
             unready=(cpusetter.NAME, device_manager.CONDITION, configurator.CONDITION),
             # Only the one agent writes there.
-            entered=partial(files.remove_unfinished, root.state, root.run),
+            entered=partial(self._enter, root),
         )
         self._cluster = join(self._metrics, signals.cluster)
         placed: dict[ContainerID, CPUSet] = {}
@@ -220,30 +224,27 @@ class Agent:
             metrics=self._metrics,
             health=self.health,
         )
-        # The roles that write to the API server, each only where something takes it.
-        self._writing: dict[str, PodFailer | CPUAnnotator | TopologyReporter] = {}
-        if status := self._cluster.pod_status:
-            self._writing[pod_failer.NAME] = PodFailer(
-                self.manager, status, after_s=settings.fail_misfit_after_s, health=self.health
-            )
-        if annotations := self._cluster.pod_annotations:
-            self._writing[cpu_annotator.NAME] = CPUAnnotator(
-                self.manager, annotations, health=self.health
-            )
-        if sink := self._cluster.topology:
-            self._writing[topology_reporter.NAME] = TopologyReporter(
-                self.manager,
-                sink,
-                settings.publishing,
-                names=settings.names,
-                node=self._cluster.node,
-                node_name=settings.node_name,
-                around=surroundings(root, settings.kubelet_config, settings.publishing),
-                ready=self._is_ready,
-                events=self._cluster.events,
-                metrics=self._metrics,
-                health=self.health,
-            )
+        # Without folders its answers of earlier still count.
+        self._resource_manager = ResourceManager(
+            self.manager,
+            settings.plugin_folders,
+            AnswerRecord(root.answers),
+            metrics=self._metrics,
+            health=self.health,
+            changed=signals.answers,
+            reconcile_s=settings.reconcile_s,
+        )
+        self._optional = _writing(
+            settings,
+            root,
+            self._cluster,
+            manager=self.manager,
+            metrics=self._metrics,
+            health=self.health,
+            ready=self._is_ready,
+        )
+        if settings.plugin_folders:
+            self._optional[resource_manager.NAME] = self._resource_manager
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
         )
@@ -279,7 +280,7 @@ class Agent:
         }
         if self._plugged:
             work[nri_plugin.NAME] = self._nri.run
-        work |= {name: role.run for name, role in self._writing.items()}
+        work |= {name: role.run for name, role in self._optional.items()}
         loops: dict[str, Loop] = {
             name: partial(self._one_agent.run, name, work[name]) for name in work
         }
@@ -353,6 +354,7 @@ class Agent:
         # A file that was refused may fit the machine now.
         signals.machine.wakes(sweep, pools)
         signals.load.wakes(sweep)
+        signals.answers.wakes(sweep, nri.facts_changed)
         # The pools were checked against a reading of the machine that may be old by now.
         signals.pools.wakes(machine.wake, load.wake, devices.wake, mounts.wake, sweep)
         signals.kubelet.wakes(self._cpusetter.kubelet_changed)
@@ -364,11 +366,16 @@ class Agent:
         signals.stop.wakes(sweep, pools, devices.wake, mounts.wake, nri.wake)
         signals.stop.wakes(machine.wake, load.wake, memory.wake)
         signals.stop.wakes(self._reporter.wake, self._cluster.wake)
-        for role in self._writing.values():
+        for role in self._optional.values():
             signals.swept.wakes(role.look)
             signals.stop.wakes(role.wake)
         if self.server:
             signals.stop.wakes(self.server.wake)
+
+    def _enter(self, root: HostRoot) -> None:
+        """Begin as the one agent of the node."""
+        files.remove_unfinished(root.state, root.run)
+        self._resource_manager.recall()
 
     def _swept(self, report: SweepReport) -> None:
         self._signals.swept()
@@ -384,3 +391,38 @@ class Agent:
 def _rules(cluster: Cluster) -> NodeRules | None:
     node = cluster.node()
     return orchestration.of_node(node.labels, node.annotations) if node else None
+
+
+def _writing(
+    settings: Setup,
+    root: HostRoot,
+    cluster: Cluster,
+    *,
+    manager: Manager,
+    metrics: Metrics,
+    health: Health,
+    ready: Callable[[], bool],
+) -> dict[str, _OptionalRole]:
+    """Return the roles that write to the API server, each only where something takes it."""
+    roles: dict[str, _OptionalRole] = {}
+    if status := cluster.pod_status:
+        roles[pod_failer.NAME] = PodFailer(
+            manager, status, after_s=settings.fail_misfit_after_s, health=health
+        )
+    if annotations := cluster.pod_annotations:
+        roles[cpu_annotator.NAME] = CPUAnnotator(manager, annotations, health=health)
+    if sink := cluster.topology:
+        roles[topology_reporter.NAME] = TopologyReporter(
+            manager,
+            sink,
+            settings.publishing,
+            names=settings.names,
+            node=cluster.node,
+            node_name=settings.node_name,
+            around=surroundings(root, settings.kubelet_config, settings.publishing),
+            ready=ready,
+            events=cluster.events,
+            metrics=metrics,
+            health=health,
+        )
+    return roles

@@ -11,6 +11,7 @@ from cpupool.core.node_topology import Publishing
 from cpupool.manager.ports import NodeLabels, PodSource, Writer
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.roles.nri_answers import MissingFacts
+from cpupool.roles.resource_manager import RECONCILE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,6 +53,8 @@ class Setup:
         node_name: this node's name in the cluster.
         publishing: as for `TopologyReporter`.
         kubelet_config: the kubelet's configuration; None for its usual place.
+        plugin_folders: where plugins for resources make their sockets; none to ask no plugin.
+        reconcile_s: as for `ResourceManager`.
     """
 
     config: Path
@@ -70,6 +73,8 @@ class Setup:
     node_name: str = ""
     publishing: Publishing = Publishing.OFF
     kubelet_config: Path | None = None
+    plugin_folders: tuple[Path, ...] = ()
+    reconcile_s: float = RECONCILE_S
 
 
 class Cluster(PodSource, NodeLabels, Protocol):

@@ -33,6 +33,7 @@ class Signals:
         cluster: pods, the labels of the node, or the ConfigMap are others.
         machine: CPUs went offline or came back.
         load: the load has given another size to a shared set.
+        answers: plugins for resources, or their answers, are others.
         pools: the pools are others.
         kubelet: another kubelet listens than before, or none.
         runtime: the container runtime waits for facts, or has started or ended a container.
@@ -46,6 +47,7 @@ class Signals:
     cluster: Signal = field(default_factory=Signal)
     machine: Signal = field(default_factory=Signal)
     load: Signal = field(default_factory=Signal)
+    answers: Signal = field(default_factory=Signal)
     pools: Signal = field(default_factory=Signal)
     kubelet: Signal = field(default_factory=Signal)
     runtime: Signal = field(default_factory=Signal)

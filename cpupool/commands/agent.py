@@ -125,6 +125,8 @@ def run(
         fail_misfit_after_s=given.fail_misfit_after_s,
         node_name=given.node_name,
         publishing=Publishing(given.node_topology),
+        plugin_folders=_plugin_folders(given),
+        reconcile_s=given.resource_plugin_reconcile_s,
         kubelet_config=Path(given.kubelet_config) if given.kubelet_config else None,
     )
     followed = config_map(given.configmap)
@@ -150,6 +152,7 @@ def run(
             config_map=followed,
             publishes=settings.publishing is not Publishing.OFF,
             annotates=given.write_resource_status,
+            describes=given.resource_plugins,
         )
 
     # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a
@@ -158,6 +161,14 @@ def run(
     sys.setswitchinterval(_THREAD_SWITCH_S)
     Agent(settings, root, Sysfs.at(root.sysfs), join).run(stop)
     return 0
+
+
+def _plugin_folders(given: AgentSettings) -> tuple[Path, ...]:
+    """Return where plugins for resources make their sockets; none where no plugin is asked."""
+    if not given.resource_plugins:
+        return ()
+    named = given.resource_plugin_folders.split(",")
+    return tuple(Path(given.host_root) / name.strip().lstrip("/") for name in named)
 
 
 def _settings(arguments: argparse.Namespace) -> AgentSettings:

@@ -248,6 +248,18 @@ def _shared(container: ContainerStatus, share: PoolShare, pool: Pool | None) -> 
         yield Step("shared", f"CPUs {lost} are offline, or on a core that a pod owns", share.cpus)
 
 
+def _owned(status: NodeStatus, container: ContainerStatus) -> Step:
+    if container.placement is Placement.PLUGIN:
+        whose = "they are its own" if container.exclusive else "other containers may have them, too"
+        return Step("plugin", f"a plugin for resources names its CPUs: {whose}", container.wanted)
+    beside = container.wanted - container.exclusive
+    why = f"they are its own, and CPUs {beside} are shared" if beside else "they are its own"
+    if BEST_EFFORT in status.sets:
+        alone = container.qos == QoS.LSE.value
+        why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"
+    return Step("own", why, container.wanted)
+
+
 def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     defaults = status.pools.of_kind(PoolKind.DEFAULT)
     default = f"the default pool {defaults[0].name}" if defaults else "the CPUs of no pool"
@@ -255,13 +267,8 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         why = f"{container.reason}: " if container.reason else ""
         why += "the kubelet's static CPU manager places it, and cpupool leaves it there"
         yield Step("kubelet", why, CPUSet.parse(container.found))
-    elif container.placement is Placement.POLICY:
-        beside = container.wanted - container.exclusive
-        why = f"they are its own, and CPUs {beside} are shared" if beside else "they are its own"
-        if BEST_EFFORT in status.sets:
-            alone = container.qos == QoS.LSE.value
-            why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"
-        yield Step("own", why, container.wanted)
+    elif container.placement in {Placement.POLICY, Placement.PLUGIN}:
+        yield _owned(status, container)
     elif container.placement is Placement.DEFAULT:
         if BEST_EFFORT in status.sets:
             yield _classed(status, container)

@@ -125,7 +125,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     )
     parser.add_argument(
         "--topology-manager",
-        choices=[policy.value for policy in TopologyPolicy],
+        choices=[policy.value for policy in TopologyPolicy if policy.of_kubelet],
         default=TopologyPolicy.NONE.value,
         help="the kubelet's topologyManagerPolicy (default: %(default)s, as the kubelet's)",
     )

@@ -21,6 +21,7 @@ from cpupool.core.cpu_manager import (
     ON_MISFIT,
     OPTIONS,
     POLICY,
+    QRM,
     RESERVED,
     STATIC,
     SUPPRESSION,
@@ -38,7 +39,7 @@ from cpupool.core.errors import CPUSetParseError, Problem, Severity
 from cpupool.core.pools import PoolKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from cpupool.config.document import Value
     from cpupool.config.reader import Reader
@@ -48,8 +49,11 @@ if TYPE_CHECKING:
 _KEYS: Final = (POLICY, RESERVED, OPTIONS, TOPOLOGY_POLICY, ON_MISFIT, SUPPRESSION)
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
-_KOORDINATORS: Final = ("full-pcpus-only", "distribute-cpus-across-numa")
-"""The kubelet's options that Koordinator follows."""
+_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    KOORDINATOR: ("full-pcpus-only", "distribute-cpus-across-numa"),
+    QRM: (),
+}
+"""The kubelet's options that a policy follows, where it does not follow all."""
 _SUPPRESSION: Final = (ENABLE, THRESHOLD_PERCENT, MIN_PERCENT)
 _PERCENT: Final = {str(percent): percent for percent in range(101)}
 _RESERVED_FORM: Final = "write how many CPUs, as 2, or a CPU list, as 0-1,32-33; 2-2 is CPU 2 alone"
@@ -81,9 +85,12 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
     if not manager.chooses:
         _refuse_settings_of_none(reader, table)
         return CPUManager(declared=not _is_empty(named))
-    if policy == KOORDINATOR:
-        _refuse_strange_options(reader, table.get(OPTIONS))
-    elif not _is_empty(suppression := table.get(SUPPRESSION)):
+    if policy in _OPTIONS:
+        _refuse_strange_options(reader, policy, table.get(OPTIONS))
+    if policy != QRM and not manager.topology_policy.of_kubelet:
+        what = f"the policy {policy} has one set of NUMA nodes for all resources"
+        reader.refuse(table.get(TOPOLOGY_POLICY), what, f"write another, or policy: {QRM}")
+    if policy != KOORDINATOR and not _is_empty(suppression := table.get(SUPPRESSION)):
         what = f"the policy {policy} does not suppress best-effort pods"
         reader.refuse(suppression, what, f"remove it, or write policy: {KOORDINATOR}")
     unknown = table.entries.keys() - set(_KEYS)
@@ -114,12 +121,12 @@ def _refuse_settings_of_none(reader: Reader, table: Table) -> None:
             reader.refuse(entry, what, f"remove it, or write policy: {other}", entry.key)
 
 
-def _refuse_strange_options(reader: Reader, value: Value) -> None:
+def _refuse_strange_options(reader: Reader, policy: str, value: Value) -> None:
     # The keys that no policy knows are refused already.
     for name, entry in entries(value if isinstance(value, Table) else None):
-        if name in StaticOptions.names() and name not in _KOORDINATORS:
-            what = f"the policy {KOORDINATOR} has no such option"
-            remedy = f"remove it: {KOORDINATOR} has {' and '.join(_KOORDINATORS)}"
+        if name in StaticOptions.names() and name not in _OPTIONS[policy]:
+            what = f"the policy {policy} has no such option"
+            remedy = f"remove it: {policy} has {' and '.join(_OPTIONS[policy]) or 'none'}"
             reader.refuse(entry, what, remedy, entry.key)
 
 

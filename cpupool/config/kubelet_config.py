@@ -81,9 +81,10 @@ class KubeletConfig:
         """The Topology Manager; None for words with which the kubelet does not start."""
         try:
             policy = TopologyPolicy(self.topology_manager_policy)
-            return TopologyManager(policy, Scope(self.topology_manager_scope))
+            scope = Scope(self.topology_manager_scope)
         except ValueError:
             return None
+        return TopologyManager(policy, scope) if policy.of_kubelet else None
 
     @property
     def reserved_milli(self) -> int:

@@ -301,6 +301,27 @@ class AgentSettings:
         " (default: var/lib/kubelet/config.yaml below --host-root)",
         metavar="FILE",
     )
+    resource_plugins: bool = _option(
+        "resource-plugins",
+        False,  # noqa: FBT003
+        "ask plugins of the QoS Resource Manager for the resources of pods; for the resource cpu,"
+        " with `policy: qrm` in the pool file",
+        parse=switch,
+    )
+    resource_plugin_folders: str = _option(
+        "resource-plugin-folders",
+        "/var/lib/cpupool/resource-plugins,/var/lib/katalyst/plugin-socks",
+        "where these plugins make their sockets, below --host-root (default: {default}, our own"
+        " folder and Katalyst's)",
+        metavar="DIR,...",
+    )
+    resource_plugin_reconcile_s: float = _option(
+        "resource-plugin-reconcile",
+        3.0,
+        "ask these plugins so often for what each container has now (default: {default})",
+        metavar="SECONDS",
+        parse=seconds,
+    )
     cri_socket: str = _option(
         "cri-socket",
         "",

@@ -32,6 +32,8 @@ class Placement(Enum):
     POOLS = "pools"
     POLICY = "policy"
     """The container owns CPUs that the node's CPU manager policy chose."""
+    PLUGIN = "plugin"
+    """A plugin of the QoS Resource Manager has named the container's CPUs."""
     DEFAULT = "default"
     CONFINED = "confined"
     KUBELET = "kubelet"
@@ -115,10 +117,11 @@ class CPUAssignment:
     """The CPUs of one container.
 
     Attributes:
-        placement: by its pools, or by the CPU manager policy; default because it requests nothing;
-            or confined to the default pool because a fact is missing or contradicts another.
+        placement: by its pools, by the CPU manager policy, or by a plugin; default because it
+            requests nothing; or confined to the default pool because a fact is missing or
+            contradicts another.
         exclusive: the container's own online CPUs, siblings under multiThreaded included.
-        shared: CPUs of its shared pools.
+        shared: CPUs of its shared pools, or those that a plugin names for several containers.
         default: CPUs of the default pool.
         reason: what is missing, for a confined container.
         cause: the same as a value; None for a container that is not confined.

@@ -28,6 +28,7 @@ MIN_PERCENT: Final = "cpuSuppressMinPercent"
 NONE: Final = "none"
 STATIC: Final = "static"
 KOORDINATOR: Final = "koordinator"
+QRM: Final = "qrm"
 """The names of the policies."""
 
 _OFF: Final = "off"
@@ -46,6 +47,13 @@ class TopologyPolicy(Enum):
     BEST_EFFORT = "best-effort"
     RESTRICTED = "restricted"
     SINGLE_NUMA_NODE = "single-numa-node"
+    NUMERIC = "numeric"
+    """Katalyst's: each resource has a set of nodes of its own."""
+
+    @property
+    def of_kubelet(self) -> bool:
+        """Whether the kubelet has this policy, too."""
+        return self is not TopologyPolicy.NUMERIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +252,7 @@ class CPUManager:
                 yield f"{CPU_MANAGER}.{key} from {before} to {value}"
 
 
-CPU_MANAGER_POLICIES: Final = (NONE, STATIC, KOORDINATOR)
+CPU_MANAGER_POLICIES: Final = (NONE, STATIC, KOORDINATOR, QRM)
 """The policies that a pool file can name."""
 
 

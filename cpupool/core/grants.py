@@ -55,6 +55,16 @@ class Source(Enum):
     """The kubelet's static CPU manager chose the CPUs."""
     POLICY = "policy"
     """A policy of cpupool chose the CPUs."""
+    PLUGIN = "plugin"
+    """A plugin of the QoS Resource Manager named the CPUs."""
+
+    @property
+    def of_default_pool(self) -> bool:
+        """Whether the CPUs are the default pool's.
+
+        Such CPUs stay with a pod that has ended until none of its containers has a cgroup.
+        """
+        return self in {Source.POLICY, Source.PLUGIN}
 
 
 WHOLE_POD: Final = ""
@@ -153,7 +163,7 @@ class Grants:
     Attributes:
         all: owner and resource → its grant.
         cpus: the CPUs that have an owner.
-        chosen: the id in a pod's cgroup name → the pod's grant from a policy.
+        chosen: the id in a pod's cgroup name → the pod's grant of the default pool's CPUs.
 
     Raises:
         GrantConflict: two owners have a CPU; `adding` and `replacing` never cause this.
@@ -173,7 +183,7 @@ class Grants:
             if not cpus.isdisjoint(own):
                 raise GrantConflict(cpus & own)
             cpus |= own
-        chosen = {uid: grant for uid, grant in self.of_pods if grant.source is Source.POLICY}
+        chosen = {uid: grant for uid, grant in self.of_pods if grant.source.of_default_pool}
         object.__setattr__(self, "cpus", cpus)
         object.__setattr__(self, "chosen", chosen)
 

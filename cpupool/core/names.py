@@ -122,6 +122,11 @@ class Names:
         """
         return f"{self.domain}/cpus-chosen"
 
+    @property
+    def exclusive(self) -> str:
+        """The annotation by which a plugin's answer makes its CPUs the container's own."""
+        return f"{self.domain}/cpus-exclusive"
+
     def allocated(self, pool: str) -> str:
         """Return the annotation that records an allocation on the container."""
         return f"{self.domain}/allocated.{pool}"

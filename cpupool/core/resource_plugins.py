@@ -5,15 +5,16 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, Final
 
-from cpupool.core.errors import CPUPoolError
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError, PlacementError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.workloads import ContainerRef
 
@@ -100,6 +101,139 @@ class Answer:
     annotations: Mapping[str, str] = field(default_factory=dict)
     hints: tuple[TopologyHint, ...] | None = None
     by_node: Mapping[int, int] = field(default_factory=dict)
+
+
+Answers = Mapping[str, Answer]
+"""Resource → what a container has of it; a plugin may answer for more than its own resource."""
+
+
+class OCIProperty(Enum):
+    """What an answer can set, by its Go name in the CRI's LinuxContainerResources.
+
+    `UNIFIED` is an extension: the CRI has a map there.
+    """
+
+    CPUSET_CPUS = "CpusetCpus"
+    CPUSET_MEMS = "CpusetMems"
+    CPU_SHARES = "CpuShares"
+    CPU_QUOTA = "CpuQuota"
+    CPU_PERIOD = "CpuPeriod"
+    MEMORY_LIMIT = "MemoryLimitInBytes"
+    MEMORY_SWAP_LIMIT = "MemorySwapLimitInBytes"
+    OOM_SCORE_ADJ = "OomScoreAdj"
+    UNIFIED = "Unified"
+
+    @property
+    def applied(self) -> bool:
+        """Whether cpupool sets it; an answer with another property is refused."""
+        return self is OCIProperty.CPUSET_CPUS
+
+
+CPUSET_CPUS: Final = OCIProperty.CPUSET_CPUS.value
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a plugin has answered to a request of a container; the record of it is kept.
+
+    Attributes:
+        quantity: how much the container requested.
+        answers: what it has; empty if the plugin has nothing to do for it.
+        hint: the NUMA nodes that were handed over with the request; None for none.
+        exclusive: whether CPUs in the answer are the container's own.
+        refused: why the answer does not count; empty if it does.
+    """
+
+    quantity: float
+    answers: Answers = field(default_factory=dict)
+    hint: TopologyHint | None = None
+    exclusive: bool = False
+    refused: str = ""
+
+    @property
+    def cpus(self) -> CPUSet:
+        """The CPUs that count."""
+        if self.refused:
+            return CPUSet()
+        lists = (each.value for each in self.answers.values() if each.oci_property == CPUSET_CPUS)
+        return CPUSet.parse_or_empty(next(lists, ""))
+
+    def serves(self, quantity: float) -> bool:
+        """Return whether the answer is enough for a request, which may have grown since."""
+        known = (each.quantity for each in self.answers.values() if each.scalar)
+        return quantity <= max((self.quantity, *map(ceil, known)))
+
+
+Record = Mapping["ContainerRef", Mapping[str, Given]]
+"""Container → requested resource → what its plugin has answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFacts:
+    """What is known of the plugins of a node, and of their answers.
+
+    Attributes:
+        served: the resources that a plugin serves, or has served: a request for one is answered
+            before its container starts.
+        given: every answer.
+        refusals: container → why a plugin, or all together, refuse it.
+        own: container → the CPUs of an exclusive answer.
+        shared: container → the CPUs of another answer.
+    """
+
+    served: frozenset[str] = frozenset()
+    given: Record = field(default_factory=dict)
+    refusals: Mapping[ContainerRef, str] = field(default_factory=dict)
+    own: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
+    shared: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[bool, dict[ContainerRef, CPUSet]] = {True: {}, False: {}}
+        for ref, by_resource in self.given.items():
+            for given in by_resource.values():
+                if cpus := given.cpus:
+                    found[given.exclusive][ref] = cpus
+        object.__setattr__(self, "own", found[True])
+        object.__setattr__(self, "shared", found[False])
+
+    def texts(self, container: ContainerRef) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the variables and annotations that a container is created with.
+
+        Of two resources that set the same one, the first by name counts.
+        """
+        env: dict[str, str] = {}
+        annotations: dict[str, str] = {}
+        for _, given in sorted(self.given.get(container, {}).items(), reverse=True):
+            for _, answer in sorted(given.answers.items(), reverse=True):
+                if not given.refused:
+                    env |= answer.env
+                    annotations |= answer.annotations
+        return env, annotations
+
+
+class AnswerAwaited(PlacementError):
+    """A container whose plugins have not answered yet."""
+
+    passes = True
+
+    def __init__(self, container: str, resources: str) -> None:
+        what = f"the plugin for {resources} has not answered for container {container} yet"
+        super().__init__(f"{what}; wait, or check that the plugin runs", what)
+
+
+class RequestRefused(PlacementError):
+    """A container that a plugin, or the topology policy, refuses.
+
+    Attributes:
+        container: its name.
+        why: the plugin's words.
+    """
+
+    def __init__(self, container: str, why: str) -> None:
+        self.container = container
+        self.why = why
+        what = f"container {container}: {why}"
+        super().__init__(f"{what}; the plugin's log has more", what)
 
 
 class PluginError(CPUPoolError):

@@ -54,6 +54,21 @@ class ContainerRef:
 
 
 @dataclass(frozen=True, slots=True)
+class PodDescription:
+    """What plugins for resources learn of a pod.
+
+    Attributes:
+        labels: its labels.
+        annotations: its annotations.
+        of_daemon_set: a DaemonSet made it.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    of_daemon_set: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Container:
     """One container of a pod's spec, with its running instance.
 
@@ -71,6 +86,8 @@ class Container:
         lasting: the names of the resources that it holds alone while its pod runs, if they lie on
             NUMA nodes: extended resources, and in a Guaranteed pod whole cpu, memory and huge
             pages; none for an init container, which ends.
+        quantities: resource → how much it requests, in the base unit of the resource; empty where
+            the pod has no description.
     """
 
     name: str
@@ -82,6 +99,7 @@ class Container:
     whole_cpus: int = 0
     balanced: bool = True
     lasting: frozenset[str] = frozenset()
+    quantities: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +121,8 @@ class Pod:
         created: when the API server took it, as RFC 3339 in UTC; empty where that is not known.
         ending: the API server has been asked to delete it.
         orchestration: what Koordinator's labels and annotations say; None where it has none.
+        description: what plugins for resources learn of it; None where no plugin is asked, and
+            where only the container runtime has reported the pod.
     """
 
     uid: PodUID
@@ -118,6 +138,7 @@ class Pod:
     created: str = ""
     ending: bool = False
     orchestration: Orchestration | None = None
+    description: PodDescription | None = None
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
+from cpupool.core.grants import Source
 from cpupool.host import files
 from cpupool.telemetry import log as logs
 from cpupool.wire import cpu_manager_state
@@ -113,7 +114,8 @@ class ChoiceRecord:
             # The file has what this agent does not know yet.
             return
         view, settled = now.resolution.view, now.facts.policy.settled
-        entries = {uid: grant.parts for uid, grant in view.chosen.items()}
+        chosen = {uid: each for uid, each in view.chosen.items() if each.source is Source.POLICY}
+        entries = {uid: grant.parts for uid, grant in chosen.items()}
         owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
         try:
             if entries or settled or self._written:

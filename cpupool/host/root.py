@@ -104,6 +104,11 @@ class HostRoot:
         return self.state / "cpu_manager_state"
 
     @property
+    def answers(self) -> Path:
+        """What plugins for resources have answered."""
+        return self.state / "plugin-answers.json"
+
+    @property
     def boot_id(self) -> Path:
         """The kernel's id of this boot (Documentation/admin-guide/sysctl/kernel.rst)."""
         return self.proc / "sys/kernel/random/boot_id"

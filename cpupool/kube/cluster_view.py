@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cpupool.kube import node_topology, views
+from cpupool.kube import descriptions, node_topology, views
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.events import EventRecorder
 from cpupool.kube.node_topology import NodeTopologyObject
@@ -40,6 +40,7 @@ class ClusterView:
         config_map: the ConfigMap with the pool files; None where its mounted folder has to do.
         publishes: whether the agent writes the node's topology.
         annotates: whether the agent writes which CPUs it chose for pods.
+        describes: whether to keep what plugins for resources learn of each pod.
 
     Attributes:
         events: where to tell users of a pod or of the node.
@@ -60,6 +61,7 @@ class ClusterView:
         config_map: ConfigMapName | None = None,
         publishes: bool = False,
         annotates: bool = False,
+        describes: bool = False,
     ) -> None:
         self.events = EventRecorder(server, node, metrics)
         self.pod_status = PodStatus(server)
@@ -77,10 +79,11 @@ class ClusterView:
         )
         self._node = node
         self._changed = changed
+        read = descriptions.pod if describes else views.pod
         self._pods = Reflector(
             server,
             PODS.collection(),
-            lambda body: views.pod(body, names),
+            lambda body: read(body, names),
             fields=f"spec.nodeName={node}",
             changed=changed,
             restarted=metrics.watch_restarted,

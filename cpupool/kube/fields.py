@@ -49,6 +49,10 @@ class Field:
         for key in self._mapping():
             yield str(key), self[key]
 
+    def texts(self) -> dict[str, str]:
+        """Return the entries that are texts: others are no labels and no annotations."""
+        return {key: each.value for key, each in self.entries() if isinstance(each.value, str)}
+
     def __iter__(self) -> Iterator[Field]:
         if self.value is None:
             return

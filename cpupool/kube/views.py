@@ -299,21 +299,16 @@ def _pod(top: Field, names: Names) -> Pod:
         created=metadata["creationTimestamp"].text(""),
         ending=metadata["deletionTimestamp"].text("") != "",
         orchestration=orchestration.of_pod(
-            _texts(metadata["labels"]),
-            _texts(annotations),
+            metadata["labels"].texts(),
+            annotations.texts(),
             _priority(spec["priority"]),
             split=names.split,
         ),
     )
 
 
-def _texts(found: Field) -> dict[str, str]:
-    """Return the entries that are texts: others are no labels and no annotations."""
-    return {key: value.value for key, value in found.entries() if isinstance(value.value, str)}
-
-
 def _known(found: Field, keys: Mapping[str, str]) -> dict[str, str]:
-    return {keys[key]: text for key, text in _texts(found).items() if key in keys}
+    return {keys[key]: text for key, text in found.texts().items() if key in keys}
 
 
 def _priority(found: Field) -> int | None:

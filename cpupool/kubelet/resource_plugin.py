@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from cpupool.core.resource_plugins import Question
+    from cpupool.core.resource_plugins import Answers, Question
 
 TYPE: Final = "ResourcePlugin"
 VERSION: Final = "v1alpha1"
@@ -35,8 +35,6 @@ _INTRODUCTION_S: Final = 1.0
 
 Hints = tuple[TopologyHint, ...] | None
 """What a plugin can serve: None for no preference, empty for nothing."""
-Answers = dict[str, Answer]
-"""Resource → what a container has of it; a plugin may answer for more than its own resource."""
 
 
 class Introduction(NamedTuple):
@@ -216,7 +214,7 @@ def _listed(hints: resourceplugin_pb2.ListOfTopologyHints) -> tuple[TopologyHint
     )
 
 
-def _answers(allocation: resourceplugin_pb2.ResourceAllocation) -> Answers:
+def _answers(allocation: resourceplugin_pb2.ResourceAllocation) -> dict[str, Answer]:
     entries: Iterable[resourceplugin_pb2.AllocationEntry] = allocation.resource_allocation
     return {entry.key: _answer(entry.value) for entry in entries if entry.HasField("value")}
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.workloads import ContainerKind
-from cpupool.kube import views
+from cpupool.kube import descriptions, views
 from cpupool.local import process
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class HostedPod:
         Raises:
             ManifestError: it is not a pod; nothing is changed.
         """
-        pod = views.pod(body, self._names)
+        pod = descriptions.pod(body, self._names)
         self.environments = {
             container.name: views.environment(body, container.name) for container in pod.containers
         }
@@ -177,7 +177,7 @@ class HostedPod:
                 listed = status.setdefault(_STATUS_LISTS[container.kind], [])
                 listed.append(self._statuses[container.name])
         self.body = {**self.body, "status": status}
-        self.pod = views.pod(self.body, self._names)
+        self.pod = descriptions.pod(self.body, self._names)
 
 
 def _now() -> str:

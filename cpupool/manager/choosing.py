@@ -24,7 +24,7 @@ from cpupool.core.errors import (
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
-from cpupool.manager import homes, requested, sightings
+from cpupool.manager import homes, plugin_requests, requested, sightings
 from cpupool.policies import hints
 from cpupool.policies.base import DEFAULT, Ask, NodeView, Refusal
 from cpupool.policies.pools import PoolsPolicy
@@ -93,6 +93,7 @@ def view(
         rules=facts.rules,
         homes=decided.homes if decided else {},
         sizes=facts.sizes,
+        answered=facts.plugins.shared,
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
     extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
@@ -121,21 +122,20 @@ def admit(
         all_run: whether the known containers run already, so that none of them can be held; a pod
             with a sandbox alone can.
     """
-    grants = before.grants
-    if not facts.pools.cpu_manager.chooses:
-        return Admission(grants)
-    sighted = facts.sighted.values()
+    grants, sighted = before.grants, facts.sighted.values()
     starting = {container.pod for container in sighted}
-    with_containers = {container.pod for container in sighted if container.name}
-    refused: dict[str, Refusal] = {}
-    awaited: dict[_Need, Pod] = {}
-    # Many held pods are replicas: while the grants stay, an equal need fails for the same reason.
-    failed: dict[_Need, tuple[PlacementError, bool]] = {}
     concerned = [
         pod
         for pod in pods
         if pod.cgroup_uid in starting or any(container.id for container in pod.containers)
     ]
+    refused = dict(plugin_requests.refusals(facts, grants, concerned))
+    if not facts.pools.cpu_manager.chooses:
+        return Admission(grants, refused)
+    with_containers = {container.pod for container in sighted if container.name}
+    awaited: dict[_Need, Pod] = {}
+    # Many held pods are replicas: while the grants stay, an equal need fails for the same reason.
+    failed: dict[_Need, tuple[PlacementError, bool]] = {}
     for pod in oldest_first(pod for pod in concerned if _undecided(facts, grants, pod)):
         uid, wants = pod.cgroup_uid, wanted(facts, pod)
         need = _Need.of(facts, grants, pod, wants)

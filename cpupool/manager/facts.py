@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.koordinator import NodeRules
 from cpupool.core.pools import NodePools
+from cpupool.core.resource_plugins import PluginFacts
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID
 from cpupool.policies.none import NonePolicy
@@ -67,6 +68,7 @@ class NodeFacts:
         sizes: shared set → how many CPUs the load leaves to it, as the policy decided last; empty
             while no set follows the load, and before the first measurement.
         recovered: whether the choices of an earlier agent are known, so that the policy may choose.
+        plugins: the plugins for resources, and their answers.
         idle: pods without a container's cgroup, where two pods claim a CPU or a pod has ended: such
             a pod owns nothing more.
     """
@@ -87,4 +89,5 @@ class NodeFacts:
     rules: NodeRules = field(default_factory=NodeRules)
     sizes: Mapping[str, Size] = field(default_factory=dict)
     recovered: bool = False
+    plugins: PluginFacts = field(default_factory=PluginFacts)
     idle: frozenset[str] = frozenset()

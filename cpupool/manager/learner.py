@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.assignments import Cause
-from cpupool.core.errors import CPUPoolError
-from cpupool.core.grants import Source
+from cpupool.core.errors import CPUPoolError, DevicesUnnamed
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import kubelet_conflict, requested, resolve, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
@@ -332,19 +331,20 @@ class Learner:
     def _unnamed(self) -> frozenset[str]:
         """Return the pods whose CPUs must lie near devices that the kubelet has not named."""
         refused = self._manager.snapshot().resolution.view.refused
-        return frozenset(uid for uid, refusal in refused.items() if refusal.error.passes)
+        errors = ((uid, refusal.error) for uid, refusal in refused.items())
+        return frozenset(uid for uid, error in errors if isinstance(error, DevicesUnnamed))
 
     def _find_idle(self, alive: Collection[str]) -> None:
         """Find the pods without a container's cgroup, where two pods claim a CPU or one has ended.
 
-        Only a policy's CPUs stay with a pod that has ended.
+        Only the default pool's CPUs stay with a pod that has ended.
         """
         facts, resolution = self._manager.snapshot()
         placed = resolution.containers.values()
         contested = any(container.assignment.cause is Cause.CONTESTED for container in placed)
         pods = sightings.present(facts)
         living = {pod.cgroup_uid for pod in pods if not pod.finished}
-        idle = {uid for uid, grant in resolution.grants.of_pods if grant.source is Source.POLICY}
+        idle = {uid for uid, grant in resolution.grants.of_pods if grant.source.of_default_pool}
         idle -= living
         if contested:
             idle.update(pod.cgroup_uid for pod in pods)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpupool.config.pool_rules import validate
 from cpupool.core import devices
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from cpupool.core.koordinator import NodeRules
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
+    from cpupool.core.resource_plugins import PluginFacts
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
     from cpupool.manager.offers import DeviceList
@@ -157,6 +158,7 @@ class Manager:
         idle: frozenset[str] | None = None,
         device_nodes: NodesOfDevices | None = None,
         rules: NodeRules | None = None,
+        plugins: PluginFacts | None = None,
     ) -> None:
         """Take new facts; None for a fact that was not read.
 
@@ -167,15 +169,12 @@ class Manager:
             idle: as for `NodeFacts`.
             device_nodes: the NUMA nodes of pods that have started; others keep theirs.
             rules: what Koordinator's labels and annotations say of the node.
+            plugins: the plugins for resources, and their answers.
         """
         with self._changed:
-            facts = self._facts
-            if static_cpus is not None:
-                facts = replace(facts, static_cpus=static_cpus)
-            if idle is not None:
-                facts = replace(facts, idle=idle)
-            if rules is not None:
-                facts = replace(facts, rules=rules)
+            new: dict[str, Any] = {"static_cpus": static_cpus, "idle": idle}
+            new |= {"rules": rules, "plugins": plugins}
+            facts = replace(self._facts, **{n: fact for n, fact in new.items() if fact is not None})
             if device_nodes is not None:
                 facts = replace(facts, device_nodes={**facts.device_nodes, **device_nodes})
             if pods is not None:

@@ -13,6 +13,7 @@ from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import AnswerOwner, Grant, Grants, PodOwner, Source
+from cpupool.core.names import POLICY_CPUS
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import requested
@@ -55,6 +56,7 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     claims = [
         claim for pod in living if pod.cgroup_uid in holders for claim in _claims(facts, pod, idle)
     ]
+    claims += [_Claim(grant, announced=False, idle=False) for grant in _plugged(facts, living)]
     needed = CPUSet.union(claim.grant.cpus for claim in claims if not claim.idle)
 
     none = CPUSet()
@@ -69,11 +71,13 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     # pod with containers claims the same CPU: the kubelet gives devices out before the old pod is
     # gone. Answers come last: each belongs to a pod that may be among the claims.
     kept = [had(claim) for claim in claims]
-    # A pod that has ended keeps a policy's CPUs until no container of it has a cgroup.
+    # A pod that has ended keeps the default pool's CPUs until no container of it has a cgroup.
+    # Those of a plugin's answers are claimed anew while the pod lives.
     chosen = [
         grant
         for uid, grant in before.of_pods
-        if grant.source is Source.POLICY and (uid in alive or uid not in idle)
+        if (grant.source is Source.POLICY and uid in alive)
+        or (grant.source.of_default_pool and uid not in alive and uid not in idle)
     ]
     new = [claim for claim, part in zip(claims, kept, strict=True) if part.cpus != claim.grant.cpus]
     later = (
@@ -142,6 +146,16 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
                     shares_cores=lists_siblings or announced,
                 )
                 yield _Claim(grant, announced, pod.cgroup_uid in idle)
+
+
+def _plugged(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[Grant]:
+    """Yield the grants of exclusive answers of plugins."""
+    own = facts.plugins.own
+    for pod in pods if own else ():
+        refs = (ContainerRef(pod.cgroup_uid, container.name) for container in pod.containers)
+        if parts := {ref.name: own[ref] for ref in refs if ref in own}:
+            owner = PodOwner(pod.cgroup_uid)
+            yield Grant(owner, POLICY_CPUS, Source.PLUGIN, parts, whole_cores=False)
 
 
 def answers(facts: NodeFacts, promises: Iterable[Promise]) -> Iterator[Grant]:

@@ -102,7 +102,8 @@ def refusing(facts: NodeFacts, kubelet: TopologyManager | None) -> TopologyManag
     if kubelet is not None and kubelet.policy is not TopologyPolicy.NONE:
         return kubelet
     own = facts.pools.cpu_manager
-    return TopologyManager(own.topology_policy) if own.chooses else kubelet
+    ours = own.chooses and own.topology_policy.of_kubelet
+    return TopologyManager(own.topology_policy) if ours else kubelet
 
 
 def allocatable_cpus(facts: NodeFacts, view: NodeView) -> CPUSet:

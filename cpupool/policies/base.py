@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cpupool.core.grants import Grant, Sharing
     from cpupool.core.requests import CPURequest, Resource
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.workloads import Container, ContainerRef, Pod
     from cpupool.policies.hints import ResourceHints
 
 DEFAULT: Final = "default"
@@ -158,6 +158,7 @@ class NodeView:
         rules: what the node's labels and annotations say.
         homes: the id in a pod's cgroup name → the one NUMA node whose shared CPUs the pod has.
         sizes: shared set → how many CPUs the load leaves to it.
+        answered: container → the CPUs that a plugin names for it, which others may have, too.
         common: the online CPUs that are not barred.
     """
 
@@ -173,6 +174,7 @@ class NodeView:
     rules: NodeRules = field(default_factory=NodeRules)
     homes: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
+    answered: Mapping[ContainerRef, CPUSet] = field(default_factory=dict)
     common: CPUSet = field(init=False)
 
     def __post_init__(self) -> None:

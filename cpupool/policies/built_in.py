@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import KOORDINATOR, NONE, STATIC
+from cpupool.core.cpu_manager import KOORDINATOR, NONE, QRM, STATIC
 from cpupool.policies.base import NodeView
 from cpupool.policies.koordinator import KoordinatorPolicy
 from cpupool.policies.none import NonePolicy
+from cpupool.policies.qrm import QRMPolicy
 from cpupool.policies.static import StaticPolicy
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ BUILT_IN: Final[CPUManagerPolicies] = {
     NONE: lambda _pools, _machine: NonePolicy(),
     STATIC: StaticPolicy.of_pools,
     KOORDINATOR: KoordinatorPolicy.of_pools,
+    QRM: QRMPolicy.of_pools,
 }
 
 

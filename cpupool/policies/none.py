@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.core.grants import WHOLE_POD, Sharing
+from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.quota import Limit
 from cpupool.policies.base import DEFAULT
@@ -83,16 +83,17 @@ class NonePolicy:
         started.
         """
         chosen = view.chosen.get(demand.pod.cgroup_uid)
-        own = chosen and chosen.part(demand.container.name)
-        if own and (online := own & view.topology.online):
+        own = chosen.part(demand.container.name) if chosen else CPUSet()
+        if chosen and own and (online := own & view.topology.online):
             beside = _shared_beside(view, demand.container)
+            plugged = chosen.source is Source.PLUGIN
             return CPUAssignment(
-                Placement.POLICY,
+                Placement.PLUGIN if plugged else Placement.POLICY,
                 exclusive=online,
                 shared=CPUSet.union(beside.values()),
                 offline=own - online,
                 resources={POLICY_CPUS: online, **beside},
-                limit=Limit(None),
+                limit=None if plugged else Limit(None),
             )
         if own:
             return view.confined(Cause.OFFLINE, f"its CPUs {own} are offline")

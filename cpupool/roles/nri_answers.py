@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cpupool.core.assignments import Placement
+from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
 from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
+from cpupool.core.workloads import ContainerRef
 from cpupool.enforce import notices
 from cpupool.runtime.nri_messages import Adjustment, Update
 from cpupool.telemetry import log as logs
@@ -16,7 +17,6 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cpupool.core.assignments import CPUAssignment
     from cpupool.core.names import Names
     from cpupool.core.workloads import ContainerID
     from cpupool.manager.facts import ContainerKey
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
+
+_KNOWN: Final = {Placement.POOLS, Placement.POLICY, Placement.PLUGIN}
+"""Placements that follow from facts about the container itself."""
 
 
 class MissingFacts(Enum):
@@ -95,9 +98,12 @@ class Answers:
             if held:
                 return self._hold(message, why)
         wanted = self._wanted(container.key, now)
-        if wanted is None:
+        environment, annotations = _of_plugins(container, now)
+        if wanted is None and not (environment or annotations):
             self._runtime.answer_create(message, None)
             return "unchanged"
+        wanted = wanted or CPUAssignment(Placement.DEFAULT)
+        environment |= wanted.environment
         pod = now.resolution.pods.get(container.key[0]) if container.key else None
         essential = pod is not None and pod.essential
         memory = CPUSet()
@@ -114,10 +120,10 @@ class Answers:
             _bandwidth(wanted, container.cpu.quota_us, container.cpu.period_us),
             {
                 name: value
-                for name, value in wanted.environment.items()
+                for name, value in environment.items()
                 if container.environment.get(name) != value
             },
-            wanted.annotations(self._names),
+            {**annotations, **wanted.annotations(self._names)},
             memory,
         )
         updates: list[Update] = []
@@ -225,8 +231,16 @@ class Answers:
         if key is None:
             return None
         assignment = now.assignment(key)
-        known = self._ready() or assignment.placement in {Placement.POOLS, Placement.POLICY}
+        known = self._ready() or assignment.placement in _KNOWN
         return assignment if known and assignment.cpus else None
+
+
+def _of_plugins(container: NRIContainer, now: Snapshot) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables and annotations that plugins for resources give a container."""
+    known = container.known
+    if known is None:
+        return {}, {}
+    return now.facts.plugins.texts(ContainerRef(known.pod, known.name))
 
 
 def _bandwidth(

@@ -330,6 +330,12 @@ class Metrics(ProcessMetrics):
             "1 while the file with the CPU manager policy's choices cannot be written",
             registry=registry,
         )
+        self._answers_refused = Counter(
+            "cpupool_plugin_answers_refused",
+            "Answers of resource plugins that break a rule",
+            ("resource", "rule"),
+            registry=registry,
+        )
         self._way = Gauge(
             "cpupool_enforcement",
             "1 for the way by which the CPUs of a container that starts now are set",
@@ -440,6 +446,10 @@ class Metrics(ProcessMetrics):
     def choices_unrecorded(self, *, failed: bool) -> None:
         """Set whether the file with the CPU manager policy's choices cannot be written."""
         self._choices_unrecorded.set(failed)
+
+    def answer_refused(self, resource: str, rule: str) -> None:
+        """Count an answer of a resource plugin that breaks a rule."""
+        self._answers_refused.labels(resource, rule).inc()
 
     def enforced_by(self, way: str, ways: Collection[str]) -> None:
         """Set which of the ways sets the CPUs of a container that starts now."""

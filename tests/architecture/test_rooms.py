@@ -42,6 +42,9 @@ ELSEWHERE = {
         *("policies/balance", "policies/base", "policies/none", "policies/pools"),
     },
     "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
+    "tests/unit/roles/test_resource_manager.py": {
+        *("roles/plugin_admitter", "roles/plugin_registry", "roles/plugin_worker"),
+    },
     "tests/unit/roles/nri_plugin": {
         *("enforce/intruders", "roles/nri_answers", "roles/nri_obstacles"),
         *("runtime/nri", "runtime/nri_containers"),
@@ -62,6 +65,7 @@ ELSEWHERE = {
 }
 """Modules without a test module of their own, by what tests them."""
 WHOLE = {
+    "config/qrm": "a CPU manager policy with rules of its own",
     "commands/inputs": "what every command makes of its files",
     "manager/mixed_cpus": "shared CPUs beside exclusive ones, in several modules",
 }

@@ -237,6 +237,7 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
                 signal()
             agent._cluster.wake()
             agent._reporter.wake()
+            agent._memory_keeper.wake()
             lines = get(agent, "/healthz")[1].splitlines()
             return {line.partition(":")[0] for line in lines if ": failing: silent for" in line}
 

@@ -1,0 +1,136 @@
+"""What plugins are asked next for a container: hints first, then what it gets.
+
+As in the Topology Manager, all plugins of a container are asked for hints, these are merged with
+the NUMA nodes of its devices, and each plugin gets the merged hint with the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
+from cpupool.core.resources import NATIVE
+from cpupool.core.workloads import ContainerRef
+from cpupool.manager import plugin_requests
+from cpupool.policies import hints
+from cpupool.policies.numeric import merge_each
+from cpupool.wire import katalyst
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.grants import Grants
+    from cpupool.core.resource_plugins import Given, PluginOptions, Question
+    from cpupool.core.workloads import Container, Pod
+    from cpupool.manager.facts import NodeFacts
+
+Hints = tuple[TopologyHint, ...] | None
+_ALIGNED: Final = NATIVE
+"""The resources that the policy `numeric` aligns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A plugin's hints for a container.
+
+    Attributes:
+        hints: None for no preference, empty if no nodes can serve it.
+        why: the plugin's words, if it has refused.
+    """
+
+    hints: Hints
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to ask now; nothing if the container has all, or must wait.
+
+    Attributes:
+        hints: requests to ask for hints.
+        allocate: requests to ask for, with the merged hint; None without a topology policy.
+        refused: why no NUMA nodes serve the container.
+    """
+
+    hints: tuple[Question, ...] = ()
+    allocate: tuple[tuple[Question, TopologyHint | None], ...] = ()
+    refused: str = ""
+
+
+def plan(
+    facts: NodeFacts,
+    grants: Grants,
+    pod: Pod,
+    container: Container,
+    plugins: Mapping[str, PluginOptions],
+    *,
+    heard: Mapping[str, Heard],
+) -> Plan:
+    """Return what to ask for a container.
+
+    Args:
+        facts: the node's facts.
+        grants: who owns which CPUs.
+        pod: the container's pod.
+        container: the container.
+        plugins: resource → the options of its plugin, for the plugins that are there.
+        heard: resource → the hints for this container.
+    """
+    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {})
+    open_ = {
+        resource
+        for resource, quantity in plugin_requests.lacking(facts, grants, pod, container).items()
+        # An answer that breaks a rule may count later; the plugin has it as given.
+        if resource not in given or not given[resource].serves(quantity)
+    }
+    asked = {
+        resource: katalyst.question(pod, container, resource, quantity)
+        for resource, quantity in plugin_requests.asked(facts, grants, pod, container).items()
+    }
+    if not open_ or not asked.keys() <= plugins.keys():
+        return Plan()
+    if facts.pools.cpu_manager.topology_policy is TopologyPolicy.NONE:
+        return Plan(allocate=tuple((asked[resource], None) for resource in sorted(open_)))
+    if plugin_requests.awaits_devices(facts, pod):
+        return Plan()
+    wanting = tuple(
+        asked[resource]
+        for resource in sorted(open_)
+        if plugins[resource].aligned and resource not in heard
+    )
+    if wanting:
+        return Plan(hints=wanting)
+    offers = {
+        resource: heard[resource].hints if resource in heard else _known(given.get(resource))
+        for resource in asked
+    }
+    merged = _merged(facts, pod, container, offers)
+    if merged is None:
+        words = [each.why for each in heard.values() if each.why]
+        policy = facts.pools.cpu_manager.topology_policy.value
+        fact = f"no NUMA nodes serve all its resources (topologyPolicy {policy})"
+        return Plan(refused="; ".join([fact, *words]))
+    return Plan(allocate=tuple((asked[resource], merged[resource]) for resource in sorted(open_)))
+
+
+def _known(given: Given | None) -> Hints:
+    """Return the hints of an earlier answer, which stay."""
+    answers = given.answers.values() if given else ()
+    return next((answer.hints for answer in answers if answer.hints is not None), None)
+
+
+def _merged(
+    facts: NodeFacts, pod: Pod, container: Container, offers: Mapping[str, Hints]
+) -> Mapping[str, TopologyHint] | None:
+    """Return resource → its NUMA nodes; None if the topology policy refuses the container."""
+    policy = facts.pools.cpu_manager.topology_policy
+    named = facts.device_nodes.get(pod.cgroup_uid, {}).get(container.name, ())
+    near = sorted(named, key=lambda devices: sorted(map(sorted, devices)))
+    of_devices = [hints.of_devices(devices) for devices in near]
+    if policy is TopologyPolicy.NUMERIC:
+        listed = [*offers.items(), *((f"device {n}", each) for n, each in enumerate(of_devices))]
+        return merge_each(listed, _ALIGNED).hints
+    nodes = facts.topology.nodes
+    merged = hints.merge(policy, nodes, [*offers.values(), *of_devices])
+    return dict.fromkeys(offers, merged.hint) if merged.admit else None

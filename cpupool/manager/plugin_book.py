@@ -1,0 +1,161 @@
+"""What plugins have answered, and whether it counts.
+
+The answers depend on history, as choices do: a plugin is asked once for a container, and its last
+good answer stays. The placement of containers follows from the book's facts (`PluginFacts`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.resource_plugins import Given
+from cpupool.policies.plugin_answers import Judge
+from cpupool.wire import katalyst
+from cpupool.wire.katalyst import QoSLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.names import Names
+    from cpupool.core.resource_plugins import Answers, Record
+    from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.manager.resolve import Snapshot
+    from cpupool.policies.plugin_answers import Broken
+
+    _Key = tuple[ContainerRef, str]
+
+
+class AnswerBook:
+    """The answers of a node; only one thread calls it.
+
+    Args:
+        names: the names that only cpupool uses.
+        broken: called with the resource and the rule for each new answer that breaks one.
+    """
+
+    def __init__(self, names: Names, broken: Callable[[str, Broken], None]) -> None:
+        self._names = names
+        self._broken = broken
+        self._given: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
+        self._own: dict[_Key, CPUSet] = {}
+
+    def load(self, record: Record) -> None:
+        """Take the answers that an earlier agent recorded."""
+        for ref, by_resource in record.items():
+            for resource, given in by_resource.items():
+                self._enter((ref, resource), given)
+
+    @property
+    def record(self) -> Record:
+        """Every answer, also those that do not count."""
+        return {ref: dict(by_resource) for ref, by_resource in self._given.items()}
+
+    def of(self, ref: ContainerRef) -> Mapping[str, Given]:
+        """Return the answers for a container: resource → answer."""
+        return self._given.get(ref, {})
+
+    def asked_for(
+        self, pod: Pod, quantity: float, answers: Answers, hint: TopologyHint | None = None
+    ) -> Given:
+        """Return an answer with what was asked."""
+        dedicated = katalyst.qos_level(pod) is QoSLevel.DEDICATED
+        marked = any(
+            answer.annotations.get(self._names.exclusive) == "true" for answer in answers.values()
+        )
+        return Given(quantity, answers, hint, exclusive=dedicated or marked)
+
+    def listed(self, pod: Pod, quantity: float, answers: Answers, has: Given | None) -> Given:
+        """Return the answer that a plugin's list has for a container.
+
+        A pod's author may have changed its class since it was admitted. A list may leave out the
+        variables and annotations with which the container was created.
+
+        Args:
+            pod: the container's pod.
+            quantity: how much the container requests.
+            answers: what the plugin lists.
+            has: the answer until now.
+        """
+        if has is None:
+            return self.asked_for(pod, quantity, answers)
+        joined = {
+            resource: replace(
+                answer,
+                env=answer.env or before.env,
+                annotations=answer.annotations or before.annotations,
+            )
+            for resource, answer in answers.items()
+            for before in (has.answers.get(resource, answer),)
+        }
+        return replace(has, answers=joined, refused="")
+
+    def take(self, now: Snapshot, answered: Mapping[_Key, Given]) -> None:
+        """Take new answers: each that keeps the rules counts; otherwise the last good one stays.
+
+        An answer may name CPUs that another of them leaves, so those that count come first.
+        """
+        waiting = dict(answered)
+        judge = Judge(now.resolution.view, now.facts.policy, self._names)
+        while True:
+            verdicts = {key: self._verdict(judge, key, given) for key, given in waiting.items()}
+            good = [key for key, verdict in verdicts.items() if verdict is None]
+            if not good:
+                break
+            # One after the other: two of them may name the same CPU.
+            self._enter(good[0], replace(waiting.pop(good[0]), refused=""))
+        for key, verdict in verdicts.items():
+            if verdict is not None:
+                self._refuse(key, waiting[key], verdict)
+
+    def judge_again(self, now: Snapshot) -> None:
+        """Judge the answers that do not count by the node of now."""
+        judge = Judge(now.resolution.view, now.facts.policy, self._names)
+        for key, given in tuple(self._entries()):
+            if given.refused and self._verdict(judge, key, given) is None:
+                self._enter(key, replace(given, refused=""))
+
+    def forget(self, pod: str) -> None:
+        """Forget a pod that has ended; `pod` is the id in its cgroup's name."""
+        for ref in [ref for ref in self._given if ref.pod == pod]:
+            for resource in self._given.pop(ref):
+                self._own.pop((ref, resource), None)
+
+    def _entries(self) -> Iterator[tuple[_Key, Given]]:
+        for ref, by_resource in self._given.items():
+            for resource, given in by_resource.items():
+                yield (ref, resource), given
+
+    def _verdict(self, judge: Judge, key: _Key, given: Given) -> Broken | None:
+        ref, resource = key
+        others = {name: each for name, each in self.of(ref).items() if name != resource}
+        own = {other: cpus for other, cpus in self._own.items() if other != key}
+        return judge.verdict(
+            ref.pod,
+            given,
+            others,
+            elsewhere=CPUSet.union(
+                cpus for (other, _), cpus in own.items() if other.pod != ref.pod
+            ),
+            beside=CPUSet.union(cpus for (other, _), cpus in own.items() if other.pod == ref.pod),
+        )
+
+    def _refuse(self, key: _Key, given: Given, verdict: Broken) -> None:
+        ref, resource = key
+        before = self.of(ref).get(resource)
+        refused = replace(given, refused=verdict.why)
+        if before == refused:
+            return
+        self._broken(resource, verdict)
+        if before is None or before.refused:
+            self._enter(key, refused)
+
+    def _enter(self, key: _Key, given: Given) -> None:
+        ref, resource = key
+        self._given[ref][resource] = given
+        self._own.pop(key, None)
+        if given.exclusive and (cpus := given.cpus):
+            self._own[key] = cpus

@@ -1,0 +1,139 @@
+"""Requests of containers that plugins of the QoS Resource Manager answer, and who is held.
+
+A plugin serves a resource that containers request: `cpu` only under the policy `qrm`, any other
+resource under every policy. The role `resource_manager` asks the plugins; what they have answered
+is among the facts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpu_manager import QRM, Misfit, TopologyPolicy
+from cpupool.core.errors import DevicesUnnamed, PlacementError
+from cpupool.core.grants import Source
+from cpupool.core.resource_plugins import AnswerAwaited, RequestRefused
+from cpupool.core.resources import CPU, NATIVE, is_extended
+from cpupool.core.workloads import ContainerKind, ContainerRef
+from cpupool.policies.base import Refusal
+from cpupool.wire import katalyst
+from cpupool.wire.katalyst import QoSLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from cpupool.core.grants import Grants
+    from cpupool.core.workloads import Container, Pod
+    from cpupool.manager.facts import NodeFacts
+
+_NOTHING: Final[Mapping[str, float]] = {}
+
+
+def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
+    """Return the resources for which plugins are asked, and how much the container requests.
+
+    A container that requests a pool has the pool's CPUs, and a pod with CPUs of an earlier policy
+    keeps these: no plugin is asked for their `cpu`.
+    """
+    served = facts.plugins.served
+    if (
+        not served
+        or pod.finished
+        or container.kind is ContainerKind.EPHEMERAL
+        or katalyst.is_left_out(pod)
+    ):
+        return _NOTHING
+    has = grants.chosen.get(pod.cgroup_uid)
+    outside = (
+        facts.pools.cpu_manager.policy != QRM
+        or bool(container.requests)
+        or (has is not None and has.source is Source.POLICY)
+    )
+    return {
+        resource: quantity
+        for resource, quantity in sorted(container.quantities.items())
+        if resource in served and not (outside and resource == CPU)
+    }
+
+
+def lacking(
+    facts: NodeFacts, grants: Grants, pod: Pod, container: Container
+) -> Mapping[str, float]:
+    """Return the part of `asked` without an answer that counts and is enough."""
+    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {})
+    return {
+        resource: quantity
+        for resource, quantity in asked(facts, grants, pod, container).items()
+        if resource not in given or given[resource].refused or not given[resource].serves(quantity)
+    }
+
+
+def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
+    """Return whether the NUMA nodes of a pod's devices are to be known before it is admitted."""
+    if (
+        facts.pools.cpu_manager.topology_policy is TopologyPolicy.NONE
+        or pod.cgroup_uid in facts.device_nodes
+    ):
+        return False
+    asks = {
+        name for each in pod.containers for name in each.quantities if is_extended(name)
+    } - facts.plugins.served
+    return bool(asks) or any(container.requests for container in pod.containers)
+
+
+def refusals(facts: NodeFacts, grants: Grants, pods: Iterable[Pod]) -> Mapping[str, Refusal]:
+    """Return the pods that lack an answer: the id in a pod's cgroup name → why.
+
+    A pod is held with the first container that must not start without its answer. Of a pod of
+    shared cores, native resources can come later: it shares meanwhile.
+
+    Args:
+        facts: the node's facts.
+        grants: who owns which CPUs.
+        pods: the pods that run or start.
+    """
+    if not facts.plugins.served:
+        return {}
+    found = ((pod, _refusal(facts, grants, pod)) for pod in pods)
+    return {pod.cgroup_uid: refusal for pod, refusal in found if refusal}
+
+
+def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
+    if katalyst.waits_for_reconcile(pod):
+        return None
+    reported = any(container.id for container in pod.containers)
+    optional = None
+    for container in pod.containers:
+        resources = lacking(facts, grants, pod, container)
+        if not resources:
+            continue
+        error = _why(facts, pod, container, resources)
+        shares = not error.passes and facts.pools.cpu_manager.on_misfit is Misfit.SHARE
+        if _must_have(pod, resources) and not (reported or pod.essential or shares):
+            return Refusal(error, holds=True, reachable=False)
+        if not error.passes:
+            optional = optional or Refusal(error, holds=False, reachable=False)
+    return optional
+
+
+def _must_have(pod: Pod, resources: Collection[str]) -> bool:
+    """Return whether a container may not start without an answer for some resources.
+
+    Variables and annotations of other resources than cpu and memory cannot come later.
+    """
+    return katalyst.qos_level(pod) is not QoSLevel.SHARED or not set(resources) <= set(NATIVE)
+
+
+def _why(
+    facts: NodeFacts, pod: Pod, container: Container, resources: Collection[str]
+) -> PlacementError:
+    ref = ContainerRef(pod.cgroup_uid, container.name)
+    if why := facts.plugins.refusals.get(ref):
+        return RequestRefused(container.name, why)
+    given = facts.plugins.given.get(ref, {})
+    for resource in resources:
+        if resource in given and (why := given[resource].refused):
+            return RequestRefused(container.name, why)
+    if awaits_devices(facts, pod):
+        return DevicesUnnamed()
+    return AnswerAwaited(container.name, " and ".join(resources))

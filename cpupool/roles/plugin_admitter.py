@@ -1,0 +1,213 @@
+"""Asks plugins of the QoS Resource Manager for what the containers of this node lack."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from cpupool.core.resource_plugins import PluginError
+from cpupool.core.workloads import ContainerKind, ContainerRef, oldest_first
+from cpupool.manager import plugin_admission, plugin_requests
+from cpupool.manager.plugin_admission import Heard
+from cpupool.roles.attempts import Attempt
+from cpupool.telemetry import log as logs
+from cpupool.wire import katalyst
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.workloads import Container, Pod
+    from cpupool.kubelet.resource_plugin import ResourcePlugin
+    from cpupool.manager.plugin_book import AnswerBook
+    from cpupool.manager.resolve import Snapshot
+    from cpupool.roles.plugin_worker import PluginWorker
+
+log = logs.get(__name__)
+
+_T = TypeVar("_T")
+
+
+class PluginAdmitter:
+    """Admits containers, each pod's one after the other; only one thread calls it.
+
+    Args:
+        book: takes the answers.
+        plugins: returns resource → the plugin that serves it now.
+        snapshot: returns the node's facts and decisions.
+        now_s: a monotonic clock.
+
+    Attributes:
+        refusals: container → why it has no answer.
+        asked: the pods for which a plugin may hold something: the ids in their cgroups' names.
+    """
+
+    def __init__(
+        self,
+        book: AnswerBook,
+        plugins: Callable[[], Mapping[str, PluginWorker]],
+        snapshot: Callable[[], Snapshot],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._book = book
+        self._plugins = plugins
+        self._snapshot = snapshot
+        self._now_s = now_s
+        self.refusals: dict[ContainerRef, str] = {}
+        self.asked: set[str] = set()
+        self._heard: defaultdict[ContainerRef, dict[str, Heard]] = defaultdict(dict)
+        self._flying: defaultdict[ContainerRef, set[str]] = defaultdict(set)
+        self._attempts: dict[ContainerRef, Attempt] = {}
+        self._unprepared: defaultdict[ContainerRef, dict[str, Question]] = defaultdict(dict)
+
+    def admit(self, now: Snapshot) -> float:
+        """Ask for what containers lack; return when the next attempt is due."""
+        if not now.facts.plugins.served:
+            return math.inf
+        for pod in oldest_first(now.resolution.view.pods):
+            skipped = katalyst.waits_for_reconcile(pod) and not pod.running
+            if pod.finished or pod.ending or skipped:
+                continue
+            for container in pod.containers:
+                ended = pod.running and container.kind is ContainerKind.INIT
+                if not (ended or self._has_all(now, pod, container)):
+                    break
+        return min((attempt.due_s for attempt in self._attempts.values()), default=math.inf)
+
+    def allocate(
+        self, worker: PluginWorker, pod: Pod, question: Question, hint: TopologyHint | None
+    ) -> None:
+        """Ask for what a container gets of one resource, unless that is asked already."""
+        if question.resource in self._flying[question.container]:
+            return
+        self.asked.add(pod.cgroup_uid)
+        self._ask(
+            worker,
+            question,
+            lambda plugin: plugin.allocate(question, hint),
+            partial(self._allocated, worker, pod, question, hint),
+        )
+
+    def is_ready(self, ref: ContainerRef, resource: str) -> bool:
+        """Return whether the plugin has prepared what it gave."""
+        return resource not in self._unprepared.get(ref, ())
+
+    def lost(self, resource: str) -> None:
+        """Note that another plugin serves a resource, or none: what was asked is not answered."""
+        for flying in self._flying.values():
+            flying.discard(resource)
+
+    def forget(self, pod: str) -> None:
+        """Forget a pod that has ended; `pod` is the id in its cgroup's name."""
+        self.asked.discard(pod)
+        _forget(self.refusals, pod)
+        _forget(self._heard, pod)
+        _forget(self._flying, pod)
+        _forget(self._attempts, pod)
+        _forget(self._unprepared, pod)
+
+    def _has_all(self, now: Snapshot, pod: Pod, container: Container) -> bool:
+        """Return whether a container has all answers; ask for what it lacks."""
+        facts, grants = now.facts, now.resolution.grants
+        ref = ContainerRef(pod.cgroup_uid, container.name)
+        if not plugin_requests.lacking(facts, grants, pod, container):
+            self.refusals.pop(ref, None)
+            self._attempts.pop(ref, None)
+            self._heard.pop(ref, None)
+            return True
+        attempt = self._attempts.get(ref)
+        if self._flying.get(ref) or (attempt and self._now_s() < attempt.due_s):
+            return False
+        plugins = self._plugins()
+        if unprepared := self._unprepared.get(ref):
+            for resource in unprepared.keys() & plugins.keys():
+                self._prepare(plugins[resource], unprepared[resource])
+            return False
+        options = {resource: worker.options for resource, worker in plugins.items()}
+        heard = self._heard.get(ref, {})
+        plan = plugin_admission.plan(facts, grants, pod, container, options, heard=heard)
+        for question in plan.hints:
+            self._ask(
+                plugins[question.resource],
+                question,
+                partial(_hints, question),
+                partial(self._hinted, question),
+            )
+        for question, hint in plan.allocate:
+            self.allocate(plugins[question.resource], pod, question, hint)
+        if plan.refused:
+            self._refuse(ref, plan.refused)
+        return False
+
+    def _prepare(self, worker: PluginWorker, question: Question) -> None:
+        def prepared(_none: None) -> None:
+            del self._unprepared[question.container][question.resource]
+
+        self._ask(worker, question, lambda plugin: plugin.before_start(question), prepared)
+
+    def _ask(
+        self,
+        worker: PluginWorker,
+        question: Question,
+        call: Callable[[ResourcePlugin], _T],
+        done: Callable[[_T], None],
+    ) -> None:
+        flying, resource = self._flying[question.container], question.resource
+        flying.add(resource)
+
+        def finished(found: _T | PluginError) -> None:
+            flying.discard(resource)
+            if isinstance(found, PluginError):
+                self._refuse(question.container, f"the plugin for {resource} {found.why}")
+            else:
+                done(found)
+
+        worker.ask(call, finished)
+
+    def _hinted(self, question: Question, heard: Heard) -> None:
+        self._heard[question.container][question.resource] = heard
+
+    def _allocated(
+        self,
+        worker: PluginWorker,
+        pod: Pod,
+        question: Question,
+        hint: TopologyHint | None,
+        answers: Answers,
+    ) -> None:
+        ref, resource = question.container, question.resource
+        if worker.options.pre_start:
+            self._unprepared[ref][resource] = question
+        given = self._book.asked_for(pod, question.quantity, answers, hint)
+        self._book.take(self._snapshot(), {(ref, resource): given})
+        self.refusals.pop(ref, None)
+
+    def _refuse(self, ref: ContainerRef, why: str) -> None:
+        """Note a refusal; the container is tried again after a pause, with new hints."""
+        if self.refusals.get(ref) != why:
+            log.warning("request refused", pod=ref.pod, container=ref.name, reason=why)
+        self.refusals[ref] = why
+        self._attempts[ref] = self._attempts.get(ref, Attempt(0.0)).refused(self._now_s())
+        self._heard.pop(ref, None)
+
+
+def _hints(question: Question, plugin: ResourcePlugin) -> Heard:
+    """Return a plugin's hints; a refusal is a list without hints, as for the kubelet.
+
+    Raises:
+        PluginError: the plugin does not answer.
+    """
+    try:
+        return Heard(plugin.hints(question))
+    except PluginError as error:
+        if not error.refused:
+            raise
+        return Heard((), f"the plugin for {question.resource} {error.why}")
+
+
+def _forget(known: dict[ContainerRef, _T], pod: str) -> None:
+    for ref in [ref for ref in known if ref.pod == pod]:
+        del known[ref]

@@ -1,0 +1,129 @@
+"""Which plugin of the QoS Resource Manager serves which resource.
+
+A plugin makes a socket in a watched folder, and says there who it is. A socket that is gone is a
+plugin that is gone; another socket at its place is another plugin. Only root's sockets count.
+"""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING, Final
+
+from cpupool.host.files import DirectoryWatch
+from cpupool.roles.plugin_worker import PluginWorker
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+log = logs.get(__name__)
+
+DOOR: Final = "kubelet.sock"
+"""Where plugins of the older kind register, in the manager's own folder."""
+_ROOT: Final = 0
+_Identity = tuple[int, int]
+"""Inode and birth of a socket: inode numbers alone are used again."""
+
+
+class PluginRegistry:
+    """Follows the sockets of some folders; only one thread calls it.
+
+    Args:
+        folders: where plugins make their sockets; a folder may be missing.
+        post: as for `PluginWorker`.
+        changed: called when something in a folder has changed; any thread calls it.
+        registered: called after another plugin serves a resource, or none any more.
+    """
+
+    def __init__(
+        self,
+        folders: Iterable[Path],
+        post: Callable[[Callable[[], None]], None],
+        *,
+        changed: Callable[[], None],
+        registered: Callable[[str, PluginWorker | None], None],
+    ) -> None:
+        self._folders = tuple(folders)
+        self._watches = [
+            DirectoryWatch(folder, lambda _path: changed()) for folder in self._folders
+        ]
+        self._post = post
+        self._registered = registered
+        self._found: dict[Path, tuple[_Identity, PluginWorker]] = {}
+        self._strange: frozenset[Path] = frozenset()
+        self._plugins: dict[str, PluginWorker] = {}
+
+    @property
+    def plugins(self) -> Mapping[str, PluginWorker]:
+        """Resource → the plugin that serves it now."""
+        return self._plugins
+
+    def look(self) -> None:
+        """Compare the sockets with the known plugins.
+
+        Raises:
+            ThreadFailed: a thread of a plugin, or of a watch, has failed.
+        """
+        for watch in self._watches:
+            watch.ensure()
+        there = dict(self._sockets())
+        for path, (identity, worker) in tuple(self._found.items()):
+            worker.check()
+            if there.get(path) != identity:
+                del self._found[path]
+                self._lose(worker)
+        for path, identity in there.items():
+            if path not in self._found:
+                self._found[path] = identity, PluginWorker(path, self._post, self._introduced)
+
+    def stop(self) -> None:
+        """Ask no plugin any more, and wait until no thread is left."""
+        for watch in self._watches:
+            watch.stop()
+        workers = [worker for _, worker in self._found.values()]
+        for worker in workers:
+            worker.close()
+        for worker in workers:
+            worker.join()
+
+    def _introduced(self, worker: PluginWorker) -> None:
+        resource = worker.resource
+        before = self._plugins.get(resource)
+        self._plugins[resource] = worker
+        log.info("plugin registered", resource=resource, socket=worker.socket)
+        if before is not None and before is not worker:
+            before.close()
+        self._registered(resource, worker)
+
+    def _lose(self, worker: PluginWorker) -> None:
+        worker.close()
+        if self._plugins.get(worker.resource) is worker:
+            del self._plugins[worker.resource]
+            log.warning("plugin is gone", resource=worker.resource, socket=worker.socket)
+            self._registered(worker.resource, None)
+
+    def _sockets(self) -> Iterable[tuple[Path, _Identity]]:
+        strange = set()
+        for folder in self._folders:
+            for path in _entries(folder):
+                try:
+                    status = path.lstat()
+                except OSError:
+                    continue
+                if not stat.S_ISSOCK(status.st_mode) or path.name == DOOR:
+                    continue
+                if status.st_uid != _ROOT:
+                    strange.add(path)
+                    if path not in self._strange:
+                        log.warning("socket is not root's, no plugin is asked", socket=path)
+                    continue
+                yield path, (status.st_ino, status.st_mtime_ns)
+        self._strange = frozenset(strange)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

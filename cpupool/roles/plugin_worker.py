@@ -1,0 +1,158 @@
+"""Asks one plugin of the QoS Resource Manager, in a thread of its own.
+
+A plugin that is slow, hangs or dies keeps only its own thread waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.core.resource_plugins import PluginError, PluginOptions
+from cpupool.kubelet import resource_plugin
+from cpupool.kubelet.resource_plugin import ResourcePlugin
+from cpupool.telemetry import log as logs
+from cpupool.threads import OwnedThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cpupool.kubelet.resource_plugin import Introduction
+
+log = logs.get(__name__)
+
+_T = TypeVar("_T")
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""How long to wait after each attempt to ask for a plugin's name."""
+
+
+class PluginWorker:
+    """One plugin, by its socket.
+
+    Args:
+        socket: where it listens.
+        post: takes what is to run in the thread of the role; any thread may call it.
+        introduced: called in that thread once the plugin has said who it is.
+        known: what it has said already, at the door; None to ask.
+
+    Attributes:
+        socket: where it listens.
+        introduction: what it has said of itself; None before, and for another kind of plugin.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        post: Callable[[Callable[[], None]], None],
+        introduced: Callable[[PluginWorker], None],
+        known: Introduction | None = None,
+    ) -> None:
+        self.socket: Final = socket
+        self.introduction = known
+        self._post = post
+        self._introduced = introduced
+        self._plugin: ResourcePlugin | None = None
+        self._work: SimpleQueue[Callable[[ResourcePlugin], None] | None] = SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = OwnedThread(
+            f"plugin {socket.name}",
+            self._run,
+            ask=lambda: self._work.put(None),
+            failed=lambda: post(self.check),
+        )
+        self._thread.start()
+
+    @property
+    def resource(self) -> str:
+        """The resource that it serves; empty before that is known."""
+        return self.introduction.resource if self.introduction else ""
+
+    @property
+    def options(self) -> PluginOptions:
+        """What it wants to be asked."""
+        return self.introduction.options if self.introduction else PluginOptions()
+
+    def check(self) -> None:
+        """See that the thread runs.
+
+        Raises:
+            ThreadFailed: it has ended by an error, or hangs.
+        """
+        self._thread.check()
+
+    def ask(
+        self, call: Callable[[ResourcePlugin], _T], done: Callable[[_T | PluginError], None]
+    ) -> None:
+        """Ask the plugin after all that it was asked before.
+
+        Args:
+            call: asks it; runs in the thread of the plugin.
+            done: takes the answer in the thread of the role; not called after `close`.
+        """
+
+        def work(plugin: ResourcePlugin) -> None:
+            try:
+                found: _T | PluginError = call(plugin)
+            except PluginError as error:
+                found = error
+            self._post(lambda: None if self._closed.is_set() else done(found))
+
+        self._work.put(work)
+
+    def close(self) -> None:
+        """End all calls; the plugin is not asked again."""
+        self._closed.set()
+        self._work.put(None)
+        if self._plugin is not None:
+            self._plugin.close()
+
+    def join(self) -> None:
+        """Wait until the thread has ended; after `close`."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        self.introduction = self.introduction or self._asked_for_name()
+        if self.introduction is None:
+            return
+        plugin = self._plugin = ResourcePlugin(self.introduction)
+        self._post(lambda: None if self._closed.is_set() else self._introduced(self))
+        try:
+            while not self._closed.is_set():
+                self._serve(plugin)
+        finally:
+            plugin.close()
+
+    def _serve(self, plugin: ResourcePlugin) -> None:
+        work = self._work.get()
+        # After each call: a queue of calls that each take long is no thread that hangs.
+        self._thread.answer()
+        if work is None or self._closed.is_set():
+            return
+        try:
+            work(plugin)
+        except ValueError:
+            # grpc refuses a call of a channel that was closed meanwhile.
+            if not self._closed.is_set():
+                raise
+
+    def _asked_for_name(self) -> Introduction | None:
+        """Ask for the name until the plugin answers; None for another kind of plugin."""
+        tries, complaint = 0, ""
+        while not self._closed.is_set():
+            self._thread.answer()
+            try:
+                found = resource_plugin.introduced(self.socket)
+                if found is not None:
+                    resource_plugin.notify(self.socket)
+            except CPUPoolError as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log.info("plugin not registered", socket=self.socket, reason=error)
+            else:
+                return found
+            self._closed.wait(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
+            tries += 1
+        return None

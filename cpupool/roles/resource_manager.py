@@ -1,0 +1,290 @@
+"""The resource manager: plugins of the QoS Resource Manager decide, cpupool enforces.
+
+Level-triggered: each look compares the requests of this node's pods with the answers, and asks for
+what is missing. The plugins answer in threads of their own, and only the thread of this role knows
+the answers: no lock is held over a call. An answer is judged, recorded, and only then a fact.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from cpupool.core.errors import HostFileError
+from cpupool.core.grants import Source
+from cpupool.core.resource_plugins import PluginError, PluginFacts
+from cpupool.core.workloads import ContainerKind, ContainerRef
+from cpupool.manager import plugin_requests
+from cpupool.manager.plugin_book import AnswerBook
+from cpupool.roles.plugin_admitter import PluginAdmitter
+from cpupool.roles.plugin_registry import PluginRegistry
+from cpupool.telemetry import log as logs
+from cpupool.wire import katalyst
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from cpupool.core.resource_plugins import Answers, Given
+    from cpupool.core.workloads import Container, Pod
+    from cpupool.host.answer_record import AnswerRecord
+    from cpupool.kubelet.resource_plugin import ResourcePlugin
+    from cpupool.manager.manager import Manager
+    from cpupool.manager.resolve import Snapshot
+    from cpupool.policies.plugin_answers import Broken
+    from cpupool.roles.plugin_worker import PluginWorker
+    from cpupool.telemetry.health import Health
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+_T = TypeVar("_T")
+
+NAME: Final = "resource manager"
+RECONCILE_S: Final = 3.0
+"""As the kubelet's flag of the proposal."""
+_LOOK_S: Final = 30.0
+_GRACE_S: Final = 300.0
+"""How long a resource counts as served after its plugin is gone (endpointStopGracePeriod)."""
+
+
+class ResourceManager:
+    """The role. One thread runs it; any thread may call `look`, `wake` and `recall`.
+
+    Args:
+        manager: the node's state.
+        folders: as for `PluginRegistry`.
+        record: the file with the answers.
+        metrics: where answers are counted.
+        health: receives the beats of the loop.
+        changed: called when there are other answers.
+        reconcile_s: how often plugins are asked for what containers have now.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        folders: Iterable[Path],
+        record: AnswerRecord,
+        *,
+        metrics: Metrics,
+        health: Health,
+        changed: Callable[[], None],
+        reconcile_s: float = RECONCILE_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._record = record
+        self._metrics = metrics
+        self._health = health
+        self._changed = changed
+        self._reconcile_s = reconcile_s
+        self._now_s = now_s
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._registry = PluginRegistry(
+            folders, self._post, changed=self.look, registered=self._registered
+        )
+        self._book = AnswerBook(manager.names, self._broken)
+        self._admitter = PluginAdmitter(
+            self._book, lambda: self._registry.plugins, manager.snapshot, now_s
+        )
+        self._recalled = threading.Event()
+        self._lost_s: dict[str, float] = {}
+        self._removed: defaultdict[str, set[str]] = defaultdict(set)
+        self._asked: set[tuple[str, str]] = set()
+        self._reconcile_due_s = 0.0
+        self._complaints: dict[str, str] = {}
+        self._wake = threading.Event()
+
+    def look(self) -> None:
+        """Look now: pods, plugins or their answers are others, or `run` is to notice a stop."""
+        self._wake.set()
+
+    wake = look
+
+    def recall(self) -> None:
+        """Take the answers that an earlier agent recorded, before any container is placed."""
+        if not self._recalled.is_set():
+            self._book.load(self._record.read())
+            self._manager.observe(plugins=self._facts())
+            self._recalled.set()
+            self.look()
+
+    def run(self, stop: threading.Event) -> None:
+        """Ask plugins until `stop` is set; `wake` after setting it returns at once."""
+        try:
+            while not stop.is_set():
+                self._health.beat(NAME)
+                self._wake.wait(self.step())
+                self._wake.clear()
+        finally:
+            self._registry.stop()
+
+    def step(self) -> float:
+        """Take what has come, and ask for what is missing; return the seconds to the next step."""
+        self._registry.look()
+        with suppress(Empty):
+            while True:
+                self._inbox.get_nowait()()
+        now, now_s = self._manager.snapshot(), self._now_s()
+        if now.facts.pods is None or not self._recalled.is_set():
+            return _LOOK_S
+        self._lost_s = {
+            resource: lost_s
+            for resource, lost_s in self._lost_s.items()
+            if now_s < lost_s + _GRACE_S
+        }
+        self._book.judge_again(now)
+        self._remove_ended(now)
+        self._publish()
+        due_s = self._admitter.admit(self._manager.snapshot())
+        self._publish()
+        return max(0.0, min(_LOOK_S, min(due_s, self._reconcile(now_s)) - now_s))
+
+    def _post(self, work: Callable[[], None]) -> None:
+        self._inbox.put(work)
+        self.look()
+
+    def _registered(self, resource: str, worker: PluginWorker | None) -> None:
+        self._admitter.lost(resource)
+        self._asked = {asked for asked in self._asked if asked[0] != resource}
+        if worker is None:
+            self._lost_s[resource] = self._now_s()
+        else:
+            self._lost_s.pop(resource, None)
+            self._reconcile_due_s = 0.0
+
+    def _broken(self, resource: str, broken: Broken) -> None:
+        self._metrics.answer_refused(resource, broken.rule.value)
+        log.warning("answer refused", resource=resource, rule=broken.rule.value, reason=broken.why)
+
+    def _served(self) -> frozenset[str]:
+        recorded = (resource for by in self._book.record.values() for resource in by)
+        return frozenset((*self._registry.plugins, *self._lost_s, *recorded))
+
+    def _facts(self) -> PluginFacts:
+        ready = self._admitter.is_ready
+        given = {
+            ref: {resource: each for resource, each in by.items() if ready(ref, resource)}
+            for ref, by in self._book.record.items()
+        }
+        return PluginFacts(self._served(), given, dict(self._admitter.refusals))
+
+    def _publish(self) -> None:
+        """Record the answers, and only then make them facts."""
+        try:
+            self._record.write(self._book.record)
+        except HostFileError as error:
+            self._complain("record", str(error))
+        else:
+            self._complain("record", "")
+        facts = self._facts()
+        if facts != self._manager.snapshot().facts.plugins:
+            self._manager.observe(plugins=facts)
+            self._changed()
+
+    def _remove_ended(self, now: Snapshot) -> None:
+        """Let plugins forget the pods that have ended, once none of their containers has CPUs."""
+        view = now.resolution.view
+        here = {pod.cgroup_uid for pod in view.pods if not pod.finished}
+        here |= {uid for uid, grant in view.grants.of_pods if grant.source is Source.PLUGIN}
+        record = self._book.record
+        for uid in ({ref.pod for ref in record} | self._admitter.asked) - here:
+            told = self._removed[uid]
+            given = {resource for ref, by in record.items() if ref.pod == uid for resource in by}
+            needed = self._registry.plugins.keys() | given & self._lost_s.keys()
+            if needed <= told:
+                self._book.forget(uid)
+                self._admitter.forget(uid)
+                del self._removed[uid]
+                continue
+            for resource in (needed - told) & self._registry.plugins.keys():
+                self._ask(resource, uid, partial(_remove, uid), told.add)
+
+    def _reconcile(self, now_s: float) -> float:
+        """Ask plugins for what containers have now, if that is due; return when it is due next."""
+        concerned = [
+            resource
+            for resource, worker in self._registry.plugins.items()
+            if worker.options.reconciled
+        ]
+        if not concerned:
+            return now_s + _LOOK_S
+        if now_s >= self._reconcile_due_s:
+            self._reconcile_due_s = now_s + self._reconcile_s
+            for resource in concerned:
+                self._ask(resource, "", _allocations, partial(self._listed, resource))
+        return self._reconcile_due_s
+
+    def _ask(
+        self,
+        resource: str,
+        what: str,
+        call: Callable[[ResourcePlugin], _T],
+        done: Callable[[_T], None],
+    ) -> None:
+        """Ask a plugin, unless it has not answered the same question yet."""
+        key = (resource, what)
+        if key in self._asked:
+            return
+        self._asked.add(key)
+
+        def finished(found: _T | PluginError) -> None:
+            self._asked.discard(key)
+            if isinstance(found, PluginError):
+                self._complain(resource, str(found))
+            else:
+                self._complain(resource, "")
+                done(found)
+
+        self._registry.plugins[resource].ask(call, finished)
+
+    def _listed(self, resource: str, listed: Mapping[ContainerRef, Answers]) -> None:
+        """Take what containers have now; a plugin that has forgotten one is asked again."""
+        now, worker = self._manager.snapshot(), self._registry.plugins[resource]
+        changed: dict[tuple[ContainerRef, str], Given] = {}
+        for pod, container, quantity in _requesting(now, resource):
+            ref = ContainerRef(pod.cgroup_uid, container.name)
+            has, found = self._book.of(ref).get(resource), listed.get(ref, {})
+            if found:
+                given = self._book.listed(pod, quantity, found, has)
+                if has is None or given.answers != has.answers:
+                    changed[ref, resource] = given
+            elif has is not None and has.answers:
+                question = katalyst.question(pod, container, resource, quantity)
+                self._admitter.allocate(worker, pod, question, has.hint)
+        self._book.take(now, changed)
+
+    def _complain(self, about: str, why: str) -> None:
+        """Log a failure once, and its end."""
+        before = self._complaints.get(about, "")
+        self._complaints[about] = why
+        if why and why != before:
+            log.warning("resource manager", about=about, reason=why)
+        elif before and not why:
+            log.info("resource manager: it works again", about=about)
+
+
+def _remove(uid: str, plugin: ResourcePlugin) -> str:
+    plugin.remove(uid)
+    return plugin.resource
+
+
+def _allocations(plugin: ResourcePlugin) -> Mapping[ContainerRef, Answers]:
+    return plugin.allocations()
+
+
+def _requesting(now: Snapshot, resource: str) -> Iterator[tuple[Pod, Container, float]]:
+    """Yield the containers that request a resource, without init containers, which end."""
+    facts, grants = now.facts, now.resolution.grants
+    for pod in now.resolution.view.pods:
+        for container in pod.containers:
+            asked = plugin_requests.asked(facts, grants, pod, container)
+            if resource in asked and container.kind is not ContainerKind.INIT:
+                yield pod, container, asked[resource]

@@ -1,0 +1,87 @@
+"""Labels and annotations by which Katalyst, and the QRM proposal, describe a pod to plugins.
+
+Source: kubewharf/katalyst-api, pkg/consts, and the proposal *QoS Resource Manager*. The proposal
+has a pod's role and type in annotations of other names.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.resource_plugins import ContainerRole, Question
+from cpupool.core.workloads import ContainerKind, ContainerRef, PodDescription
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import Container, Pod
+
+POD_ROLE: Final = "katalyst.kubewharf.io/pod_role"
+POD_TYPE: Final = "katalyst.kubewharf.io/pod_type"
+PROPOSED_ROLE: Final = "kubernetes.io/pod-role"
+PROPOSED_TYPE: Final = "kubernetes.io/resource-type"
+MAIN_CONTAINER: Final = "kubernetes.io/main-container-name"
+QOS_LEVEL: Final = "katalyst.kubewharf.io/qos_level"
+SKIP_ADMIT: Final = "katalyst.kubewharf.io/skip_qrm_admit"
+
+_NO_DESCRIPTION: Final = PodDescription()
+_IN_INIT_LIST: Final = (ContainerKind.INIT, ContainerKind.SIDECAR)
+
+
+class QoSLevel(Enum):
+    """Katalyst's class of a pod."""
+
+    SHARED = "shared_cores"
+    DEDICATED = "dedicated_cores"
+    RECLAIMED = "reclaimed_cores"
+    SYSTEM = "system_cores"
+
+
+def qos_level(pod: Pod) -> QoSLevel:
+    """Return the class of a pod; shared for one without a known class."""
+    written = (pod.description or _NO_DESCRIPTION).annotations.get(QOS_LEVEL, "")
+    return next((level for level in QoSLevel if level.value == written), QoSLevel.SHARED)
+
+
+def is_left_out(pod: Pod) -> bool:
+    """Return whether no plugin is asked for a pod: one of a DaemonSet, unless it is of the system.
+
+    A pod that only the container runtime has reported has no description.
+    """
+    told = pod.description
+    if told is None:
+        return True
+    return told.of_daemon_set and qos_level(pod) is not QoSLevel.SYSTEM
+
+
+def waits_for_reconcile(pod: Pod) -> bool:
+    """Return whether a pod starts without an answer, and gets it when plugins list what it has."""
+    return (pod.description or _NO_DESCRIPTION).annotations.get(SKIP_ADMIT) == "true"
+
+
+def question(pod: Pod, container: Container, resource: str, quantity: float) -> Question:
+    """Return the request of a container for a resource."""
+    told = pod.description or _NO_DESCRIPTION
+    in_init = container.kind in _IN_INIT_LIST
+    siblings = [each for each in pod.containers if (each.kind in _IN_INIT_LIST) is in_init]
+    labels, annotations = told.labels, told.annotations
+    return Question(
+        ContainerRef(pod.cgroup_uid, container.name),
+        pod.namespace,
+        pod.name,
+        _role(pod, container, annotations.get(MAIN_CONTAINER, "")),
+        siblings.index(container),
+        resource,
+        quantity,
+        labels.get(POD_ROLE) or annotations.get(POD_ROLE) or annotations.get(PROPOSED_ROLE, ""),
+        annotations.get(POD_TYPE) or annotations.get(PROPOSED_TYPE, ""),
+        labels,
+        annotations,
+        pod.qos.value if pod.qos else "",
+    )
+
+
+def _role(pod: Pod, container: Container, main: str) -> ContainerRole:
+    if container.kind is ContainerKind.INIT:
+        return ContainerRole.INIT
+    apps = [each.name for each in pod.containers if each.kind is ContainerKind.APP]
+    return ContainerRole.MAIN if container.name == (main or apps[:1][0]) else ContainerRole.SIDECAR

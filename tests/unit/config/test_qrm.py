@@ -1,0 +1,50 @@
+"""The policy `qrm` in a pool file."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpupool.config.kubelet_config import KubeletConfig
+from cpupool.core.cpu_manager import CPUManager, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from tests.unit.config.poolconfig.files import parse, refused
+
+
+def test_it_reserves_cpus_and_has_every_topology_policy() -> None:
+    file = parse("""\
+        cpuManager:
+          policy: qrm
+          reserved: "0-1"
+          topologyPolicy: numeric
+        """)
+    assert file.pools.cpu_manager == CPUManager(
+        "qrm", CPUSet.of(0, 1), topology_policy=TopologyPolicy.NUMERIC
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("policy: qrm", "cpuManager.reserved: the policy qrm needs a reserved CPU"),
+        (
+            "policy: qrm, reserved: 1, options: {full-pcpus-only: true}",
+            "the policy qrm has no such option; remove it: qrm has none",
+        ),
+        (
+            "policy: static, reserved: 1, topologyPolicy: numeric",
+            "cpuManager.topologyPolicy: the policy static has one set of NUMA nodes for all",
+        ),
+        (
+            "policy: qrm, reserved: 1, resourceUsedThresholdWithBE: {enable: true}",
+            "the policy qrm does not suppress best-effort pods",
+        ),
+    ],
+)
+def test_what_it_does_not_have_is_refused(settings: str, problem: str) -> None:
+    (found,) = refused(f"cpuManager: {{{settings}}}\n")
+    assert problem in found
+
+
+def test_the_kubelet_has_no_policy_numeric() -> None:
+    assert KubeletConfig(topology_manager_policy="numeric").topology_manager is None
+    assert KubeletConfig(topology_manager_policy="restricted").topology_manager is not None

@@ -1,0 +1,146 @@
+"""Which answers the book keeps, and which of them count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
+from cpupool.core.resource_plugins import Answer, Given, PluginFacts
+from cpupool.manager.plugin_book import AnswerBook
+from tests.unit.manager.plugged import MACHINE, cpus, manager, pod, ref
+
+if TYPE_CHECKING:
+    from cpupool.policies.plugin_answers import Broken
+
+A, B = pod("a", level="dedicated_cores"), pod("b")
+
+
+@dataclass
+class Node:
+    """A node whose facts follow the book."""
+
+    broken: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.manager = manager(A, B)
+        self.book = AnswerBook(Names(), self._note)
+
+    def _note(self, resource: str, broken: Broken) -> None:
+        self.broken.append(f"{resource}: {broken.rule.value}")
+
+    def take(self, **given: Given) -> None:
+        """Take answers for pods, and make them facts."""
+        answered = {(ref(name), "cpu"): each for name, each in given.items()}
+        self.book.take(self.manager.snapshot(), answered)
+        self.publish()
+
+    def publish(self) -> None:
+        self.manager.observe(plugins=PluginFacts(frozenset({"cpu"}), self.book.record))
+
+    def has(self, name: str) -> str:
+        return str(self.book.of(ref(name))["cpu"].cpus)
+
+
+def own(text: str) -> Given:
+    return cpus(text, exclusive=True)
+
+
+def test_an_answer_that_keeps_the_rules_counts() -> None:
+    node = Node()
+    node.take(a=own("2-3"), b=cpus("1,4-5"))
+    assert (node.has("a"), node.has("b")) == ("2-3", "1,4-5")
+    assert node.broken == []
+
+
+def test_a_bad_answer_leaves_the_last_good_one_and_is_counted_once() -> None:
+    node = Node()
+    node.take(a=own("2-3"))
+    node.take(a=own("8-9"))
+    assert node.has("a") == "2-3"
+    assert node.broken == ["cpu: outside"]
+
+
+def test_without_a_good_one_the_bad_one_is_kept_and_does_not_count() -> None:
+    node = Node()
+    node.take(a=own("8-9"))
+    node.take(a=own("8-9"))
+    assert node.has("a") == ""
+    assert node.book.of(ref("a"))["cpu"].refused
+    assert node.broken == ["cpu: outside"]
+    node.take(a=own("9"))
+    assert node.broken == ["cpu: outside"] * 2
+
+
+def test_it_counts_once_the_node_allows_it() -> None:
+    node = Node()
+    node.manager.update_topology(MACHINE.without("3").topology())
+    node.take(a=own("2-3"))
+    assert node.has("a") == ""
+    node.book.judge_again(node.manager.snapshot())
+    assert node.has("a") == ""
+    node.manager.update_topology(MACHINE.topology())
+    node.book.judge_again(node.manager.snapshot())
+    assert node.has("a") == "2-3"
+    assert not node.book.of(ref("a"))["cpu"].refused
+
+
+def test_cpus_that_one_answer_leaves_another_gets_at_once() -> None:
+    node = Node()
+    node.take(a=own("2-5"))
+    node.take(b=own("4-5"), a=own("2-3"))
+    assert (node.has("a"), node.has("b")) == ("2-3", "4-5")
+    assert node.broken == []
+
+
+def test_of_two_new_answers_with_one_cpu_one_counts() -> None:
+    node = Node()
+    node.take(a=own("2-3"), b=own("3-4"))
+    assert sorted((node.has("a"), node.has("b"))) in [["", "2-3"], ["", "3-4"]]
+    assert node.broken == ["cpu: owned"]
+
+
+def test_what_is_forgotten_is_free() -> None:
+    node = Node()
+    node.take(a=own("2-3"))
+    node.book.forget(A.cgroup_uid)
+    node.publish()
+    assert node.book.record == {}
+    node.take(b=own("2-3"))
+    assert node.has("b") == "2-3"
+
+
+def test_a_record_counts_as_it_is() -> None:
+    node = Node()
+    node.take(a=own("2-3"), b=cpus("8"))
+    following = Node()
+    following.book.load(node.book.record)
+    assert following.book.record == node.book.record
+    following.take(b=own("2"))
+    assert following.broken == ["cpu: owned"]
+
+
+def test_the_class_or_a_mark_makes_an_answer_exclusive() -> None:
+    book = Node().book
+    plain = {"cpu": Answer("CpusetCpus", "2")}
+    marked = {"cpu": replace(plain["cpu"], annotations={Names().exclusive: "true"})}
+    assert book.asked_for(A, 1.0, plain).exclusive
+    assert not book.asked_for(B, 1.0, plain).exclusive
+    assert book.asked_for(B, 1.0, marked).exclusive
+
+
+def test_a_list_changes_the_cpus_and_nothing_that_only_a_creation_sets() -> None:
+    book = Node().book
+    has = replace(own("2-3"), answers={"cpu": Answer("CpusetCpus", "2-3", env={"A": "1"})})
+    found = {"cpu": Answer("CpusetCpus", "4"), "more": Answer(annotations={"b": "2"})}
+
+    # The pod's author has taken its class away.
+    listed = book.listed(B, 9.0, found, has)
+
+    assert listed.exclusive
+    assert listed.quantity == has.quantity
+    assert listed.cpus == CPUSet.of(4)
+    assert dict(listed.answers["cpu"].env) == {"A": "1"}
+    assert dict(listed.answers["more"].annotations) == {"b": "2"}
+    assert book.listed(B, 9.0, found, None) == Given(9.0, found)

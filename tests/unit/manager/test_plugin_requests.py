@@ -1,0 +1,229 @@
+"""For which requests plugins are asked, who is held without an answer, and whose CPUs they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpu_manager import Misfit, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.resource_plugins import Answer, Given, PluginFacts
+from cpupool.core.workloads import ContainerKind
+from cpupool.manager import plugin_requests
+from cpupool.wire import katalyst
+from tests import builders
+from tests.unit.manager.plugged import container, cpus, manager, pod, pools, ref, starts
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.manager import Manager
+
+NIC = "example.com/nic"
+
+
+def asked(node: Manager, of: Pod, index: int = 0) -> dict[str, float]:
+    facts, resolution = node.snapshot()
+    return dict(plugin_requests.asked(facts, resolution.grants, of, of.containers[index]))
+
+
+def lacking(node: Manager, of: Pod) -> set[str]:
+    facts, resolution = node.snapshot()
+    return set(plugin_requests.lacking(facts, resolution.grants, of, of.containers[0]))
+
+
+def held(node: Manager, of: Pod) -> tuple[bool, str] | None:
+    """Return whether a pod is held, and why; None if nothing is wrong with it."""
+    refusal = node.snapshot().resolution.view.refused.get(of.cgroup_uid)
+    return (refusal.holds, refusal.error.as_kubelet) if refusal else None
+
+
+@pytest.mark.parametrize(
+    ("of", "resources"),
+    [
+        (pod("a", container(cpu=2.0, memory=1.0)), {"cpu": 2.0}),
+        (pod("a", container(memory=1.0)), {}),
+        (pod("a", container(pool=True, cpu=2.0, more={NIC: 1.0})), {NIC: 1.0}),
+        (pod("a", container("debug", ContainerKind.EPHEMERAL)), {}),
+        (pod("a", finished=True), {}),
+        (pod("a", daemon=True), {}),
+        (pod("a", daemon=True, level="system_cores"), {"cpu": 2.0}),
+        (replace(pod("a"), description=None), {}),
+    ],
+)
+def test_plugins_are_asked_for_the_resources_that_they_serve(
+    of: Pod, resources: dict[str, float]
+) -> None:
+    assert asked(manager(of, served=("cpu", NIC)), of) == resources
+
+
+def test_without_the_policy_no_plugin_is_asked_for_cpus() -> None:
+    of = pod("a", container(cpu=2.0, more={NIC: 1.0}))
+    node = manager(of, served=("cpu", NIC), configured=pools("static"))
+    assert asked(node, of) == {NIC: 1.0}
+    assert asked(manager(of, served=()), of) == {}
+
+
+def test_a_pod_keeps_what_an_earlier_policy_gave_it() -> None:
+    of = replace(pod("a"), containers=(builders.container(cpu=2000),))
+    node = manager(of, configured=pools("static"))
+    assert "a-uid" in node.snapshot().resolution.view.chosen
+    node.reconfigure(pools(), node.snapshot().facts.topology)
+    quantified = replace(of, containers=(replace(of.containers[0], quantities={"cpu": 2.0}),))
+    node.observe(pods=[quantified])
+    assert asked(node, quantified) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "lacks"),
+    [
+        (None, True),
+        (cpus("1-2"), False),
+        (cpus("1-2", refused="it is bad"), True),
+        (Given(2.0), False),
+        (Given(1.5), True),
+        (Given(1.5, {"cpu": Answer(quantity=1.2, scalar=True)}), False),
+        (Given(1.5, {"cpu": Answer(quantity=1.9)}), True),
+    ],
+)
+def test_an_answer_must_count_and_be_enough(given: Given | None, *, lacks: bool) -> None:
+    of = pod("a")
+    node = manager(of, given={ref("a"): {"cpu": given}} if given else {})
+    assert bool(lacking(node, of)) is lacks
+
+
+@pytest.mark.parametrize(
+    ("of", "holds"),
+    [
+        (pod("a", level="dedicated_cores"), True),
+        (pod("a", level="reclaimed_cores"), True),
+        (pod("a"), None),
+        (pod("a", container(more={NIC: 1.0})), True),
+        (pod("a", container(running=True), level="dedicated_cores"), None),
+        (pod("a", level="dedicated_cores", node_critical=True), None),
+        (pod("a", level="dedicated_cores", annotations={katalyst.SKIP_ADMIT: "true"}), None),
+    ],
+)
+def test_who_must_have_an_answer_waits_for_it(of: Pod, holds: bool | None) -> None:
+    node = manager(of, served=("cpu", NIC))
+    starts(node, of)
+    found = held(node, of)
+    assert (found and found[0]) is holds
+    if found:
+        assert "has not answered for container main yet" in found[1]
+
+
+def test_a_pod_that_does_not_start_yet_is_not_refused() -> None:
+    of = pod("a", level="dedicated_cores")
+    assert held(manager(of), of) is None
+
+
+def test_of_two_containers_the_first_without_an_answer_is_named() -> None:
+    of = pod("a", container("one"), container("two"), level="dedicated_cores")
+    node = manager(of, given={ref("a", "one"): {"cpu": cpus("1")}})
+    starts(node, of)
+    found = held(node, of)
+    assert found
+    assert "container two" in found[1]
+
+
+def test_a_refusal_has_the_plugins_words() -> None:
+    of = pod("a", level="dedicated_cores")
+    node = manager(of, refusals={ref("a"): "the plugin for cpu has refused (full)"})
+    starts(node, of)
+    assert held(node, of) == (True, "container main: the plugin for cpu has refused (full)")
+
+
+def test_an_answer_that_breaks_a_rule_is_named() -> None:
+    of = pod("a", level="dedicated_cores")
+    node = manager(of, given={ref("a"): {"cpu": cpus("1", refused="the answer is bad")}})
+    starts(node, of)
+    assert held(node, of) == (True, "container main: the answer is bad")
+
+
+@pytest.mark.parametrize("of", [pod("a"), pod("a", level="dedicated_cores", node_critical=True)])
+def test_a_refused_pod_that_may_share_shares_and_it_is_said(of: Pod) -> None:
+    node = manager(of, refusals={ref("a"): "no"})
+    starts(node, of)
+    assert held(node, of) == (False, "container main: no")
+
+
+def test_the_pool_file_can_let_refused_pods_share() -> None:
+    of = pod("a", level="dedicated_cores")
+    node = manager(of, refusals={ref("a"): "no"}, configured=pools(misfit=Misfit.SHARE))
+    starts(node, of)
+    assert held(node, of) == (False, "container main: no")
+    node.observe(plugins=PluginFacts(frozenset({"cpu"})))
+    found = held(node, of)
+    assert found
+    assert found[0]
+
+
+def test_a_plugin_of_another_resource_holds_under_every_policy() -> None:
+    of = pod("a", container(more={NIC: 1.0}))
+    node = manager(of, served=(NIC,), configured=pools("none"))
+    starts(node, of)
+    found = held(node, of)
+    assert found
+    assert found[0]
+
+
+def test_a_pod_with_devices_waits_for_their_numa_nodes() -> None:
+    configured = pools(topology=TopologyPolicy.RESTRICTED)
+    of = pod("a", container(cpu=2.0, more={"example.com/gpu": 1.0}), level="dedicated_cores")
+    node = manager(of, configured=configured)
+    starts(node, of)
+    assert held(node, of) == (True, "the kubelet has not named the devices of the pod")
+    node.observe(device_nodes={"a-uid": {}})
+    found = held(node, of)
+    assert found
+    assert "has not answered" in found[1]
+    of_pool = pod("b", container(pool=True))
+    assert plugin_requests.awaits_devices(node.snapshot().facts, of_pool)
+    assert not plugin_requests.awaits_devices(node.snapshot().facts, pod("c"))
+
+
+def test_an_exclusive_answer_owns_its_cpus_until_no_container_is_left() -> None:
+    of, other = pod("a", level="dedicated_cores"), pod("b")
+    given = {ref("a"): {"cpu": cpus("2-3", exclusive=True)}, ref("b"): {"cpu": cpus("1-4")}}
+    node = manager(of, other, given=given)
+
+    def owned() -> str:
+        return str(CPUSet.union(each.cpus for each in node.snapshot().resolution.grants))
+
+    assert owned() == "2-3"
+    node.observe(pods=[other])
+    assert owned() == "2-3"
+    node.observe(idle=frozenset({"a-uid"}))
+    assert owned() == ""
+
+
+def test_an_answer_that_changes_moves_its_owner() -> None:
+    of = pod("a", level="dedicated_cores")
+    node = manager(of, given={ref("a"): {"cpu": cpus("2-3", exclusive=True)}})
+    changed = {ref("a"): {"cpu": cpus("3-5", exclusive=True)}}
+    node.observe(plugins=PluginFacts(frozenset({"cpu"}), changed))
+    assert builders.owned(node) == {"a-uid": {"policy/cpu": CPUSet.parse("3-5")}}
+    node.observe(plugins=PluginFacts(frozenset({"cpu"}), {ref("a"): {"cpu": cpus("3-5")}}))
+    assert builders.owned(node) == {}
+
+
+def test_of_two_answers_with_one_cpu_the_earlier_owner_keeps_it() -> None:
+    one, two = pod("one"), pod("two")
+    given = {ref("two"): {"cpu": cpus("2-3", exclusive=True)}}
+    node = manager(one, two, given=given)
+    both = {ref("one"): {"cpu": cpus("3-4", exclusive=True)}, **given}
+    node.observe(plugins=PluginFacts(frozenset({"cpu"}), both))
+    owned = builders.owned(node)
+    assert owned["two-uid"] == {"policy/cpu": CPUSet.parse("2-3")}
+    assert owned["one-uid"] == {"policy/cpu": CPUSet.parse("4")}
+
+
+def test_the_texts_of_answers_that_count_are_joined() -> None:
+    one = Given(1.0, {"cpu": Answer(env={"A": "cpu"}, annotations={"n": "1"})})
+    nic = Given(1.0, {"nic": Answer(env={"A": "nic", "B": "nic"})})
+    bad = Given(1.0, {"x": Answer(env={"C": "x"})}, refused="it is bad")
+    facts = PluginFacts(given={ref("a"): {"nic": nic, "cpu": one, "x": bad}})
+    assert facts.texts(ref("a")) == ({"A": "cpu", "B": "nic"}, {"n": "1"})
+    assert facts.texts(ref("b")) == ({}, {})

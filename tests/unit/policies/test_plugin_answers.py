@@ -1,0 +1,176 @@
+"""Which answers of plugins count: each rule alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cpupool.core.cpu_manager import QRM, CPUManager
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import Grant, Grants, PodOwner, Source
+from cpupool.core.names import POLICY_CPUS, Names
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.resource_plugins import Answer, Given
+from cpupool.policies.base import NodeView
+from cpupool.policies.none import NonePolicy
+from cpupool.policies.plugin_answers import Judge, Rule
+from cpupool.policies.qrm import QRMPolicy
+from tests.machines import MACHINES
+
+MACHINE = MACHINES["arm_no_smt"].without("7").topology()
+POOLS = NodePools.of(
+    Pool.named("default", "0-7"), cpu_manager=CPUManager(QRM, reserved=CPUSet.of(0))
+)
+
+
+def grant(pod: str, cpus: str, source: Source) -> Grant:
+    return Grant(
+        PodOwner(pod), POLICY_CPUS, source, {"main": CPUSet.parse(cpus)}, whole_cores=False
+    )
+
+
+GRANTS = Grants().adding([grant("old", "1", Source.POLICY), grant("mine", "2", Source.PLUGIN)])
+VIEW = NodeView(MACHINE, POOLS, POOLS.default_cpus(MACHINE), GRANTS, GRANTS.cpus)
+JUDGE = Judge(VIEW, QRMPolicy.of_pools(POOLS, MACHINE), Names())
+
+
+def rule(
+    answer: Answer,
+    *,
+    exclusive: bool = False,
+    elsewhere: str = "",
+    beside: str = "",
+    judge: Judge = JUDGE,
+) -> Rule | None:
+    """Return the rule that an answer for the pod `mine` breaks."""
+    given = Given(1.0, {"cpu": answer}, exclusive=exclusive)
+    broken = judge.verdict(
+        "mine", given, {}, elsewhere=CPUSet.parse(elsewhere), beside=CPUSet.parse(beside)
+    )
+    return broken.rule if broken else None
+
+
+def named(cpus: str, **fields: Any) -> Answer:
+    return Answer("CpusetCpus", cpus, 1.0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "broken"),
+    [
+        ("2-6", None),
+        ("0,3", None),
+        ("3-", Rule.LIST),
+        ("x" * 5000, Rule.LIST),
+        ("", Rule.EMPTY),
+        ("3-8", Rule.OUTSIDE),
+        ("99999999", Rule.LIST),
+        ("3,7", Rule.OFFLINE),
+        ("1,3", Rule.OWNED),
+    ],
+)
+def test_a_set_is_the_policys_online_and_no_other_pods(cpus: str, broken: Rule | None) -> None:
+    assert rule(named(cpus)) is broken
+
+
+def test_the_cpus_of_another_answer_are_owned_as_well() -> None:
+    assert rule(named("3"), elsewhere="3-4") is Rule.OWNED
+    assert rule(named("3"), beside="3-4") is None
+    # The grant is of the answer before this one, and another plugin pod may have left its CPUs.
+    other = replace(VIEW, grants=Grants().adding([grant("other", "2", Source.PLUGIN)]))
+    assert rule(named("2"), judge=replace(JUDGE, view=other)) is None
+
+
+def test_an_exclusive_set_leaves_the_reserved_cpus() -> None:
+    assert rule(named("2-6"), exclusive=True) is None
+    assert rule(named("0,3"), exclusive=True) is Rule.RESERVED
+
+
+def test_an_exclusive_set_leaves_an_online_cpu_to_the_others() -> None:
+    without = MACHINES["arm_no_smt"].without("0").topology()
+    judge = replace(JUDGE, view=replace(VIEW, topology=without))
+    # CPU 0 is reserved, and offline.
+    assert rule(named("2-6"), exclusive=True, judge=judge) is None
+    assert rule(named("2-7"), exclusive=True, judge=judge) is Rule.RESERVED
+    assert rule(named("2-6"), exclusive=True, elsewhere="7", judge=judge) is Rule.RESERVED
+    assert rule(named("2-6"), exclusive=True, beside="7", judge=judge) is Rule.RESERVED
+    assert rule(named("2-7"), judge=judge) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [("", None), ("HugepageLimits", Rule.PROPERTY), ("CpusetMems", Rule.NOT_APPLIED)],
+)
+def test_what_is_not_applied_is_refused_and_never_dropped(name: str, broken: Rule | None) -> None:
+    assert rule(Answer(name, "0")) is broken
+
+
+def test_only_under_the_policy_a_plugin_names_cpus() -> None:
+    assert rule(named("3"), judge=replace(JUDGE, policy=NonePolicy())) is Rule.POLICY
+    assert rule(Answer("", "0-1"), judge=replace(JUDGE, policy=NonePolicy())) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"quantity": math.nan}, {"quantity": math.inf}, {"quantity": -1.0}, {"by_node": {0: -1}}],
+)
+def test_a_quantity_is_an_amount(fields: dict[str, Any]) -> None:
+    assert rule(Answer(**fields)) is Rule.QUANTITY
+
+
+@pytest.mark.parametrize(
+    ("env", "legal"),
+    [
+        ({"AFFINITY_NIC_ADDR_IPV6": "fdbd::20", "a.b-c": ""}, True),
+        ({"": "1"}, False),
+        ({"A=B": "1"}, False),
+        ({"A\n": "1"}, False),
+        ({"A": "\0"}, False),
+        ({"EXCLUSIVE_CPUS": "1"}, False),
+        ({"CPUPOOL_CPUS_X": "1"}, False),
+        ({"A": "x" * 40_000}, False),
+    ],
+)
+def test_variables_are_such_that_a_process_can_have(env: dict[str, str], *, legal: bool) -> None:
+    assert rule(Answer(env=env)) is (None if legal else Rule.ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "legal"),
+    [
+        ("kubernetes.io/host-netns-path", "/var/run/netns/ns1", True),
+        ("note", "", True),
+        ("nokia.k8s.io/cpus-exclusive", "true", True),
+        ("nokia.k8s.io/cpus-chosen", "1", False),
+        ("Upper.io/x", "", False),
+        ("", "", False),
+        ("note", "\0", False),
+        ("note", "x" * 40_000, False),
+    ],
+)
+def test_annotations_are_legal_and_not_cpupools(key: str, value: str, *, legal: bool) -> None:
+    broken = rule(Answer(annotations={key: value}))
+    assert broken is (None if legal else Rule.ANNOTATIONS)
+
+
+def test_one_answer_names_a_containers_cpus() -> None:
+    def verdict(given: Given, **others: Given) -> Rule | None:
+        none = CPUSet()
+        broken = JUDGE.verdict("mine", given, others, elsewhere=none, beside=none)
+        return broken.rule if broken else None
+
+    cpus, plain = Given(1.0, {"cpu": named("3")}), Given(1.0, {"nic": Answer()})
+    assert verdict(cpus, nic=plain) is None
+    assert verdict(plain, cpu=cpus) is None
+    assert verdict(cpus, best=cpus) is Rule.TWICE
+    assert verdict(cpus, best=replace(cpus, refused="it is bad")) is None
+    assert verdict(Given(1.0, {"cpu": named("3"), "more": named("4")})) is Rule.TWICE
+
+
+def test_the_words_name_the_resource_and_the_fact() -> None:
+    given = Given(1.0, {"cpu": named("3-8")})
+    broken = JUDGE.verdict("mine", given, {}, elsewhere=CPUSet(), beside=CPUSet())
+    assert broken
+    assert broken.why == "the answer for cpu names CPUs 8, which are not the policy's"
