@@ -28,9 +28,10 @@ from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from cpupool.core.workloads import Pod
+    from cpupool.enforce.sweep import SweepReport
     from cpupool.local.devices import Listing
     from cpupool.local.pods import ContainerProcess
     from tests.machines import WrittenMachine
@@ -123,6 +124,7 @@ def living(
     *,
     interval_s: float = 0.2,
     nri: bool = False,
+    observe: Callable[[SweepReport], None] = lambda _report: None,
 ) -> Iterator[World]:
     config = folder / "config"
     config.mkdir()
@@ -134,7 +136,8 @@ def living(
 
     with EmbeddedNode(folder, home, sysfs=sysfs, manager=manager, nri=nri, changed=changed) as node:
         cluster = EmbeddedCluster(node, {"node": "this"})
-        agent = Agent(settings, node.root, Sysfs.at(sysfs), lambda _metrics, _changed: cluster)
+        machine = Sysfs.at(sysfs)
+        agent = Agent(settings, node.root, machine, lambda _metrics, _changed: cluster, observe)
         agent.configure()
         with running(agent.run, wake=agent.wake):
             yield World(node, agent)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from tests.setters import EVERYTHING, Node, owner_on_2
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cpupool.manager.resolve import Snapshot
 
@@ -37,6 +36,7 @@ class SlowModel(MemoryModel):
         begun: released at each write.
         let: a write waits for it.
         bug: what a write raises that is no error of cpupool.
+        written: called after each write.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,7 @@ class SlowModel(MemoryModel):
         self.let = threading.Event()
         self.let.set()
         self.bug: Exception | None = None
+        self.written: Callable[[], None] = lambda: None
         super().__init__(CgroupVersion.V2, {})
 
     def write(self, path: str, cpus: CPUSet) -> None:
@@ -52,6 +53,7 @@ class SlowModel(MemoryModel):
         if self.bug:
             raise self.bug
         super().write(path, cpus)
+        self.written()
 
 
 class Beats(Health):
@@ -194,8 +196,32 @@ def test_a_container_that_is_new_gets_its_nodes() -> None:
     assert world.nodes("late") == "1"
 
 
-def test_nothing_is_done_before_a_sweep_knows_enough() -> None:
+def test_a_sweep_that_waits_for_facts_makes_no_container_new() -> None:
     world = World()
+    world.turn()
     world.keeper.swept(SweepReport(waiting_for="the pods"))
-    assert world.keeper.turn() == math.inf
-    assert world.nodes("owner") == "0"
+    world.keeper.turn()
+    world.turn()
+    assert world.nodes("plain") == "0", "it may not be migrated"
+
+
+def test_without_memory_nodes_only_another_state_of_the_node_begins_a_turn() -> None:
+    world = World(wishes={})
+    with world.running():
+        eventually(lambda: world.health.beats == 1, "the loop runs")
+        world.sweep()
+        eventually(lambda: world.health.beats == 2, "the first look")
+        world.sweep()
+        world.node.run("late")
+        world.sweep()
+        eventually(lambda: world.health.beats >= 3, "a container has come")
+        assert world.health.beats == 3
+
+
+def test_a_turn_ends_with_the_role() -> None:
+    world = World(wishes=dict.fromkeys(WANTED, WANTED["owner"]))
+    world.sweep()
+    stop = threading.Event()
+    world.memory.written = stop.set
+    world.keeper.run(stop)
+    assert sorted(world.nodes(pod) for pod in WANTED) == ["0", "1"]
