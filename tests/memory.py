@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.telemetry.health import Health
 from tests.cgroups import KernelModel
 
 if TYPE_CHECKING:
@@ -53,6 +54,18 @@ class MemoryModel(KernelModel):
         leaves = bool(before - cpus)
         if leaves and (self.version is CgroupVersion.V2 or path in self.flags):
             self.migrated.append(path)
+
+
+class Beats(Health):
+    """Counts the beats of the one loop that it hears."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+        super().__init__()
+
+    def beat(self, loop: str) -> None:
+        del loop
+        self.beats += 1
 
 
 def having(resolution: Resolution, wishes: Mapping[str, MemoryNodes]) -> Resolution:

@@ -23,11 +23,10 @@ from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.local.cgroups import RealCgroups
 from cpupool.roles.memory_keeper import MemoryKeeper
-from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests.events import Heard
 from tests.loops import running
-from tests.memory import having, on
+from tests.memory import Beats, having, on
 from tests.scenarios.test_embedded_node import living, manifest
 from tests.vm.guest_node import directory, version
 from tests.vm.inside import figure, runs_on, start
@@ -131,6 +130,7 @@ def guest(folder: Path) -> Iterator[Guest]:
     home = RealCgroups(*hierarchy(HostRoot().cgroup), home="")
     tree, heard = Gate(HostRoot().cgroup), Heard()
     keepers: list[MemoryKeeper] = []
+    health = Beats()
 
     def swept(report: SweepReport) -> None:
         for keeper in keepers:
@@ -145,11 +145,13 @@ def guest(folder: Path) -> Iterator[Guest]:
             look=world.agent.wake,
             events=heard,
             metrics=Metrics(),
-            health=Health(),
+            health=health,
         )
         with running(keeper.run, wake=keeper.wake):
             keepers.append(keeper)
             try:
+                # A container that runs before the first look is not new.
+                eventually(lambda: health.beats > 1, "the first look")
                 yield made
             finally:
                 tree.let.set()

@@ -11,13 +11,12 @@ from cpupool.core.assignments import MemoryNodes
 from cpupool.core.cpuset import CPUSet
 from cpupool.enforce.sweep import SweepReport
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.roles.memory_keeper import NAME, MemoryKeeper
-from cpupool.telemetry.health import Health
+from cpupool.roles.memory_keeper import MemoryKeeper
 from cpupool.telemetry.metrics import Metrics
 from cpupool.threads import ThreadFailed
 from tests import loops
 from tests.events import Heard
-from tests.memory import MemoryModel, having, on
+from tests.memory import Beats, MemoryModel, having, on
 from tests.setters import EVERYTHING, Node, owner_on_2
 from tests.waiting import DEADLINE_S, eventually
 
@@ -54,18 +53,6 @@ class SlowModel(MemoryModel):
             raise self.bug
         super().write(path, cpus)
         self.written()
-
-
-class Beats(Health):
-    """Counts the beats of the loop."""
-
-    def __init__(self) -> None:
-        self.beats = 0
-        super().__init__()
-
-    def beat(self, loop: str) -> None:
-        assert loop == NAME
-        self.beats += 1
 
 
 @dataclass
