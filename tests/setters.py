@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
     from cpupool.manager.ports import CgroupTree, ContainerSource, EventSink, Writer
+    from cpupool.wire.cpu_manager_state import State
 
 MACHINE = MACHINES["laptop_4c8t"]
 POOLS = NodePools.of(
@@ -66,6 +67,7 @@ def setter_on(
     refused: Callable[[], None] = lambda: None,
     now_s: Callable[[], float] = time.monotonic,
     cpu_s: Callable[[], float] = time.thread_time,
+    recorded: State | None = None,
 ) -> CPUSetter:
     """Make a cpusetter: on a node whose runtime cannot be reached, unless it is told otherwise."""
     writers = writers or without_runtime()
@@ -98,6 +100,7 @@ def setter_on(
         metrics=metrics,
         now_s=now_s,
         cpu_s=cpu_s,
+        recorded=lambda: recorded,
     )
     return CPUSetter(
         sweep,
@@ -173,6 +176,7 @@ class Node:
     pools: NodePools | None = POOLS
     goals: tuple[Goal[Any, Any], ...] = ()
     clock: Callable[[], float] | None = None
+    recorded: State | None = None
     now_s: float = 0.0
     cpu_s: float = 0.0
     sweep_costs_s: float = 0.0
@@ -197,6 +201,7 @@ class Node:
             refused=self._refused,
             now_s=self.clock or (lambda: self.now_s),
             cpu_s=self.spent_s,
+            recorded=self.recorded,
         )
 
     def spent_s(self) -> float:
