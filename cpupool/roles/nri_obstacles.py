@@ -105,7 +105,7 @@ class Obstacles:
             return Obstacle(pod, "this node's pools are not known yet", "look at the agent's log")
         if refused := self._refused(pod, now):
             return refused
-        if unknown := _unknown(container, pod, now):
+        if unknown := _unknown(container, pod, now) or _unlisted(container, pod, now):
             return Obstacle(pod, unknown, "look at the agent's log for what it waits for")
         assignment = now.assignment(key)
         if assignment.cause is None or not assignment.cause.may_pass:
@@ -173,6 +173,17 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
     if not listed and not known.devices:
         return "the API server has not listed its pod yet, which may ask for CPUs of its own"
     return ""
+
+
+def _unlisted(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
+    """Return that a pod is not listed yet which may request a resource of a plugin, or nothing.
+
+    Without the API server a static pod is never listed.
+    """
+    listed = pod is not None and pod.qos is not None
+    if not now.facts.plugins.served or listed or container.static:
+        return ""
+    return "the API server has not listed its pod yet, which may request a plugin's resource"
 
 
 def _named(intruder: Intruder, resolution: Resolution) -> str:

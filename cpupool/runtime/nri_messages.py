@@ -61,6 +61,7 @@ class NRIContainer:
             and a Guaranteed pod; 0 otherwise, and for a static pod.
         orchestrated: whether the pod's label names a class of Koordinator that owns CPUs, or a
             scheduler has assigned some to the pod.
+        static: whether the kubelet has the pod from a file, and not from the API server.
     """
 
     id: ContainerID
@@ -70,6 +71,7 @@ class NRIContainer:
     state: ContainerState
     whole_cpus: int = 0
     orchestrated: bool = False
+    static: bool = False
 
     @property
     def key(self) -> ContainerKey | None:

@@ -418,6 +418,7 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
         _whole_cpus(pod, container),
         orchestration.RESOURCE_STATUS in pod.annotations
         or pod.labels.get(orchestration.QOS_CLASS) in orchestration.OWNERS,
+        static=pod.annotations.get(_CONFIG_SOURCE, _API) != _API,
     )
 
 

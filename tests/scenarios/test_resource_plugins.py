@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from cpupool.api.resourceplugin_pb2 import (
@@ -20,7 +23,7 @@ from cpupool.api.resourceplugin_pb2 import (
 from tests.machines import MACHINES
 from tests.resource_plugins import PluginDouble, Refusal
 from tests.scenarios.test_agent_process import living
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +69,8 @@ class Plugin(PluginDouble):
     def __init__(self, world: World, resource: str = "cpu", **options: bool) -> None:
         folder = world.folder / "var/lib/cpupool/resource-plugins"
         folder.mkdir(parents=True, exist_ok=True)
-        super().__init__(folder / f"{resource}.sock", resource, **options)
+        name = resource.rpartition("/")[2]
+        super().__init__(folder / f"{name}.sock", resource, **options)
         self.resource = resource
         self.gives: dict[str, ResourceAllocationInfo | Refusal] = {}
         self.known: dict[str, dict[str, ResourceAllocation]] = {}
@@ -143,3 +147,182 @@ def test_a_plugin_says_which_cpus_containers_have(world: World) -> None:
         right(world, ALL, web="1-4", none=ALL)
         eventually(lambda: own.uid not in plugin.known, "the plugin has forgotten the pod")
         assert plugin.allocated() == ["web", "own"]
+
+
+def test_a_plugin_moves_a_container_that_runs(world: World) -> None:
+    with Plugin(world, need_reconcile=True) as plugin, agent(world):
+        plugin.gives = {"web": cpus("1-4"), "own": cpus("6-7")}
+        web, own = run(world, "web"), run(world, "own", DEDICATED)
+        right(world, "0-5", web="1-4", own="6-7")
+
+        plugin.now_gives(own, "5-7")
+        right(world, "0-4", web="1-4", own="5-7")
+
+        # A set without a CPU, and a CPU of another owner: the last good set stays.
+        plugin.now_gives(own, "")
+        plugin.now_gives(web, "4-5")
+        world.disturb("web", ALL)
+        world.disturb("own", ALL)
+        right(world, "0-4", web="1-4", own="5-7")
+
+        plugin.now_gives(own, "7")
+        right(world, "0-6", web="4-5", own="7")
+
+
+def test_a_killed_agent_and_a_dead_plugin_leave_every_container_where_it_is(world: World) -> None:
+    plugin = Plugin(world, need_reconcile=True)
+    plugin.gives = {"web": cpus("1-4"), "own": cpus("6-7"), "late": cpus("1")}
+    with plugin, agent(world, end=signal.SIGKILL):
+        run(world, "web")
+        run(world, "own", DEDICATED)
+        right(world, "0-5", web="1-4", own="6-7")
+    plugin.socket.unlink(missing_ok=True)
+
+    world.disturb("web", ALL)
+    world.disturb("own", ALL)
+    with agent(world):
+        right(world, "0-5", web="1-4", own="6-7")
+
+        # The plugin returns with its state.
+        again = Plugin(world, need_reconcile=True)
+        again.gives, again.known = plugin.gives, plugin.known
+        with again:
+            run(world, "late")
+            right(world, "0-5", web="1-4", own="6-7", late="1")
+            assert again.allocated() == ["late"]
+
+
+@pytest.fixture
+def plugged(folder: Path) -> Iterator[World]:
+    """Make a node whose runtime asks the agent before it creates a container."""
+    machine = MACHINES["arm_no_smt"].write(folder)
+    with living(folder, machine, {"role": "worker"}, nri=True) as world:
+        world.mount.show(worker=POOLS)
+        yield world
+
+
+@contextmanager
+def asked_by_the_runtime(world: World) -> Iterator[Process]:
+    with agent(world) as process:
+        eventually(lambda: world.node.plugged, "the runtime asks the agent")
+        yield process
+
+
+def served(world: World, process: Process, resource: str = "cpu") -> None:
+    process.await_line(f"plugin registered resource={resource}")
+
+
+def started(world: World, pod: Pod) -> None:
+    """Let the kubelet try again until a pod's container runs."""
+
+    def runs() -> bool:
+        world.node.try_again()
+        return pod.uid not in world.node.held()
+
+    eventually(runs, lambda: f"{pod.name} runs: {world.node.held()}")
+
+
+def test_a_refused_pod_is_held_with_the_plugins_words(plugged: World) -> None:
+    with Plugin(plugged) as plugin, asked_by_the_runtime(plugged) as process:
+        served(plugged, process)
+        full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no CPU is left")
+        plugin.gives = {"own": full, "web": full}
+        own = run(plugged, "own", DEDICATED)
+
+        def words() -> str:
+            plugged.node.try_again()
+            return plugged.node.held().get(own.uid, "")
+
+        eventually(lambda: "no CPU is left" in words(), words)
+        assert "container default/own/main is held" in words()
+        assert "no CPU is left" in plugged.await_event("UnexpectedAdmissionError", "own")
+        # A pod of shared cores starts, on the CPUs of containers without an answer.
+        started(plugged, run(plugged, "web"))
+        assert own.uid in plugged.node.held()
+
+        plugin.gives = {"own": cpus("6-7"), "web": cpus("1-2")}
+        started(plugged, own)
+        right(plugged, "0-5", own="6-7", web="1-2")
+
+
+def test_an_answer_that_breaks_a_rule_holds_and_says_which(plugged: World) -> None:
+    with Plugin(plugged) as plugin, asked_by_the_runtime(plugged) as process:
+        served(plugged, process)
+        plugin.gives = {"own": cpus("6-9")}
+        own = run(plugged, "own", DEDICATED)
+
+        def words() -> str:
+            plugged.node.try_again()
+            return plugged.node.held().get(own.uid, "")
+
+        eventually(lambda: "CPUs 8-9, which are not the policy's" in words(), words)
+        assert plugin.allocated() == ["own"]
+
+
+def test_a_slow_plugin_delays_no_other_pod(plugged: World) -> None:
+    free = threading.Event()
+    nic = Plugin(plugged, "example.com/nic")
+    nic.gives = {"slow": ResourceAllocationInfo(envs={"NIC": "eth0"})}
+    quick, answers = Plugin(plugged), nic.allocate
+
+    def slowly(request: bytes) -> bytes:
+        free.wait(DEADLINE_S)
+        return answers(request)
+
+    nic.replies["Allocate"] = slowly
+    quick.gives = {f"web-{n}": cpus("1-4") for n in range(10)}
+    quick.gives["own"] = cpus("6-7")
+    try:
+        with nic, quick, asked_by_the_runtime(plugged) as process:
+            served(plugged, process, "example.com/nic")
+            served(plugged, process)
+            slow = plugged.node.run_pod(body("slow", {}, **{"example.com/nic": "1"}))
+            assert "has not answered for container main yet" in plugged.node.held()[slow.uid]
+            others = [run(plugged, f"web-{n}") for n in range(10)]
+            own = run(plugged, "own", DEDICATED)
+            started(plugged, own)
+            for each in others:
+                started(plugged, each)
+            mains = {each.name: "1-4" for each in others}
+            eventually(
+                lambda: mains.items() <= mains_of(plugged).items(), lambda: str(mains_of(plugged))
+            )
+            assert mains_of(plugged)["own"] == "6-7"
+
+            free.set()
+            started(plugged, slow)
+            assert environment(plugged, "slow")["NIC"] == "eth0"
+    finally:
+        free.set()
+
+
+def mains_of(world: World) -> dict[str, str]:
+    found = world.containers()
+    return {name.removesuffix("/main"): each for name, each in found.items() if "main" in name}
+
+
+def environment(world: World, name: str) -> dict[str, str]:
+    (found,) = (
+        one.instance.environment
+        for one in world.node.processes()
+        if (one.pod.name, one.container) == (name, "main")
+    )
+    return dict(found)
+
+
+def test_a_third_partys_resource_works_from_end_to_end(plugged: World) -> None:
+    nic = Plugin(plugged, "example.com/nic")
+    nic.gives = {
+        "web": ResourceAllocationInfo(
+            envs={"AFFINITY_NIC_ADDR_IPV6": "fdbd:dc05:3:155::20"},
+            annotations={"kubernetes.io/host-netns-path": "/var/run/netns/ns1"},
+        )
+    }
+    plugged.mount.show(worker=POOLS.replace('policy: qrm, reserved: "0-0"', "policy: none"))
+    with nic, asked_by_the_runtime(plugged) as process:
+        served(plugged, process, "example.com/nic")
+        web = plugged.node.run_pod(body("web", {}, **{"example.com/nic": "1"}))
+        started(plugged, web)
+        assert environment(plugged, "web")["AFFINITY_NIC_ADDR_IPV6"] == "fdbd:dc05:3:155::20"
+        plugged.node.delete_pod(web.uid)
+        eventually(lambda: not nic.known, "the plugin has forgotten the pod")

@@ -1,0 +1,126 @@
+"""Any answers, in any order: no set is empty, no CPU has two owners, and nothing fails.
+
+A third of the answers at least can be accepted, and each rule is broken: the counts are checked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import Names
+from cpupool.core.resource_plugins import Answer, OCIProperty, PluginFacts
+from cpupool.manager.plugin_book import AnswerBook
+from cpupool.policies.base import DEFAULT
+from cpupool.policies.plugin_answers import Rule
+from tests.unit.manager.plugged import MACHINE, manager, pod, pools, ref
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cpupool.manager.manager import Manager
+    from cpupool.policies.plugin_answers import Broken
+
+ANSWERS: Final = 10_000
+PODS: Final = [pod(f"p{n}", level="dedicated_cores" if n % 2 else "") for n in range(6)]
+NAMES: Final = Names()
+
+
+class Fuzz:
+    """A node that gets answers by chance.
+
+    Attributes:
+        broken: rule → how many answers have broken it.
+        made: how many answers there were.
+        accepted: how many of them count.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.broken: Counter[Rule] = Counter()
+        self.made = self.accepted = 0
+        self.manager: Manager = manager(*PODS)
+        self.book = AnswerBook(NAMES, self._note)
+
+    def _note(self, _resource: str, broken: Broken) -> None:
+        self.broken[broken.rule] += 1
+
+    def step(self) -> None:
+        """Let the node or an answer change."""
+        self._random.choice((self._answer,) * 30 + (self._machine, self._forget, self._policy))()
+        self.manager.observe(plugins=PluginFacts(frozenset({"cpu", "x"}), self.book.record))
+
+    def _answer(self) -> None:
+        answered = {}
+        for of in self._random.sample(PODS, 6):
+            resource = self._random.choice(("cpu",) * 11 + ("x",))
+            made = self._made(PODS.index(of) + 1)
+            answered[ref(of.name), resource] = self.book.asked_for(of, 2.0, {resource: made})
+        self.book.take(self.manager.snapshot(), answered)
+        for (of_container, resource), given in answered.items():
+            self.made += 1
+            kept = self.book.of(of_container).get(resource)
+            self.accepted += kept is not None and kept.answers == given.answers and not kept.refused
+
+    def _made(self, usual: int) -> Answer:
+        """Make an answer: a pod has a usual CPU, and sometimes more or something bad."""
+        pick: Callable[..., Any] = self._random.choice
+        more = self._random.randrange(8) if self._random.random() < 0.2 else usual
+        answer = Answer("CpusetCpus", str(CPUSet.of(usual, more)), 2.0)
+        if self._random.random() < 0.6:
+            return answer
+        return replace(
+            answer,
+            **pick(
+                (
+                    {"value": pick(("0-3", "3-9", "", "7-", "\0", "1,,2", "99999", "0-7", "0"))},
+                    {"oci_property": pick((*(each.value for each in OCIProperty), "Memory", ""))},
+                    {"quantity": pick((float("nan"), -1.0, float("inf")))},
+                    {"env": pick(({"A=": ""}, {"CPU_POOLS": "1"}, {"EXCLUSIVE_CPUS": "1"}))},
+                    {
+                        "annotations": pick(
+                            ({NAMES.chosen: "1"}, {"/": ""}, {NAMES.exclusive: "true"})
+                        )
+                    },
+                    {"by_node": {0: -1}},
+                )
+            ),
+        )
+
+    def _machine(self) -> None:
+        off = self._random.choice(("", "", "", "", "3", "0", "1-6", "5,7"))
+        self.manager.update_topology(MACHINE.without(off).topology())
+
+    def _forget(self) -> None:
+        self.book.forget(self._random.choice(PODS).cgroup_uid)
+
+    def _policy(self) -> None:
+        policy = self._random.choice((*("qrm",) * 7, "static"))
+        self.manager.reconfigure(pools(policy), self.manager.snapshot().facts.topology)
+
+
+def check(node: Manager) -> None:
+    """Check what must hold whatever plugins answer."""
+    facts, resolution = node.snapshot()
+    view = resolution.view
+    assert view.extents[DEFAULT]
+    owners: dict[str, CPUSet] = {}
+    for uid, grant in resolution.grants.of_pods:
+        owners[uid] = owners.get(uid, CPUSet()) | grant.cpus
+    for uid, cpus in owners.items():
+        assert cpus.isdisjoint(CPUSet.union(each for other, each in owners.items() if other != uid))
+        assert cpus.isdisjoint(view.extents[DEFAULT])
+    for ref_, cpus in facts.plugins.shared.items():
+        assert cpus, ref_
+
+
+def test_no_answer_harms_the_node() -> None:
+    fuzz = Fuzz(20)
+    while fuzz.made < ANSWERS:
+        fuzz.step()
+        check(fuzz.manager)
+    assert fuzz.accepted > ANSWERS / 3, fuzz.accepted
+    assert fuzz.broken.keys() == set(Rule), fuzz.broken

@@ -1,0 +1,107 @@
+"""Containers whose resources plugins answer for: who waits, who is held, and what they get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.resource_plugins import Answer, Given, PluginFacts
+from tests.nri_agents import Agent, cpu_of, of
+from tests.nri_runtime import Plugin, Refused
+from tests.unit.manager.plugged import MACHINE, container, cpus, pod, pools, ref
+from tests.waiting import DEADLINE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.workloads import ContainerRef, Pod
+
+NIC = "example.com/nic"
+OWN = pod("own", level="dedicated_cores")
+WEB = pod("web")
+WITH_NIC = pod("net", container(more={NIC: 1.0}))
+
+
+def govern(
+    agent: Agent,
+    *pods: Pod,
+    given: Mapping[ContainerRef, Mapping[str, Given]] | None = None,
+    policy: str = "qrm",
+) -> None:
+    """Put the policy in force, with plugins for CPUs and for NICs."""
+    agent.manager.reconfigure(pools(policy), MACHINE.topology())
+    agent.manager.adopt(())
+    answer(agent, given or {})
+    agent.manager.observe(pods=pods)
+
+
+def answer(agent: Agent, given: Mapping[ContainerRef, Mapping[str, Given]]) -> None:
+    agent.manager.observe(plugins=PluginFacts(frozenset({"cpu", NIC}), given))
+    agent.plugin.facts_changed()
+
+
+def test_a_container_waits_for_its_answer(agent: Agent, plugin: Plugin) -> None:
+    agent.patient = True
+    govern(agent, OWN)
+    answered = plugin.creating(of(OWN))
+    eventually(lambda: "c1" in agent.manager.snapshot().facts.sighted, "the container waits")
+    assert not answered.done()
+    answer(agent, {ref("own"): {"cpu": cpus("2-3", exclusive=True)}})
+    assert cpu_of(answered.result(DEADLINE_S)).cpus == "2-3"
+    assert not agent.events.pods
+
+
+def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
+    govern(agent, OWN)
+    with pytest.raises(Refused, match="own/main is held: the plugin for cpu has not answered"):
+        plugin.create(of(OWN))
+
+
+def test_a_refused_container_is_held_at_once(agent: Agent, plugin: Plugin) -> None:
+    agent.patient = True
+    govern(agent, OWN)
+    facts = PluginFacts(frozenset({"cpu"}), {}, {ref("own"): "the plugin for cpu has refused (no)"})
+    agent.manager.observe(plugins=facts)
+    with pytest.raises(Refused, match="the plugin for cpu has refused") as refused:
+        plugin.create(of(OWN))
+    assert "cpuManager.onMisfit: share" in str(refused.value)
+    ((name, reason, _),) = agent.events.pods
+    assert (name, reason) == ("own", "UnexpectedAdmissionError")
+
+
+def test_a_container_of_shared_cores_waits_for_nothing(agent: Agent, plugin: Plugin) -> None:
+    agent.patient = True
+    govern(agent, WEB)
+    assert cpu_of(plugin.create(of(WEB))).cpus == "0-7"
+
+
+def test_a_pod_that_is_not_listed_may_request_a_plugins_resource(
+    agent: Agent, plugin: Plugin
+) -> None:
+    govern(agent)
+    with pytest.raises(Refused, match="which may request a plugin's resource"):
+        plugin.create(of(WEB))
+    # Without the API server a static pod is never listed.
+    told = of(WEB, "c2")
+    static = replace(told.pod, annotations={"kubernetes.io/config.source": "file"})
+    assert cpu_of(plugin.create(replace(told, pod=static))).cpus == "0-7"
+
+
+def test_variables_and_annotations_come_at_the_creation(agent: Agent, plugin: Plugin) -> None:
+    texts = Answer(env={"ADDR": "::1", "OLD": "1"}, annotations={"kubernetes.io/netns": "/ns1"})
+    govern(agent, WITH_NIC, given={ref("net"): {NIC: Given(1.0, {NIC: texts})}})
+    adjusted = plugin.create(of(WITH_NIC, environment={"OLD": "1"})).adjust
+    assert {each.key: each.value for each in adjusted.env} == {"ADDR": "::1"}
+    assert dict(adjusted.annotations) == {"kubernetes.io/netns": "/ns1"}
+    assert adjusted.linux.resources.cpu.cpus == "0-7"
+
+
+def test_also_where_the_agent_does_not_know_the_owners_yet(agent: Agent, plugin: Plugin) -> None:
+    given = {ref("net"): {NIC: Given(1.0, {NIC: Answer(env={"ADDR": "::1"})})}}
+    govern(agent, WITH_NIC, given=given, policy="static")
+    agent.ready = False
+    adjusted = plugin.create(of(WITH_NIC)).adjust
+    assert {each.key: each.value for each in adjusted.env} == {"ADDR": "::1"}
+    assert adjusted.linux.resources.cpu.cpus == ""
