@@ -159,10 +159,10 @@ def introduced(socket: Path) -> Introduction | None:
                 f"{socket} registers {info.name!r} with {spoken}; it needs a name and {VERSION}"
             )
     with dialled(endpoint, "asking a plugin for its options", "the plugin") as channel:
-        options: resourceplugin_pb2.ResourcePluginOptions = ResourcePluginStub(
+        sent: resourceplugin_pb2.ResourcePluginOptions = ResourcePluginStub(
             channel
         ).GetResourcePluginOptions(resourceplugin_pb2.Empty(), timeout=_CALL_S)
-    return Introduction(info.name, endpoint, _options(options))
+    return Introduction(info.name, endpoint, options(sent))
 
 
 def notify(socket: Path, error: str = "") -> None:
@@ -176,12 +176,12 @@ def notify(socket: Path, error: str = "") -> None:
         RegistrationStub(channel).NotifyRegistrationStatus(status, timeout=_INTRODUCTION_S)
 
 
-def _options(options: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:
+def options(sent: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:
     """Return the options that a plugin has sent."""
     return PluginOptions(
-        pre_start=options.pre_start_required,
-        aligned=options.with_topology_alignment,
-        reconciled=options.need_reconcile,
+        pre_start=sent.pre_start_required,
+        aligned=sent.with_topology_alignment,
+        reconciled=sent.need_reconcile,
     )
 
 

@@ -35,14 +35,17 @@ class ServingLoop:
 
     Args:
         failed: called in the loop's thread when that ends by an error; `check` raises then.
+        name: the thread's name.
     """
 
-    def __init__(self, failed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, failed: Callable[[], None] = lambda: None, *, name: str = "device plugins"
+    ) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
         self._servers: set[grpc.aio.Server] = set()
-        self._thread = OwnedThread("device plugins", self._run, ask=self._ask, failed=failed)
+        self._thread = OwnedThread(name, self._run, ask=self._ask, failed=failed)
 
     def __enter__(self) -> Self:
         self._loop = self._runner.get_loop()

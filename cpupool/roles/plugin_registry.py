@@ -10,6 +10,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from cpupool.host.files import DirectoryWatch
+from cpupool.kubelet.plugin_door import DOOR
 from cpupool.roles.plugin_worker import PluginWorker
 from cpupool.telemetry import log as logs
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from cpupool.kubelet.resource_plugin import Introduction
+
 log = logs.get(__name__)
 
-DOOR: Final = "kubelet.sock"
-"""Where plugins of the older kind register, in the manager's own folder."""
 _ROOT: Final = 0
 _Identity = tuple[int, int]
 """Inode and birth of a socket: inode numbers alone are used again."""
@@ -76,6 +77,18 @@ class PluginRegistry:
         for path, identity in there.items():
             if path not in self._found:
                 self._found[path] = identity, PluginWorker(path, self._post, self._introduced)
+
+    def register(self, known: Introduction) -> None:
+        """Take a plugin that has registered by a call; it does not say who it is when asked."""
+        there = dict(self._sockets())
+        path = known.endpoint
+        if path not in there:
+            log.warning("plugin has registered without a socket of root's", socket=path)
+            return
+        if path in self._found:
+            self._lose(self._found.pop(path)[1])
+        worker = PluginWorker(path, self._post, self._introduced, known)
+        self._found[path] = there[path], worker
 
     def stop(self) -> None:
         """Ask no plugin any more, and wait until no thread is left."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -19,6 +19,7 @@ from cpupool.core.errors import HostFileError
 from cpupool.core.grants import Source
 from cpupool.core.resource_plugins import PluginError, PluginFacts
 from cpupool.core.workloads import ContainerKind, ContainerRef
+from cpupool.kubelet.plugin_door import PluginDoor
 from cpupool.manager import plugin_requests
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.roles.plugin_admitter import PluginAdmitter
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from cpupool.core.resource_plugins import Answers, Given
     from cpupool.core.workloads import Container, Pod
     from cpupool.host.answer_record import AnswerRecord
-    from cpupool.kubelet.resource_plugin import ResourcePlugin
+    from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
     from cpupool.manager.manager import Manager
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.plugin_answers import Broken
@@ -58,7 +59,8 @@ class ResourceManager:
 
     Args:
         manager: the node's state.
-        folders: as for `PluginRegistry`.
+        folders: as for `PluginRegistry`; the first is our own, with the door. Without any folder
+            no plugin is asked.
         record: the file with the answers.
         metrics: where answers are counted.
         health: receives the beats of the loop.
@@ -79,6 +81,8 @@ class ResourceManager:
         reconcile_s: float = RECONCILE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        folders = tuple(folders)
+        self._door = PluginDoor(folders[0], self._knocked) if folders else None
         self._manager = manager
         self._record = record
         self._metrics = metrics
@@ -118,13 +122,15 @@ class ResourceManager:
 
     def run(self, stop: threading.Event) -> None:
         """Ask plugins until `stop` is set; `wake` after setting it returns at once."""
-        try:
+        with ExitStack() as opened:
+            opened.callback(self._registry.stop)
+            door = opened.enter_context(self._door) if self._door else None
             while not stop.is_set():
                 self._health.beat(NAME)
+                if door:
+                    self._keep(door)
                 self._wake.wait(self.step())
                 self._wake.clear()
-        finally:
-            self._registry.stop()
 
     def step(self) -> float:
         """Take what has come, and ask for what is missing; return the seconds to the next step."""
@@ -146,6 +152,17 @@ class ResourceManager:
         due_s = self._admitter.admit(self._manager.snapshot())
         self._publish()
         return max(0.0, min(_LOOK_S, min(due_s, self._reconcile(now_s)) - now_s))
+
+    def _keep(self, door: PluginDoor) -> None:
+        try:
+            door.ensure()
+        except HostFileError as error:
+            self._complain("door", str(error))
+        else:
+            self._complain("door", "")
+
+    def _knocked(self, known: Introduction) -> None:
+        self._post(partial(self._registry.register, known))
 
     def _post(self, work: Callable[[], None]) -> None:
         self._inbox.put(work)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,13 +17,16 @@ from cpupool.api.resourceplugin_pb2 import (
     AllocationEntry,
     ContainerResources,
     GetResourcesAllocationResponse,
+    RegisterRequest,
     RemovePodRequest,
     ResourceAllocation,
     ResourceAllocationInfo,
     ResourceAllocationResponse,
     ResourceRequest,
 )
+from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
 from tests.machines import MACHINES
+from tests.processes import Process
 from tests.resource_plugins import PluginDouble, Refusal
 from tests.scenarios.test_agent_process import living
 from tests.waiting import DEADLINE_S, eventually
@@ -28,10 +34,8 @@ from tests.waiting import DEADLINE_S, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from cpupool.core.workloads import Pod
-    from tests.processes import Process
     from tests.scenarios.test_agent_process import World
 
 POOLS = """
@@ -326,3 +330,35 @@ def test_a_third_partys_resource_works_from_end_to_end(plugged: World) -> None:
         assert environment(plugged, "web")["AFFINITY_NIC_ADDR_IPV6"] == "fdbd:dc05:3:155::20"
         plugged.node.delete_pod(web.uid)
         eventually(lambda: not nic.known, "the plugin has forgotten the pod")
+
+
+def test_a_plugin_registers_at_the_door(world: World) -> None:
+    plugin = Plugin(world)
+    plugin.replies.pop("GetInfo")
+    plugin.gives = {"web": cpus("1-4")}
+    door = plugin.socket.parent / "kubelet.sock"
+    with plugin, agent(world):
+        eventually(door.is_socket, "the door is there")
+        request = RegisterRequest(
+            version="v1alpha1", endpoint=plugin.socket.name, resource_name="cpu"
+        )
+        with grpc.insecure_channel(f"unix:{door}") as channel:
+            RegistrationStub(channel).Register(request, timeout=DEADLINE_S)
+        run(world, "web")
+        right(world, ALL, web="1-4")
+
+
+def test_the_guides_plugin_works(world: World) -> None:
+    page = (Path(__file__).parents[2] / "docs/user/qrm.md").read_text()
+    (code,) = re.findall(r"^```python\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    socket = world.folder / "var/lib/cpupool/resource-plugins/roles.sock"
+    socket.parent.mkdir(parents=True)
+    script = world.folder / "plugin.py"
+    script.write_text(code)
+    with Process(sys.executable, script, socket).collecting(signal.SIGKILL), agent(world):
+        online, other = {"kubernetes.io/pod-role": "online"}, {"kubernetes.io/pod-role": "none"}
+        run(world, "web", online)
+        run(world, "own", {**DEDICATED, "katalyst.kubewharf.io/pod_role": "offline"})
+        right(world, "0-3", web="1-3", own="4-7")
+        run(world, "batch", other)
+        right(world, "0-3", web="1-3", own="4-7", batch="0-3")

@@ -11,7 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.core.workloads import PodUID
-from cpupool.kube import views
+from cpupool.kube import descriptions
 from cpupool.kubelet.podresources import PodResources
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import SANDBOX, EmbeddedNode
@@ -264,7 +264,7 @@ def test_the_bodies_read_back_as_the_pods(node: EmbeddedNode) -> None:
     node.run_pod(manifest("two"))
     listed = node.bodies()
     assert (listed["kind"], len(listed["items"])) == ("PodList", 2)
-    assert tuple(views.pod(body, NAMES) for body in listed["items"]) == node.pods()
+    assert tuple(descriptions.pod(body, NAMES) for body in listed["items"]) == node.pods()
 
 
 def test_two_pods_of_one_name_live_in_two_namespaces(node: EmbeddedNode) -> None:

@@ -1,0 +1,113 @@
+"""Where plugins of the QoS Resource Manager register by a call, as device plugins do.
+
+A plugin makes its socket in the manager's folder, and says its name and resource at `kubelet.sock`
+there. Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Self
+
+import grpc.aio
+
+from cpupool.api.resourceplugin_pb2 import Empty
+from cpupool.api.resourceplugin_pb2_grpc import (
+    RegistrationServicer,
+    add_RegistrationServicer_to_server,
+)
+from cpupool.core.errors import HostFileError
+from cpupool.kubelet.resource_plugin import VERSION, Introduction, options
+from cpupool.kubelet.serving import ServingLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cpupool.api.resourceplugin_pb2 import RegisterRequest
+
+DOOR: Final = "kubelet.sock"
+_FOLDER_MODE: Final = 0o750
+
+
+class PluginDoor:
+    """Serves the door; a context manager, which one thread uses.
+
+    Args:
+        folder: the manager's folder; made if missing, for root alone.
+        registered: called with each plugin that has registered, in a thread of this object.
+    """
+
+    def __init__(self, folder: Path, registered: Callable[[Introduction], None]) -> None:
+        self._path = folder / DOOR
+        self._registered = registered
+        self._loop = ServingLoop(name="plugin door")
+        self._server: grpc.aio.Server | None = None
+
+    def __enter__(self) -> Self:
+        self._loop.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._server is not None:
+                self._loop.call(self._end())
+        finally:
+            self._loop.__exit__(*error)
+
+    def ensure(self) -> None:
+        """Serve, if the socket is not there or has been deleted.
+
+        Raises:
+            HostFileError: it cannot be bound.
+            ThreadFailed: the thread that serves has ended, or hangs.
+            ServingFailed: that thread does not answer.
+        """
+        self._loop.check()
+        if self._server is not None and self._path.is_socket():
+            return
+        try:
+            self._path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            self._path.unlink(missing_ok=True)
+            self._loop.call(self._serve())
+        except (OSError, RuntimeError) as error:
+            raise HostFileError(
+                str(self._path),
+                f"the door for plugins cannot be bound ({error})",
+                "check that its folder is mounted and writable",
+            ) from error
+
+    async def _serve(self) -> None:
+        await self._end()
+        server = grpc.aio.server()
+        servicer = _Door(self._path.parent, self._registered)
+        add_RegistrationServicer_to_server(servicer, server)
+        server.add_insecure_port(f"unix:{self._path}")
+        await self._loop.begin(server)
+        self._server = server
+
+    async def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await self._loop.end(server)
+
+
+class _Door(RegistrationServicer):
+    def __init__(self, folder: Path, registered: Callable[[Introduction], None]) -> None:
+        self._folder = folder
+        self._registered = registered
+
+    async def Register(  # noqa: N802  # the name in the protocol
+        self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
+    ) -> Empty:
+        """Take a plugin; whether its socket can be used shows later."""
+        endpoint = os.path.basename(request.endpoint)  # noqa: PTH119 - a name is no path yet
+        if request.version != VERSION or not request.resource_name:
+            why = f"register a resource with version {VERSION}, not {request.version[:20]!r}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        if not endpoint or endpoint != request.endpoint or endpoint == DOOR:
+            why = f"{request.endpoint[:60]!r} is not the name of a socket in {self._folder}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        asked = options(request.options)
+        self._registered(Introduction(request.resource_name, self._folder / endpoint, asked))
+        return Empty()

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from cpupool.api.resourceplugin_pb2 import RegisterRequest, ResourcePluginOptions
+from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
+from cpupool.core.errors import HostFileError
+from cpupool.core.resource_plugins import PluginOptions
+from cpupool.kubelet.plugin_door import DOOR, PluginDoor
+from cpupool.kubelet.resource_plugin import Introduction
+from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Door:
+    """A door, and who has come."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.came: list[Introduction] = []
+        self.door = PluginDoor(folder, self.came.append)
+
+    def register(self, **fields: Any) -> None:
+        request = {
+            "version": "v1alpha1",
+            "endpoint": "p.sock",
+            "resource_name": "cpu",
+            "options": ResourcePluginOptions(need_reconcile=True),
+            **fields,
+        }
+        with grpc.insecure_channel(f"unix:{self.folder / DOOR}") as channel:
+            RegistrationStub(channel).Register(RegisterRequest(**request), timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def door(folder: Path) -> Iterator[Door]:
+    made = Door(folder / "plugins")
+    with made.door:
+        made.door.ensure()
+        yield made
+
+
+def test_a_plugin_registers_by_a_call(door: Door) -> None:
+    door.register()
+    assert door.came == [
+        Introduction("cpu", door.folder / "p.sock", PluginOptions(reconciled=True))
+    ]
+    assert door.folder.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_deleted_door_is_made_again(door: Door) -> None:
+    (door.folder / DOOR).unlink()
+    door.door.ensure()
+    door.door.ensure()
+    door.register()
+    assert len(door.came) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"version": "v1"}, "version v1alpha1, not 'v1'"),
+        ({"resource_name": ""}, "register a resource"),
+        ({"endpoint": "/tmp/p.sock"}, "is not the name of a socket"),
+        ({"endpoint": ""}, "is not the name of a socket"),
+        ({"endpoint": DOOR}, "is not the name of a socket"),
+    ],
+)
+def test_a_wrong_registration_is_refused(door: Door, fields: dict[str, str], words: str) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        door.register(**fields)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in (error.value.details() or "")
+    assert not door.came
+
+
+def test_a_door_that_cannot_be_made_is_an_error(folder: Path) -> None:
+    (folder / "plugins").write_text("")
+    with PluginDoor(folder / "plugins", print) as door, pytest.raises(HostFileError, match="door"):
+        door.ensure()
