@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.documents import Times, table
-from benchmarks.processes import PATIENCE_S, agent, memory
+from benchmarks.processes import PATIENCE_S, agent, cpu_s, memory
 from cpupool.core.node_topology import NodeMemory, Publishing
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import Node
@@ -97,7 +97,7 @@ def _figures() -> Iterator[tuple[str, str]]:
     for publishing in (Publishing.OFF, Publishing.ZONES):
         yield (
             f"agent with {PODS - POOLS} pods, --node-topology={publishing.value}",
-            _memory(publishing),
+            _agent(publishing),
         )
 
 
@@ -200,8 +200,8 @@ def _start(node: ModelNode, number: int) -> None:
     node.run(_pod(number), shown=False)
 
 
-def _memory(publishing: Publishing) -> str:
-    """Return what an agent with many pods takes, some time after the last has started."""
+def _agent(publishing: Publishing) -> str:
+    """Return what an agent takes while many pods start, and some time after the last of them."""
     pools = [f'  {pool.name}: {{cpus: "{pool.cpus}"}}\n' for pool in _node().pools]
     options = ("--metrics-port", "0", "--node-topology", publishing.value)
     with FakeAPIServer() as api:
@@ -210,11 +210,13 @@ def _memory(publishing: Publishing) -> str:
             for number in range(POOLS):
                 resource = NAMES.resource(f"exclusive_{number}")
                 node.kubelet.wait_for(resource, lambda listing: listing.allocatable > 0, PATIENCE_S)
+            before_s = cpu_s(pid)
             for number in range(PODS - POOLS):
                 node.run_pod({"kind": "Pod", **_pod(number)})
             threading.Event().wait(SETTLES_S)
+            busy_s = cpu_s(pid) - before_s
             wrote = sum(asked.verb == "patch" for asked in list(api.requests))
-            return f"{memory(pid)}, {wrote} patches"
+            return f"{memory(pid)}, CPU time {busy_s:.1f} s, {wrote} patches"
 
 
 if __name__ == "__main__":

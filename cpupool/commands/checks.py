@@ -12,10 +12,11 @@ from cpupool.config.pool_rules import suits_static_kubelet
 from cpupool.core.assignments import Placement
 from cpupool.core.cpu_manager import CPU_MANAGER, KOORDINATOR, NONE, STATIC
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import Severity
+from cpupool.core.errors import RemoteProtocolError, Severity
 from cpupool.core.pools import PoolKind
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.learner import POOL_FILE
+from cpupool.wire import cpu_manager_state
 from cpupool.wire.node_topology import PLURAL
 from cpupool.wire.orchestration import QOS_CLASS
 
@@ -166,7 +167,7 @@ def cgroups(version: CgroupVersion, looked_for: Iterable[str], there: Collection
 
 
 def cpu_manager(
-    policy: str | None,
+    state: bytes | None,
     configured: str | None,
     allocatable: CPUSet | None,
     pools: NodePools | None,
@@ -175,13 +176,19 @@ def cpu_manager(
     """Check that the kubelet places no containers, or is meant to.
 
     Args:
-        policy: as its CPU manager has written it down; None where that cannot be seen.
+        state: the file of its CPU manager; None where that cannot be seen.
         configured: as its configuration names it; None where that cannot be seen.
         allocatable: the CPUs that it says it gives out, none under the policy none; None where it
             was not asked.
         pools: the node's; None where they are not known.
         kept: the CPUs that it must not give out, where it may give out others.
     """
+    policy: str | None = None
+    try:
+        policy = None if state is None else cpu_manager_state.parse(state).policy
+    except RemoteProtocolError:
+        fact = "the kubelet's cpu_manager_state is damaged: the next start of the kubelet fails"
+        yield Row("CPU manager", Verdict.PROBLEM, fact, _RESTART)
     if policy not in (None, NONE) and configured == NONE:
         fact = (
             f"the kubelet's configuration sets cpuManagerPolicy {NONE}, and its cpu_manager_state"

@@ -61,7 +61,7 @@ from cpupool.kube.client import APIError
 from cpupool.kubelet.podresources import PodResources
 from cpupool.policies import built_in
 from cpupool.runtime.cri import CRI
-from cpupool.wire import cpu_manager_state, kubelet_checkpoint
+from cpupool.wire import kubelet_checkpoint
 
 if TYPE_CHECKING:
     import argparse
@@ -313,11 +313,10 @@ def _kubelet(known: _Known) -> Iterable[Row]:
 
 
 def _cpu_manager(known: _Known) -> Iterable[Row]:
-    policy: str | None = None
-    with suppress(OSError, CPUPoolError):
-        # In a container it is out of sight; then the kubelet's answer has to do.
+    state: bytes | None = None
+    # In a container it is out of sight; then the kubelet's answer has to do.
+    with suppress(OSError):
         state = known.node.root.cpu_manager_state.read_bytes()
-        policy = cpu_manager_state.parse(state).policy
     configured: str | None = None
     # Another check reports what is wrong with the configuration.
     with suppress(CPUPoolError):
@@ -333,7 +332,7 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
         assignable = built_in.assignable(known.pools, known.topology)
         needs = KubeletNeeds.of(known.pools, known.topology, assignable=assignable)
         kept = needs.online - needs.given
-    yield from checks.cpu_manager(policy, configured, allocatable, known.pools, kept)
+    yield from checks.cpu_manager(state, configured, allocatable, known.pools, kept)
 
 
 def _agent_away(known: _Known) -> Iterable[Row]:

@@ -40,6 +40,22 @@ def reserve(node: WrittenNode, cpu: str) -> None:
 
 
 @pytest.mark.usefixtures("kubelet")
+def test_a_damaged_state_from_which_the_kubelet_does_not_start_is_reported(
+    examine: Any, node: WrittenNode
+) -> None:
+    node.put("var/lib/kubelet/cpu_manager_state", '{"policyName":"none","checksum":')
+
+    damaged, placing = examine()[1]["CPU manager"]
+
+    assert damaged["verdict"] == "problem"
+    assert damaged["fact"] == (
+        "the kubelet's cpu_manager_state is damaged: the next start of the kubelet fails"
+    )
+    assert "delete cpu_manager_state in its folder" in damaged["remedy"]
+    assert placing["verdict"] == "ok"
+
+
+@pytest.mark.usefixtures("kubelet")
 def test_a_node_whose_kubelet_leaves_the_policy_its_cpus(examine: Any) -> None:
     rows = examine()[1]
 
