@@ -126,10 +126,11 @@ class OCIProperty(Enum):
     @property
     def applied(self) -> bool:
         """Whether cpupool sets it; an answer with another property is refused."""
-        return self is OCIProperty.CPUSET_CPUS
+        return self in {OCIProperty.CPUSET_CPUS, OCIProperty.CPUSET_MEMS}
 
 
 CPUSET_CPUS: Final = OCIProperty.CPUSET_CPUS.value
+CPUSET_MEMS: Final = OCIProperty.CPUSET_MEMS.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +154,23 @@ class Given:
     @property
     def cpus(self) -> CPUSet:
         """The CPUs that count."""
-        if self.refused:
-            return CPUSet()
-        lists = (each.value for each in self.answers.values() if each.oci_property == CPUSET_CPUS)
-        return CPUSet.parse_or_empty(next(lists, ""))
+        return self._listed(CPUSET_CPUS)
+
+    @property
+    def memory(self) -> CPUSet:
+        """The NUMA nodes for its memory that count."""
+        return self._listed(CPUSET_MEMS)
 
     def serves(self, quantity: float) -> bool:
         """Return whether the answer is enough for a request, which may have grown since."""
         known = (each.quantity for each in self.answers.values() if each.scalar)
         return quantity <= max((self.quantity, *map(ceil, known)))
+
+    def _listed(self, oci_property: str) -> CPUSet:
+        if self.refused:
+            return CPUSet()
+        lists = (each.value for each in self.answers.values() if each.oci_property == oci_property)
+        return CPUSet.parse_or_empty(next(lists, ""))
 
 
 Record = Mapping["ContainerRef", Mapping[str, Given]]
@@ -179,6 +188,7 @@ class PluginFacts:
         refusals: container → why a plugin, or all together, refuse it.
         own: container → the CPUs of an exclusive answer.
         shared: container → the CPUs of another answer.
+        memory: container → the NUMA nodes for its memory.
     """
 
     served: frozenset[str] = frozenset()
@@ -186,13 +196,18 @@ class PluginFacts:
     refusals: Mapping[ContainerRef, str] = field(default_factory=dict)
     own: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     shared: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
+    memory: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         found: dict[bool, dict[ContainerRef, CPUSet]] = {True: {}, False: {}}
+        memory: dict[ContainerRef, CPUSet] = {}
         for ref, by_resource in self.given.items():
             for given in by_resource.values():
                 if cpus := given.cpus:
                     found[given.exclusive][ref] = cpus
+                if nodes := given.memory:
+                    memory[ref] = nodes
+        object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "own", found[True])
         object.__setattr__(self, "shared", found[False])
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.assignments import Cause, CPUAssignment, MemoryNodes, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import (
     NATIVE_CPU,
@@ -191,21 +191,26 @@ def resolve(
     for identifier, pod, container in instances:
         key = (pod.cgroup_uid, identifier)
         has = view.chosen.get(pod.cgroup_uid)
+        ref = ContainerRef(pod.cgroup_uid, container.name)
+        nodes = facts.plugins.memory.get(ref)
         found = placed_before.get(key)
         if found and found.pod is pod and found.container is container:
             # The CPUs of an owner do not depend on the other grants.
             owns = has and has is owners_before.get(pod.cgroup_uid) and not container.requests
+            owns = owns and nodes is None and found.assignment.memory is None
             if same or (owns and found.assignment.placement is Placement.POLICY):
                 containers[key] = found
                 continue
         # A container keeps what an earlier policy gave it, whatever the pool file says now.
         own = has and has.part(container.name)
         if not own and (request := requested.counted(facts, pod, container)):
-            devices = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
+            devices = facts.devices.get(ref, {})
             demand = Demand(pod, container, request, devices, facts.kept_shared.get(key))
             placed = pools.place(view, demand)
         else:
             placed = facts.policy.place(view, Demand(pod, container))
+        if nodes is not None:
+            placed = replace(placed, memory=MemoryNodes(nodes))
         containers[key] = PlacedContainer(pod, container, placed)
     if same:
         return replace(same, containers=containers)
@@ -231,7 +236,7 @@ def _unchanged_owners(before: Snapshot, facts: NodeFacts, view: NodeView) -> Map
 
 def _placing(facts: NodeFacts) -> tuple[object, ...]:
     """Return the facts that a placement depends on beside the view."""
-    return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus
+    return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus, facts.plugins.memory
 
 
 def join_devices(

@@ -17,7 +17,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
 from cpupool.core.grants import Source
 from cpupool.core.names import is_reserved_variable
-from cpupool.core.resource_plugins import CPUSET_CPUS, OCIProperty
+from cpupool.core.resource_plugins import OCIProperty
 from cpupool.policies.qrm import QRMPolicy
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ class Rule(Enum):
     POLICY = "policy"
     """It names CPUs where the policy is not `qrm`."""
     LIST = "list"
-    """Its value is no CPU list."""
+    """Its value is no list."""
     EMPTY = "empty"
-    """It names no CPU."""
+    """It names no CPU, or no NUMA node."""
     OUTSIDE = "outside"
-    """It names CPUs that are not the policy's."""
+    """It names CPUs that are not the policy's, or NUMA nodes that the machine lacks."""
     OFFLINE = "offline"
     """It names CPUs that are offline."""
     OWNED = "owned"
@@ -116,11 +116,12 @@ class Judge:
             left = self._left(elsewhere | beside) if given.exclusive else None
             for found in self._broken(answer, self._owned(pod) | elsewhere, left):
                 return Broken(found.rule, f"the answer for {resource} {found.why}")
-        count = sum(bool(each.cpus) for each in others.values()) + sum(
-            answer.oci_property == CPUSET_CPUS for answer in given.answers.values()
-        )
-        if given.cpus and count > 1:
-            return Broken(Rule.TWICE, f"{count} answers set {CPUSET_CPUS}")
+        counted = (given, *(each for each in others.values() if not each.refused))
+        for name in sorted({answer.oci_property for answer in given.answers.values()} - {""}):
+            answers = [answer for each in counted for answer in each.answers.values()]
+            count = sum(answer.oci_property == name for answer in answers)
+            if count > 1:
+                return Broken(Rule.TWICE, f"{count} answers set {name}")
         return None
 
     def _owned(self, pod: str) -> CPUSet:
@@ -149,6 +150,8 @@ class Judge:
                 yield Broken(Rule.PROPERTY, f"sets {shown!r}, which no container has")
             elif not known.applied:
                 yield Broken(Rule.NOT_APPLIED, f"sets {shown}, which cpupool does not apply yet")
+            elif known is OCIProperty.CPUSET_MEMS:
+                yield from self._memory(answer)
             else:
                 yield from self._cpus(answer, owned, left)
         amounts = (answer.quantity, *map(float, answer.by_node.values()))
@@ -181,6 +184,17 @@ class Judge:
             yield Broken(Rule.RESERVED, f"takes the reserved CPUs {kept}")
         elif not left - cpus:
             yield Broken(Rule.RESERVED, "leaves no CPU for the containers without an answer")
+
+    def _memory(self, answer: Answer) -> Iterator[Broken]:
+        try:
+            nodes = CPUSet.parse(answer.value)
+        except CPUSetParseError as error:
+            yield Broken(Rule.LIST, f"is no list of NUMA nodes: {error}")
+            return
+        if not nodes:
+            yield Broken(Rule.EMPTY, "names no NUMA node")
+        if strange := nodes - CPUSet(self.view.topology.nodes):
+            yield Broken(Rule.OUTSIDE, f"names NUMA nodes {strange}, which the machine lacks")
 
     def _texts(self, answer: Answer) -> Iterator[Broken]:
         for name, value in answer.env.items():

@@ -201,10 +201,12 @@ class ResourceManager:
             self._complain("record", str(error))
         else:
             self._complain("record", "")
-        facts = self._facts()
-        if facts != self._manager.snapshot().facts.plugins:
+        facts, before = self._facts(), self._manager.snapshot().facts.plugins
+        if facts != before:
             self._manager.observe(plugins=facts)
             self._changed()
+        if facts.served != before.served:
+            log.info("plugins answer", resources=",".join(sorted(facts.served)) or "none")
 
     def _remove_ended(self, now: Snapshot) -> None:
         """Let plugins forget the pods that have ended, once none of their containers has CPUs."""

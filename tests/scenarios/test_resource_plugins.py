@@ -212,8 +212,9 @@ def asked_by_the_runtime(world: World) -> Iterator[Process]:
         yield process
 
 
-def served(world: World, process: Process, resource: str = "cpu") -> None:
-    process.await_line(f"plugin registered resource={resource}")
+def served(process: Process, resources: str = "cpu") -> None:
+    """Wait until pods that request a resource are held without an answer."""
+    process.await_line(f"plugins answer resources={resources}")
 
 
 def started(world: World, pod: Pod) -> None:
@@ -228,7 +229,7 @@ def started(world: World, pod: Pod) -> None:
 
 def test_a_refused_pod_is_held_with_the_plugins_words(plugged: World) -> None:
     with Plugin(plugged) as plugin, asked_by_the_runtime(plugged) as process:
-        served(plugged, process)
+        served(process)
         full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no CPU is left")
         plugin.gives = {"own": full, "web": full}
         own = run(plugged, "own", DEDICATED)
@@ -251,7 +252,7 @@ def test_a_refused_pod_is_held_with_the_plugins_words(plugged: World) -> None:
 
 def test_an_answer_that_breaks_a_rule_holds_and_says_which(plugged: World) -> None:
     with Plugin(plugged) as plugin, asked_by_the_runtime(plugged) as process:
-        served(plugged, process)
+        served(process)
         plugin.gives = {"own": cpus("6-9")}
         own = run(plugged, "own", DEDICATED)
 
@@ -278,8 +279,7 @@ def test_a_slow_plugin_delays_no_other_pod(plugged: World) -> None:
     quick.gives["own"] = cpus("6-7")
     try:
         with nic, quick, asked_by_the_runtime(plugged) as process:
-            served(plugged, process, "example.com/nic")
-            served(plugged, process)
+            served(process, "cpu,example.com/nic")
             slow = plugged.node.run_pod(body("slow", {}, **{"example.com/nic": "1"}))
             assert "has not answered for container main yet" in plugged.node.held()[slow.uid]
             others = [run(plugged, f"web-{n}") for n in range(10)]
@@ -324,7 +324,7 @@ def test_a_third_partys_resource_works_from_end_to_end(plugged: World) -> None:
     }
     plugged.mount.show(worker=POOLS.replace('policy: qrm, reserved: "0-0"', "policy: none"))
     with nic, asked_by_the_runtime(plugged) as process:
-        served(plugged, process, "example.com/nic")
+        served(process, "example.com/nic")
         web = plugged.node.run_pod(body("web", {}, **{"example.com/nic": "1"}))
         started(plugged, web)
         assert environment(plugged, "web")["AFFINITY_NIC_ADDR_IPV6"] == "fdbd:dc05:3:155::20"

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.assignments import MemoryNodes
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager import plugin_requests
 from cpupool.wire import katalyst
 from tests import builders
@@ -218,6 +219,23 @@ def test_of_two_answers_with_one_cpu_the_earlier_owner_keeps_it() -> None:
     owned = builders.owned(node)
     assert owned["two-uid"] == {"policy/cpu": CPUSet.parse("2-3")}
     assert owned["one-uid"] == {"policy/cpu": CPUSet.parse("4")}
+
+
+def test_a_container_takes_its_memory_from_the_nodes_of_its_answer() -> None:
+    of = pod("a", container(running=True), level="dedicated_cores")
+    memory = Given(1.0, {"memory": Answer("CpusetMems", "0")})
+    node = manager(of, given={ref("a"): {"memory": memory}})
+
+    def nodes() -> MemoryNodes | None:
+        return node.snapshot().assignment(("a-uid", ContainerID("main-id"))).memory
+
+    assert nodes() == MemoryNodes(CPUSet.of(0))
+    both = {ref("a"): {"memory": memory, "cpu": cpus("2", exclusive=True)}}
+    node.observe(plugins=PluginFacts(frozenset({"cpu"}), both))
+    assert nodes() == MemoryNodes(CPUSet.of(0))
+    bad = replace(memory, refused="it is bad")
+    node.observe(plugins=PluginFacts(frozenset({"cpu"}), {ref("a"): {"memory": bad}}))
+    assert nodes() is None
 
 
 def test_the_texts_of_answers_that_count_are_joined() -> None:

@@ -101,7 +101,7 @@ def test_an_exclusive_set_leaves_an_online_cpu_to_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("name", "broken"),
-    [("", None), ("HugepageLimits", Rule.PROPERTY), ("CpusetMems", Rule.NOT_APPLIED)],
+    [("", None), ("HugepageLimits", Rule.PROPERTY), ("CpuShares", Rule.NOT_APPLIED)],
 )
 def test_what_is_not_applied_is_refused_and_never_dropped(name: str, broken: Rule | None) -> None:
     assert rule(Answer(name, "0")) is broken
@@ -110,6 +110,16 @@ def test_what_is_not_applied_is_refused_and_never_dropped(name: str, broken: Rul
 def test_only_under_the_policy_a_plugin_names_cpus() -> None:
     assert rule(named("3"), judge=replace(JUDGE, policy=NonePolicy())) is Rule.POLICY
     assert rule(Answer("", "0-1"), judge=replace(JUDGE, policy=NonePolicy())) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "broken"),
+    [("0", None), ("0,9", Rule.OUTSIDE), ("", Rule.EMPTY), ("x", Rule.LIST)],
+)
+def test_memory_nodes_are_the_machines(nodes: str, broken: Rule | None) -> None:
+    assert rule(Answer("CpusetMems", nodes)) is broken
+    static = replace(JUDGE, policy=NonePolicy())
+    assert rule(Answer("CpusetMems", nodes), judge=static) is broken
 
 
 @pytest.mark.parametrize(
@@ -167,6 +177,9 @@ def test_one_answer_names_a_containers_cpus() -> None:
     assert verdict(cpus, best=cpus) is Rule.TWICE
     assert verdict(cpus, best=replace(cpus, refused="it is bad")) is None
     assert verdict(Given(1.0, {"cpu": named("3"), "more": named("4")})) is Rule.TWICE
+    memory = Given(1.0, {"memory": Answer("CpusetMems", "0")})
+    assert verdict(memory, cpu=cpus) is None
+    assert verdict(memory, other=memory) is Rule.TWICE
 
 
 def test_the_words_name_the_resource_and_the_fact() -> None:

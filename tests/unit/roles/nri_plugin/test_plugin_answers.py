@@ -98,6 +98,14 @@ def test_variables_and_annotations_come_at_the_creation(agent: Agent, plugin: Pl
     assert adjusted.linux.resources.cpu.cpus == "0-7"
 
 
+def test_a_container_is_created_with_the_memory_of_its_answer(agent: Agent, plugin: Plugin) -> None:
+    memory = Given(1.0, {"memory": Answer("CpusetMems", "0")})
+    both = {"cpu": cpus("2-3", exclusive=True), "memory": memory}
+    govern(agent, OWN, given={ref("own"): both})
+    cpu = cpu_of(plugin.create(of(OWN)))
+    assert (cpu.cpus, cpu.mems) == ("2-3", "0")
+
+
 def test_also_where_the_agent_does_not_know_the_owners_yet(agent: Agent, plugin: Plugin) -> None:
     given = {ref("net"): {NIC: Given(1.0, {NIC: Answer(env={"ADDR": "::1"})})}}
     govern(agent, WITH_NIC, given=given, policy="static")
