@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-_SIGNAL_S: Final = 2.0
+_LOOK_S: Final = 60.0
+"""How often to look for a loop that hangs."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _END_S: Final = 30.0
 
 
@@ -57,11 +60,13 @@ def supervise(
         threading.Thread(target=guarded, args=item, name=item[0], daemon=True)
         for item in loops.items()
     ]
+    # New threads inherit this: the kernel would hand them a signal, which ends no wait of this one.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     for thread in threads:
         thread.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        # The kernel may hand a signal to another thread, which does not end an unlimited wait here.
-        while not stop.wait(_SIGNAL_S):
+        while not stop.wait(_LOOK_S):
             if name := hung():
                 failures.append((name, "it hangs"))
                 break

@@ -9,17 +9,21 @@ It must run without coverage: CPython 3.11 hangs where such an exception meets a
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
 
 from cpupool import app, cli, supervisor
 from cpupool.commands import certs, webhook
+from cpupool.manager.manager import Manager
 from cpupool.telemetry.server import TelemetryServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cpupool.core.names import Names
+    from cpupool.policies.base import CPUManagerPolicies
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import ProcessMetrics
 
@@ -36,6 +40,7 @@ class Controller:
     def __init__(self) -> None:
         self._wake: Callable[[], None] = lambda: None
         self._probes: TelemetryServer | None = None
+        self._manager = Manager()
 
     def supervise(
         self,
@@ -47,6 +52,13 @@ class Controller:
         """Stand in for `supervisor.supervise`, to know how loops are woken."""
         self._wake = wake
         supervisor.supervise(loops, stop, wake, hung)
+
+    def managed(
+        self, names: Names, *, moves_pinned: bool, cpu_managers: CPUManagerPolicies
+    ) -> Manager:
+        """Make the agent's manager, to wake who waits for another list of devices."""
+        self._manager = Manager(names, moves_pinned=moves_pinned, cpu_managers=cpu_managers)
+        return self._manager
 
     def anywhere(
         self, address: str, _port: int, metrics: ProcessMetrics, health: Health
@@ -73,6 +85,9 @@ class Controller:
         assert set_exception(ctypes.c_ulong(number), ctypes.py_object(Ended)) == 1
         # What is blocked in C takes it when it returns.
         self._wake()
+        self._manager.notify()
+        if number == threading.main_thread().ident:
+            signal.pthread_kill(number, signal.SIGUSR1)
         if self._probes and name == "telemetry":
             self._probes.wake()
 
@@ -84,6 +99,9 @@ def main() -> None:
         module.supervise = controller.supervise  # type: ignore[attr-defined]
     for module in (app, webhook):
         module.TelemetryServer = controller.anywhere  # type: ignore[attr-defined]
+    app.Manager = controller.managed  # type: ignore[assignment, attr-defined]
+    # Its handler is the Python code in which a thread that waits takes the exception.
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: None)
     threading.Thread(target=controller.run, name=CONTROLLER, daemon=True).start()
     cli.run()
 

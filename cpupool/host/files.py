@@ -90,6 +90,11 @@ class DirectoryWatch:
         else:
             self._failed = False
 
+    @property
+    def watching(self) -> bool:
+        """Whether the kernel reports changes, as of the last `ensure`."""
+        return self._events is not None
+
     def stop(self) -> None:
         """Stop watching; no callback runs after this."""
         if self._events is not None:

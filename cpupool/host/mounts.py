@@ -110,6 +110,11 @@ class Mounts:
             self._show_all(shared)
         self.provided = shared or {}
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last `provide` could not make everything right."""
+        return bool(self._failing)
+
     def of(self, pool: Pool) -> tuple[Mount, ...]:
         """Return the mounts for a container of a pool: only existing files and folders.
 

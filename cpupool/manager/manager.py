@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     from cpupool.manager.static_pods import PodName
     from cpupool.policies.base import Choice, CPUManagerPolicies, CPUManagerPolicy
 
-_WAIT_S = 5.0
-"""A waiter checks for its cancellation at least this often."""
-
 
 class Manager:
     """The node's state.
@@ -343,7 +340,7 @@ class Manager:
                     return None
                 if current.generation != seen:
                     return current
-                self._changed.wait(_WAIT_S)
+                self._changed.wait()
             return None
 
     def notify(self) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 NAME: Final = "device manager"
+_LOOK_S: Final = 30.0
+_LOOK_WITHOUT_EVENTS_S: Final = 2.0
 CONDITION: Final = "kubelet"
 
 
@@ -49,7 +51,8 @@ class DeviceManager:
         kubelet_changed: called when another kubelet listens than before, or none.
         ready: whether it is known who owns which CPU, and only cpupool gives CPUs out; while not,
             nothing is offered.
-        look_s: how often to look without an event.
+        look_s: how often to look without an event, at least; more often while the kubelet's folder
+            cannot be watched.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class DeviceManager:
         health: Health,
         kubelet_changed: Callable[[], None] = lambda: None,
         ready: Callable[[], bool] = lambda: True,
-        look_s: float = 2.0,
+        look_s: float = _LOOK_S,
     ) -> None:
         self._manager = manager
         self._folder = root.device_plugins
@@ -90,7 +93,8 @@ class DeviceManager:
                     watch.ensure()
                     self._loop.check()
                     self._look(stop)
-                    self._wake.wait(self._registrar.pause_s(self._look_s))
+                    often_s = self._look_s if watch.watching else _LOOK_WITHOUT_EVENTS_S
+                    self._wake.wait(self._registrar.pause_s(min(often_s, self._look_s)))
                     self._wake.clear()
             finally:
                 watch.stop()

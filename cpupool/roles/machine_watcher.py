@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 NAME: Final = "machine watcher"
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 10.0
 _LOOK_WITHOUT_EVENTS_S: Final = 0.05
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from cpupool.telemetry.health import Health
 
 NAME: Final = "mount keeper"
-_LOOK_S: Final = 2.0
+_LOOK_S: Final = 30.0
+_RETRY_S: Final = 2.0
 
 
 class MountKeeper:
@@ -31,7 +32,7 @@ class MountKeeper:
         health: hears that the loop turns.
         ready: whether it is known who owns which CPU, and only cpupool places containers.
         provided: called when the mounts of shared pools are others than before.
-        look_s: how often to look without an event.
+        look_s: how often to look without an event; more often after a failure.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class MountKeeper:
         while not stop.is_set():
             self._health.beat(NAME)
             self._look()
-            self._wake.wait(self._look_s)
+            self._wake.wait(_RETRY_S if self._mounts.failing else self._look_s)
             self._wake.clear()
 
     def wake(self) -> None:

@@ -257,7 +257,7 @@ def test_certs_end_where_a_loop_hangs(
     monkeypatch.setattr(Health, "beat", beat)
     monkeypatch.setattr(certs, "Health", partial(Health, clock_s))
     monkeypatch.setattr(certs, "asked_to_end", lambda: stop)
-    monkeypatch.setattr(supervisor, "_SIGNAL_S", 0.01)
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.01)
     options = ("certs", "--watch", "--namespace", "cpupool", "--api-server", server.url)
     assert main(options) == 1
     assert f"cpupool: the {hanging} stopped: it hangs; this process" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_an_exception_in_the_supervising_thread_ends_the_loops() -> None:
 
 
 def test_a_loop_that_hangs_ends_the_others_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_SIGNAL_S", 0.01)
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.01)
 
     def loop(stop: threading.Event) -> None:
         stop.wait(DEADLINE_S)
