@@ -1,11 +1,17 @@
-"""Calls to the kubelet and the container runtime: gRPC over unix sockets."""
+"""Calls to the kubelet and the container runtime: gRPC over unix sockets, without threads."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+import asyncio
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import grpc
+from google.protobuf.message import DecodeError
+from grpclib import client
+from grpclib.const import Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from h2.exceptions import H2Error
 
 from cpupool.core.errors import RemoteProtocolError
 
@@ -13,54 +19,182 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from google.protobuf.message import Message
+
+T = TypeVar("T", bound="Message")
+
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """A node's podresources list names every milli-CPU of every container by its id."""
 
 _REMEDIES: Final = {
-    grpc.StatusCode.UNAVAILABLE: "check that {peer} runs and that its folder is mounted",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "check whether {peer} hangs",
-    grpc.StatusCode.UNIMPLEMENTED: "{peer} is too old or has this service switched off",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "ask less often",
+    Status.UNAVAILABLE: "check that {peer} runs and that its folder is mounted",
+    Status.DEADLINE_EXCEEDED: "check whether {peer} hangs",
+    Status.UNIMPLEMENTED: "{peer} is too old or has this service switched off",
+    Status.RESOURCE_EXHAUSTED: "ask less often",
 }
+_HUNG_UP: Final = (AttributeError, H2Error, OSError, StreamTerminatedError)
+"""What grpclib raises if the peer ends the connection: an AttributeError for its lost transport."""
+_UNREADABLE: Final = (AssertionError, DecodeError, KeyError, NotImplementedError, ValueError)
+"""What grpclib and a message's type raise if an answer breaks the protocol."""
 
 
-def opened(socket: Path, max_message_bytes: int) -> grpc.Channel:
-    """Return a channel to a unix socket; it connects with its first call.
+class CallFailed(Exception):
+    """A call without an answer.
+
+    Attributes:
+        status: why, as the peer says or this side has found.
+        details: the reason in words; may be empty.
+    """
+
+    def __init__(self, status: Status, details: str) -> None:
+        self.status = status
+        self.details = details
+        super().__init__(f"{status.name}: {details}")
+
+
+class Codec(CodecBase):
+    """Messages as bytes; one that is encoded already is sent unchanged.
+
+    Args:
+        max_message_bytes: the largest message to decode.
+    """
+
+    __content_subtype__ = "proto"
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+
+    def encode(self, message: Message | bytes, message_type: object) -> bytes:
+        """Return the bytes of a message."""
+        del message_type
+        return message if isinstance(message, bytes) else message.SerializeToString()
+
+    def decode(self, data: bytes, message_type: type[T]) -> T:
+        """Return a message.
+
+        Raises:
+            GRPCError: it is too long.
+            DecodeError: it is not of this type.
+        """
+        if len(data) > self._max_message_bytes:
+            words = f"the message has {len(data)} bytes, more than {self._max_message_bytes}"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, words)
+        return message_type.FromString(data)
+
+
+class Channel:
+    """Calls of one thread to a peer; it connects with the first of them.
 
     Args:
         socket: the peer's socket.
-        max_message_bytes: the largest message that the channel accepts.
+        max_message_bytes: the largest answer that it accepts.
+        loop: runs while a call waits, and only then.
     """
-    options = (
-        # Without it the socket's path becomes the authority, which Go's HTTP/2 server refuses.
-        ("grpc.default_authority", "localhost"),
-        # A shared pool remembers a refused connection and makes a new channel wait.
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", max_message_bytes),
-    )
-    return grpc.insecure_channel(f"unix:{socket}", options=options)
+
+    def __init__(
+        self, socket: Path, max_message_bytes: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._socket = socket
+        self._codec = Codec(max_message_bytes)
+        self._loop = loop
+        self._connection: client.Channel | None = None
+        self._running: asyncio.Task[Any] | None = None
+        self._given_up = False
+
+    def call(self, method: str, request: Message, answer: type[T], timeout_s: float) -> T:
+        """Call a method and return its answer.
+
+        Args:
+            method: its path, as `/v1beta1.Registration/Register`.
+            request: the message for it.
+            answer: the type of its answer.
+            timeout_s: how long to wait, with the time to connect.
+
+        Raises:
+            CallFailed: there is no answer.
+        """
+        running = self._loop.create_task(self._call(method, request, answer, timeout_s))
+        self._running = running
+        if self._given_up:
+            running.cancel()
+        try:
+            return self._loop.run_until_complete(running)
+        except asyncio.CancelledError as error:
+            raise CallFailed(Status.CANCELLED, "the call was given up") from error
+        except GRPCError as error:
+            raise CallFailed(error.status, error.message or "") from error
+        except TimeoutError as error:
+            words = f"no answer in {timeout_s:g} s"
+            raise CallFailed(Status.DEADLINE_EXCEEDED, words) from error
+        except _HUNG_UP as error:
+            raise CallFailed(Status.UNAVAILABLE, str(error)) from error
+        except _UNREADABLE as error:
+            words = f"the answer is not readable ({type(error).__name__}: {error})"
+            raise CallFailed(Status.INTERNAL, words) from error
+
+    def give_up(self) -> None:
+        """End the present call and all later ones; any thread may ask for it."""
+        self._given_up = True
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _call(self, method: str, request: Message, answer: type[T], timeout_s: float) -> T:
+        if self._connection is None:
+            self._connection = client.Channel(path=str(self._socket), codec=self._codec)
+        call: client.UnaryUnaryMethod[Any, T]
+        call = client.UnaryUnaryMethod(self._connection, method, type(request), answer)
+        return await call(request, timeout=timeout_s)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            # A transport ends in the turn after its close.
+            self._loop.run_until_complete(asyncio.sleep(0))
 
 
 @contextmanager
-def dialled(socket: Path, purpose: str, peer: str = "the kubelet") -> Iterator[grpc.Channel]:
-    """Open a channel for one call.
-
-    A new channel for each call reaches a restarted peer at once; a permanent channel would wait for
-    its own back-off.
+def opened(socket: Path, max_message_bytes: int = MAX_MESSAGE_BYTES) -> Iterator[Channel]:
+    """Open a channel to a unix socket, for calls of this thread.
 
     Args:
         socket: the peer's socket.
-        purpose: what the call is for, as in `registering nokia.k8s.io/shared`.
+        max_message_bytes: the largest answer that the channel accepts.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        channel = Channel(socket, max_message_bytes, loop)
+        try:
+            yield channel
+        finally:
+            channel.close()
+    finally:
+        loop.close()
+
+
+@contextmanager
+def dialled(socket: Path, purpose: str, peer: str = "the kubelet") -> Iterator[Channel]:
+    """Open a channel for one purpose.
+
+    A new channel for each reaches a restarted peer at once, and nothing is left of it at rest.
+
+    Args:
+        socket: the peer's socket.
+        purpose: what the calls are for, as in `registering nokia.k8s.io/shared`.
         peer: the peer's name, for messages.
 
     Raises:
-        RemoteProtocolError: the call made inside failed.
+        RemoteProtocolError: a call made inside failed.
     """
     try:
-        with opened(socket, MAX_MESSAGE_BYTES) as channel:
+        with opened(socket) as channel:
             yield channel
-    except grpc.RpcError as error:
+    except CallFailed as failure:
         raise RemoteProtocolError(
-            f"{purpose} on {socket} failed ({error.code().name}: {error.details()});"
-            f" {_REMEDIES.get(error.code(), 'look at the log of {peer}').format(peer=peer)}"
-        ) from error
+            f"{purpose} on {socket} failed ({failure});"
+            f" {_REMEDIES.get(failure.status, 'look at the log of {peer}').format(peer=peer)}"
+        ) from failure

@@ -14,8 +14,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import grpc.aio
-
 from cpupool.api.deviceplugin_pb2 import (
     AllocateRequest,
     AllocateResponse,
@@ -30,17 +28,16 @@ from cpupool.api.deviceplugin_pb2 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from cpupool.api.deviceplugin_pb2_grpc import (
-    DevicePluginServicer,
-    add_DevicePluginServicer_to_server,
-)
 from cpupool.core.errors import AllocationError, HostFileError, NoDevicesAsked
-from cpupool.kubelet.interceptor import StatusInterceptor
+from cpupool.kubelet.methods import streaming, unary
 from cpupool.kubelet.registration import register
+from cpupool.kubelet.serving import Server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from grpclib.const import Handler
 
     from cpupool.core.devices import Offer
     from cpupool.core.requests import Resource
@@ -50,6 +47,7 @@ if TYPE_CHECKING:
 
     _Mounts = Callable[[], Iterable[ports.Mount]]
 
+_SERVICE: Final = "/v1beta1.DevicePlugin"
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
 
@@ -74,8 +72,8 @@ def options(resource: Resource) -> DevicePluginOptions:
     return DevicePluginOptions(get_preferred_allocation_available=resource.kind.exclusive)
 
 
-class DevicePlugin(DevicePluginServicer):
-    """Answers the kubelet for one pool; raises what `StatusInterceptor` turns into statuses.
+class DevicePlugin:
+    """Answers the kubelet for one pool.
 
     Its methods run in the event loop, so what can take long, waiting for another list and encoding
     it, is done in threads.
@@ -84,11 +82,15 @@ class DevicePlugin(DevicePluginServicer):
         manager: the node's state.
         resource: what it serves.
         mounts: gives what a container of the pool gets mounted.
+        changed: called when `watched` may have changed.
     """
 
-    def __init__(self, manager: Manager, resource: Resource, mounts: _Mounts) -> None:
+    def __init__(
+        self, manager: Manager, resource: Resource, mounts: _Mounts, changed: Callable[[], None]
+    ) -> None:
         self._manager = manager
         self._mounts = mounts
+        self._changed = changed
         self._options = options(resource)
         self._pool = resource
         self._name = endpoint(resource)
@@ -100,31 +102,37 @@ class DevicePlugin(DevicePluginServicer):
         """Whether a ListAndWatch stream is open."""
         return any(not ended.is_set() for ended in self._ended)
 
-    async def GetDevicePluginOptions(  # noqa: N802  # the name in the protocol, here and below
-        self, request: Empty, context: object
-    ) -> DevicePluginOptions:
+    def __mapping__(self) -> Mapping[str, Handler]:
+        """Return path → method, for the server."""
+        return dict(
+            (
+                unary(f"{_SERVICE}/GetDevicePluginOptions", Empty, self._tell_options),
+                streaming(f"{_SERVICE}/ListAndWatch", Empty, self._list_and_watch),
+                unary(
+                    f"{_SERVICE}/GetPreferredAllocation", PreferredAllocationRequest, self._prefer
+                ),
+                unary(f"{_SERVICE}/Allocate", AllocateRequest, self._allocate),
+                unary(f"{_SERVICE}/PreStartContainer", PreStartContainerRequest, self._pre_start),
+            )
+        )
+
+    def _tell_options(self, _request: Empty) -> DevicePluginOptions:
         """Answer what was also said at registration."""
-        del request, context
         return self._options
 
-    async def ListAndWatch(  # noqa: N802
-        self, request: Empty, context: grpc.aio.ServicerContext[Empty, bytes]
-    ) -> AsyncIterator[bytes]:
+    async def _list_and_watch(self, _request: Empty) -> AsyncGenerator[bytes, None]:
         """Send the device list, encoded, at once and again whenever it changes."""
-        del request
         ended = self._admit()
-        # types-grpcio declares a class where any callable will do.
-        context.add_done_callback(lambda _context: self._end(ended))  # type: ignore[arg-type]
-        seen = -1
-        while listed := await self._in_thread(partial(self._next, seen, ended)):
-            seen, message = listed
-            yield message
+        try:
+            seen = -1
+            while listed := await self._in_thread(partial(self._next, seen, ended)):
+                seen, message = listed
+                yield message
+        finally:
+            self._end(ended)
 
-    async def GetPreferredAllocation(  # noqa: N802
-        self, request: PreferredAllocationRequest, context: object
-    ) -> PreferredAllocationResponse:
+    def _prefer(self, request: PreferredAllocationRequest) -> PreferredAllocationResponse:
         """Choose devices for each container; the kubelet takes it as advice."""
-        del context
         self._check_asked(request.container_requests)
         if not self._options.get_preferred_allocation_available:
             raise AllocationError(
@@ -143,16 +151,13 @@ class DevicePlugin(DevicePluginServicer):
             )
         return response
 
-    async def Allocate(  # noqa: N802
-        self, request: AllocateRequest, context: object
-    ) -> AllocateResponse:
+    def _allocate(self, request: AllocateRequest) -> AllocateResponse:
         """Return environment, annotations and mounts per container; the devices are promised.
 
         A container of two pools gets two replies. Of mounts with one container path the kubelet
         keeps one, any if their host paths differ, and its checkpoint names both
         (deviceRunContainerOptions in pkg/kubelet/cm/devicemanager/pod_devices.go).
         """
-        del context
         self._check_asked(request.container_requests)
         mounts = [
             Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=True)
@@ -168,11 +173,8 @@ class DevicePlugin(DevicePluginServicer):
             )
         return response
 
-    async def PreStartContainer(  # noqa: N802
-        self, request: PreStartContainerRequest, context: object
-    ) -> PreStartContainerResponse:
+    def _pre_start(self, request: PreStartContainerRequest) -> PreStartContainerResponse:
         """Check the ids; there is nothing to prepare."""
-        del context
         self._check_asked(request.devices_ids)
         self._manager.devices(self._pool).offer.check_listed(request.devices_ids)
         return PreStartContainerResponse()
@@ -190,11 +192,13 @@ class DevicePlugin(DevicePluginServicer):
         while len(self._ended) >= _STREAMS:
             self._end(self._ended.pop(0))
         self._ended.append(threading.Event())
+        self._changed()
         return self._ended[-1]
 
     def _end(self, ended: threading.Event) -> None:
         ended.set()
         self._manager.notify()
+        self._changed()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run in a thread of its own: in a pool, work waits for a worker that has died idle."""
@@ -254,7 +258,7 @@ class DevicePluginServer:
         self._path = folder / self.endpoint
         self._loop = loop
         self._mounts = mounts
-        self._server: grpc.aio.Server | None = None
+        self._server: Server | None = None
         self._plugin: DevicePlugin | None = None
 
     @property
@@ -281,7 +285,7 @@ class DevicePluginServer:
                 f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes, this one {length}",
                 "shorten the pool's name or the kubelet's root folder",
             )
-        plugin = DevicePlugin(self._manager, self._pool, self._mounts)
+        plugin = DevicePlugin(self._manager, self._pool, self._mounts, self._loop.look)
         try:
             self._path.unlink(missing_ok=True)
             self._path.parent.stat()  # its error is clearer than grpc's for a missing folder
@@ -299,7 +303,6 @@ class DevicePluginServer:
             return
         plugin, self._plugin = self._plugin, None
         try:
-            # grpc-core removes the path when its listener goes: a successor may bind it only then.
             self._loop.call(self._end())
         finally:
             plugin.close()
@@ -318,17 +321,14 @@ class DevicePluginServer:
         )
 
     async def _serve(self, plugin: DevicePlugin) -> None:
-        server = grpc.aio.server(interceptors=[StatusInterceptor()])
-        add_DevicePluginServicer_to_server(plugin, server)
-        server.add_insecure_port(f"unix:{self._path}")
-        await self._loop.begin(server)
+        server = Server(plugin)
+        await server.begin(self._path)
         self._server, self._plugin = server, plugin
 
     async def _end(self) -> None:
-        """End the server, and drop it in the loop's thread: no other thread may free it."""
         server, self._server = self._server, None
         if server is not None:
-            await self._loop.end(server)
+            await server.end()
 
 
 def _encoded(offer: Offer) -> bytes:

@@ -9,22 +9,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, Self
 
-import grpc.aio
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 
-from cpupool.api.resourceplugin_pb2 import Empty
-from cpupool.api.resourceplugin_pb2_grpc import (
-    RegistrationServicer,
-    add_RegistrationServicer_to_server,
-)
+from cpupool.api.resourceplugin_pb2 import Empty, RegisterRequest
 from cpupool.core.errors import HostFileError
+from cpupool.kubelet.methods import unary
 from cpupool.kubelet.resource_plugin import VERSION, Introduction, options
-from cpupool.kubelet.serving import ServingLoop
+from cpupool.kubelet.serving import Server, ServingLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from cpupool.api.resourceplugin_pb2 import RegisterRequest
+    from grpclib.const import Handler
 
 DOOR: Final = "kubelet.sock"
 _FOLDER_MODE: Final = 0o750
@@ -42,7 +40,7 @@ class PluginDoor:
         self._path = folder / DOOR
         self._registered = registered
         self._loop = ServingLoop(name="plugin door")
-        self._server: grpc.aio.Server | None = None
+        self._server: Server | None = None
 
     def __enter__(self) -> Self:
         self._loop.__enter__()
@@ -79,35 +77,34 @@ class PluginDoor:
 
     async def _serve(self) -> None:
         await self._end()
-        server = grpc.aio.server()
-        servicer = _Door(self._path.parent, self._registered)
-        add_RegistrationServicer_to_server(servicer, server)
-        server.add_insecure_port(f"unix:{self._path}")
-        await self._loop.begin(server)
+        server = Server(_Door(self._path.parent, self._registered))
+        await server.begin(self._path)
         self._server = server
 
     async def _end(self) -> None:
         server, self._server = self._server, None
         if server is not None:
-            await self._loop.end(server)
+            await server.end()
 
 
-class _Door(RegistrationServicer):
+class _Door:
     def __init__(self, folder: Path, registered: Callable[[Introduction], None]) -> None:
         self._folder = folder
         self._registered = registered
 
-    async def Register(  # noqa: N802  # the name in the protocol
-        self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
-    ) -> Empty:
+    def __mapping__(self) -> Mapping[str, Handler]:
+        path = "/resourceplugin.v1alpha1.Registration/Register"
+        return dict((unary(path, RegisterRequest, self._register),))
+
+    def _register(self, request: RegisterRequest) -> Empty:
         """Take a plugin; whether its socket can be used shows later."""
         endpoint = os.path.basename(request.endpoint)  # noqa: PTH119 - a name is no path yet
         if request.version != VERSION or not request.resource_name:
             why = f"register a resource with version {VERSION}, not {request.version[:20]!r}"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+            raise GRPCError(Status.INVALID_ARGUMENT, why)
         if not endpoint or endpoint != request.endpoint or endpoint == DOOR:
             why = f"{request.endpoint[:60]!r} is not the name of a socket in {self._folder}"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+            raise GRPCError(Status.INVALID_ARGUMENT, why)
         asked = options(request.options)
         self._registered(Introduction(request.resource_name, self._folder / endpoint, asked))
         return Empty()

@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import grpc
+from grpclib.const import Status
 
-from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
-from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
-from cpupool.channel import dialled
+from cpupool.api.podresources_pb2 import (
+    AllocatableResourcesRequest,
+    AllocatableResourcesResponse,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+)
+from cpupool.channel import CallFailed, dialled
 from cpupool.core.cpuset import MAX_CPU, CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices, nodes_of
 from cpupool.core.errors import RemoteProtocolError
@@ -26,14 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from cpupool.api.podresources_pb2 import (
-        AllocatableResourcesResponse,
-        ContainerResources,
-        ListPodResourcesResponse,
-    )
+    from cpupool.api.podresources_pb2 import ContainerResources
+    from cpupool.channel import Channel
     from cpupool.core.devices import PodDevices
 
 
+_SERVICE: Final = "/v1.PodResourcesLister"
 _RETRY_SHARE: Final = 5
 """A kubelet that hangs is asked again after so many times as long as it was waited for."""
 _ByNode = dict[str, dict[int, Amounts]]
@@ -70,10 +72,8 @@ class PodResources:
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
         """
-        with self._calling("listing the kubelet's device assignments") as stub:
-            answer: ListPodResourcesResponse = stub.List(
-                ListPodResourcesRequest(), timeout=self._timeout_s
-            )
+        with self._calling("listing the kubelet's device assignments") as channel:
+            answer = self._list(channel)
         return {
             (pod.namespace, pod.name): {
                 container.name: _devices_of(container) for container in pod.containers
@@ -90,10 +90,8 @@ class PodResources:
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
         """
-        with self._calling("asking for the kubelet's allocatable CPUs") as stub:
-            answer: AllocatableResourcesResponse = stub.GetAllocatableResources(
-                AllocatableResourcesRequest(), timeout=self._timeout_s
-            )
+        with self._calling("asking for the kubelet's allocatable CPUs") as channel:
+            answer = self._allocatable(channel)
         return _cpus(answer.cpu_ids)
 
     def amounts(self) -> KubeletAmounts:
@@ -105,30 +103,33 @@ class PodResources:
         Raises:
             RemoteProtocolError: the kubelet is not there, or does not answer.
         """
-        with self._calling("asking for the kubelet's allocatable resources") as stub:
-            given: AllocatableResourcesResponse = stub.GetAllocatableResources(
-                AllocatableResourcesRequest(), timeout=self._timeout_s
-            )
-            used: ListPodResourcesResponse = stub.List(
-                ListPodResourcesRequest(), timeout=self._timeout_s
-            )
+        with self._calling("asking for the kubelet's allocatable resources") as channel:
+            given, used = self._allocatable(channel), self._list(channel)
         containers = [container for pod in used.pod_resources for container in pod.containers]
         return KubeletAmounts(
             {**_device_amounts(given, containers), **_memory_amounts(given, containers)},
             CPUSet.union(_cpus(container.cpu_ids) for container in containers),
         )
 
+    def _list(self, channel: Channel) -> ListPodResourcesResponse:
+        request = ListPodResourcesRequest()
+        return channel.call(f"{_SERVICE}/List", request, ListPodResourcesResponse, self._timeout_s)
+
+    def _allocatable(self, channel: Channel) -> AllocatableResourcesResponse:
+        method, request = f"{_SERVICE}/GetAllocatableResources", AllocatableResourcesRequest()
+        return channel.call(method, request, AllocatableResourcesResponse, self._timeout_s)
+
     @contextmanager
-    def _calling(self, purpose: str) -> Iterator[PodResourcesListerStub]:
+    def _calling(self, purpose: str) -> Iterator[Channel]:
         if self._now_s() < self._retry_at_s:
             raise RemoteProtocolError(
                 f"{purpose} is put off: the kubelet has not answered; check whether it hangs"
             )
         with dialled(self._socket, purpose) as channel:
             try:
-                yield PodResourcesListerStub(channel)
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                yield channel
+            except CallFailed as failure:
+                if failure.status is Status.DEADLINE_EXCEEDED:
                     self._retry_at_s = self._now_s() + _RETRY_SHARE * self._timeout_s
                 raise
 

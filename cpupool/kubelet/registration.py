@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cpupool.api.deviceplugin_pb2 import DevicePluginOptions, RegisterRequest
-from cpupool.api.deviceplugin_pb2_grpc import RegistrationStub
+from cpupool.api.deviceplugin_pb2 import DevicePluginOptions, Empty, RegisterRequest
 from cpupool.channel import dialled
 
 if TYPE_CHECKING:
@@ -39,4 +38,4 @@ def register(
         version=VERSION, endpoint=endpoint, resource_name=resource, options=options
     )
     with dialled(kubelet_socket, f"registering {resource}") as channel:
-        RegistrationStub(channel).Register(request, timeout=timeout_s)
+        channel.call("/v1beta1.Registration/Register", request, Empty, timeout_s)

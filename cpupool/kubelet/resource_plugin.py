@@ -5,15 +5,15 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1 and pluginregistrati
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-import grpc
+from google.protobuf.message import Message
+from grpclib.const import Status
 
 from cpupool.api import pluginregistration_pb2, resourceplugin_pb2
-from cpupool.api.pluginregistration_pb2_grpc import RegistrationStub
-from cpupool.api.resourceplugin_pb2_grpc import ResourcePluginStub
-from cpupool.channel import dialled, opened
+from cpupool.channel import CallFailed, dialled, opened
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.resource_plugins import Answer, PluginError, PluginOptions
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from cpupool.channel import Channel
     from cpupool.core.resource_plugins import Answers, Question
 
+_SERVICE: Final = "/resourceplugin.v1alpha1.ResourcePlugin"
+_REGISTRATION: Final = "/pluginregistration.Registration"
 TYPE: Final = "ResourcePlugin"
 VERSION: Final = "v1alpha1"
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
@@ -35,6 +38,9 @@ _INTRODUCTION_S: Final = 1.0
 
 Hints = tuple[TopologyHint, ...] | None
 """What a plugin can serve: None for no preference, empty for nothing."""
+
+
+_Reply = TypeVar("_Reply", bound=Message)
 
 
 class Introduction(NamedTuple):
@@ -67,19 +73,21 @@ class ResourcePlugin:
         self.endpoint: Final = introduced.endpoint
         self.options: Final = introduced.options
         self._call_s = call_s
-        self._channel = opened(introduced.endpoint, MAX_ANSWER_BYTES)
-        self._stub = ResourcePluginStub(self._channel)
+        self._lock = threading.Lock()
+        self._calling: set[Channel] = set()
+        self._closed = False
 
     def close(self) -> None:
         """End all calls; later ones fail."""
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+            for channel in self._calling:
+                channel.give_up()
 
     def hints(self, question: Question) -> Hints:
         """Return the NUMA nodes on which it can serve a container."""
-        with self._asking("asked for hints"):
-            found: resourceplugin_pb2.ResourceHintsResponse = self._stub.GetTopologyHints(
-                _request(question), timeout=self._call_s
-            )
+        reply = resourceplugin_pb2.ResourceHintsResponse
+        found = self._ask("asked for hints", "GetTopologyHints", _request(question), reply)
         entries = (entry for entry in found.resource_hints if entry.key == self.resource)
         return next(map(_hints, entries), None)
 
@@ -94,20 +102,18 @@ class ResourcePlugin:
         if hint is not None and self.options.aligned:
             asked.hint.nodes.extend(sorted(hint.nodes or ()))
             asked.hint.preferred = hint.preferred
-        with self._asking("asked to allocate"):
-            given: resourceplugin_pb2.ResourceAllocationResponse = self._stub.Allocate(
-                asked, timeout=self._call_s
-            )
+        reply = resourceplugin_pb2.ResourceAllocationResponse
+        given = self._ask("asked to allocate", "Allocate", asked, reply)
         return _answers(given.allocation_result)
 
     def allocations(self) -> Mapping[ContainerRef, Answers]:
         """Return what every container that it knows has now."""
-        with self._asking("asked for its allocations"):
-            found: resourceplugin_pb2.GetResourcesAllocationResponse = (
-                self._stub.GetResourcesAllocation(
-                    resourceplugin_pb2.GetResourcesAllocationRequest(), timeout=self._call_s
-                )
-            )
+        found = self._ask(
+            "asked for its allocations",
+            "GetResourcesAllocation",
+            resourceplugin_pb2.GetResourcesAllocationRequest(),
+            resourceplugin_pb2.GetResourcesAllocationResponse,
+        )
         return {
             ContainerRef(uid, name): _answers(allocation)
             for uid, containers in found.pod_resources.items()
@@ -116,10 +122,9 @@ class ResourcePlugin:
 
     def remove(self, pod_uid: str) -> None:
         """Let it forget a pod that has ended; it may not know the pod."""
-        with self._asking("told of an ended pod"):
-            self._stub.RemovePod(
-                resourceplugin_pb2.RemovePodRequest(pod_uid=pod_uid), timeout=self._call_s
-            )
+        request = resourceplugin_pb2.RemovePodRequest(pod_uid=pod_uid)
+        reply = resourceplugin_pb2.RemovePodResponse
+        self._ask("told of an ended pod", "RemovePod", request, reply)
 
     def before_start(self, question: Question) -> None:
         """Let it prepare a container's resource."""
@@ -129,15 +134,38 @@ class ResourcePlugin:
             pod_name=question.pod_name,
             container_name=question.container.name,
         )
-        with self._asking("asked to prepare a container"):
-            self._stub.PreStartContainer(request, timeout=_PRE_START_S)
+        reply = resourceplugin_pb2.PreStartContainerResponse
+        purpose = "asked to prepare a container"
+        self._ask(purpose, "PreStartContainer", request, reply, _PRE_START_S)
+
+    def _ask(
+        self,
+        purpose: str,
+        method: str,
+        request: Message,
+        reply: type[_Reply],
+        timeout_s: float | None = None,
+    ) -> _Reply:
+        try:
+            with opened(self.endpoint, MAX_ANSWER_BYTES) as channel, self._listed(channel):
+                return channel.call(
+                    f"{_SERVICE}/{method}", request, reply, timeout_s or self._call_s
+                )
+        except CallFailed as failure:
+            raise _failure(self.resource, purpose, failure) from failure
 
     @contextmanager
-    def _asking(self, purpose: str) -> Iterator[None]:
+    def _listed(self, channel: Channel) -> Iterator[None]:
+        """Let `close` end what a channel does."""
+        with self._lock:
+            self._calling.add(channel)
+            if self._closed:
+                channel.give_up()
         try:
             yield
-        except grpc.RpcError as error:
-            raise _failure(self.resource, purpose, error) from error
+        finally:
+            with self._lock:
+                self._calling.remove(channel)
 
 
 def introduced(socket: Path) -> Introduction | None:
@@ -147,8 +175,11 @@ def introduced(socket: Path) -> Introduction | None:
         RemoteProtocolError: it does not answer, or speaks another version.
     """
     with dialled(socket, "asking a plugin for its name", "the plugin") as channel:
-        info: pluginregistration_pb2.PluginInfo = RegistrationStub(channel).GetInfo(
-            pluginregistration_pb2.InfoRequest(), timeout=_INTRODUCTION_S
+        info = channel.call(
+            f"{_REGISTRATION}/GetInfo",
+            pluginregistration_pb2.InfoRequest(),
+            pluginregistration_pb2.PluginInfo,
+            _INTRODUCTION_S,
         )
         if info.type != TYPE:
             return None
@@ -159,9 +190,12 @@ def introduced(socket: Path) -> Introduction | None:
                 f"{socket} registers {info.name!r} with {spoken}; it needs a name and {VERSION}"
             )
     with dialled(endpoint, "asking a plugin for its options", "the plugin") as channel:
-        sent: resourceplugin_pb2.ResourcePluginOptions = ResourcePluginStub(
-            channel
-        ).GetResourcePluginOptions(resourceplugin_pb2.Empty(), timeout=_CALL_S)
+        sent = channel.call(
+            f"{_SERVICE}/GetResourcePluginOptions",
+            resourceplugin_pb2.Empty(),
+            resourceplugin_pb2.ResourcePluginOptions,
+            _CALL_S,
+        )
     return Introduction(info.name, endpoint, options(sent))
 
 
@@ -173,7 +207,12 @@ def notify(socket: Path, error: str = "") -> None:
     """
     status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
     with dialled(socket, "telling a plugin of its registration", "the plugin") as channel:
-        RegistrationStub(channel).NotifyRegistrationStatus(status, timeout=_INTRODUCTION_S)
+        channel.call(
+            f"{_REGISTRATION}/NotifyRegistrationStatus",
+            status,
+            pluginregistration_pb2.RegistrationStatusResponse,
+            _INTRODUCTION_S,
+        )
 
 
 def options(sent: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:
@@ -233,11 +272,11 @@ def _answer(info: resourceplugin_pb2.ResourceAllocationInfo) -> Answer:
     )
 
 
-def _failure(resource: str, purpose: str, error: grpc.RpcError) -> PluginError:
-    code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE:
+def _failure(resource: str, purpose: str, failure: CallFailed) -> PluginError:
+    status, details = failure.status, failure.details
+    if status in (Status.UNAVAILABLE, Status.CANCELLED):
         return PluginError(resource, f"is away ({purpose}: {details})", "start it again")
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    if status is Status.DEADLINE_EXCEEDED:
         return PluginError(resource, f"has not answered in time ({purpose})", "check its log")
-    words = f"has refused ({purpose}: {details or code.name})"
+    words = f"has refused ({purpose}: {details or status.name})"
     return PluginError(resource, words, "its log has more", refused=True)

@@ -1,19 +1,29 @@
-"""The thread that serves every device plugin."""
+"""The thread that serves every device plugin, and their gRPC servers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from weakref import WeakSet
 
-import grpc.aio
+from grpclib import server
+from grpclib.protocol import H2Protocol
 
+from cpupool.channel import Codec
 from cpupool.core.errors import CPUPoolError
 from cpupool.threads import OwnedThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
+    from pathlib import Path
+
+    from grpclib.const import Handler
 
 _CALL_S: Final = 10.0
+_TURNS: Final = 5
+"""Until what the kernel has connected is a connection of the loop: four, and one more."""
+_MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
+"""The limit of other gRPC libraries, unless it is set."""
 
 T = TypeVar("T")
 
@@ -30,22 +40,20 @@ class ServingFailed(CPUPoolError):
 class ServingLoop:
     """An event loop in a thread of its own; runs from `with` to its end.
 
-    An idle server of grpc.aio sleeps; a threaded server wakes several times a second
-    (docs/dev/decisions/0006-device-plugins-on-one-event-loop.md).
-
     Args:
-        failed: called in the loop's thread when that ends by an error; `check` raises then.
+        look: wakes the owner; it must not block. It is called when the loop has ended by an error,
+            so that `check` raises, and when the kubelet begins or ends to listen to a plugin.
         name: the thread's name.
     """
 
     def __init__(
-        self, failed: Callable[[], None] = lambda: None, *, name: str = "device plugins"
+        self, look: Callable[[], None] = lambda: None, *, name: str = "device plugins"
     ) -> None:
+        self.look: Final = look
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
-        self._servers: set[grpc.aio.Server] = set()
-        self._thread = OwnedThread(name, self._run, ask=self._ask, failed=failed)
+        self._thread = OwnedThread(name, self._run, ask=self._ask, failed=look)
 
     def __enter__(self) -> Self:
         self._loop = self._runner.get_loop()
@@ -86,16 +94,6 @@ class ServingLoop:
                 raise
             raise ServingFailed(f"has not answered for {_CALL_S:g} s") from error
 
-    async def begin(self, server: grpc.aio.Server) -> None:
-        """Start a server; for coroutines of this loop, as `end` is."""
-        await server.start()
-        self._servers.add(server)
-
-    async def end(self, server: grpc.aio.Server) -> None:
-        """Stop a server, cut off what it serves, and let go of it."""
-        await server.stop(grace=None)
-        self._servers.discard(server)
-
     def _ask(self) -> None:
         self._post(self._thread.answer)
 
@@ -105,18 +103,61 @@ class ServingLoop:
             self._loop.call_soon_threadsafe(callback)
 
     def _run(self) -> None:
-        # Where it fails, nothing of grpc's is touched any more, not even by a close: grpc's core
-        # writes a server's next call into memory that a cancelled task frees.
-        self._runner.run(self._serve())
-        self._runner.close()
+        with self._runner:
+            self._runner.run(self._end.wait())
 
-    async def _serve(self) -> None:
-        # Until the end, not until the last server's: with that grpc.aio would close the queue that
-        # this loop reads, in the thread in which the server is collected.
-        grpc.aio.init_grpc_aio()
-        await self._end.wait()
-        # A server that is never stopped would not let the process end.
-        for server in self._servers:
-            await server.stop(grace=None)
-        self._servers.clear()
-        grpc.aio.shutdown_grpc_aio()
+
+class Service(Protocol):
+    """What a server answers with."""
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        """Return path → method; grpclib's name for it."""
+        ...
+
+
+class Server(server.Server):
+    """A gRPC server; all its methods are for the thread of a running loop.
+
+    At its end it cuts off its connections. grpclib's server leaves them to the clients, which would
+    wait for answers that do not come.
+
+    Args:
+        service: its methods.
+    """
+
+    def __init__(self, service: Service) -> None:
+        super().__init__([service], codec=Codec(_MAX_REQUEST_BYTES))
+        self._connections = WeakSet[H2Protocol]()
+        self._path: Path | None = None
+
+    async def begin(self, path: Path) -> None:
+        """Serve on a socket; if the caller gives up, nothing listens.
+
+        Raises:
+            OSError: the socket cannot be bound.
+        """
+        self._path = path
+        beginning = asyncio.create_task(self.start(path=str(path)))
+        try:
+            await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            await beginning
+            self.close()
+            raise
+
+    async def end(self) -> None:
+        """Remove the socket, and cut off every connection."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        # No client can connect any more. asyncio would forget a socket that it accepts just before
+        # the close, and its client would wait.
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        self.close()
+        for connection in self._connections:
+            connection.processor.close("the server ends")
+
+    def _protocol_factory(self) -> H2Protocol:
+        connection = super()._protocol_factory()
+        self._connections.add(connection)
+        return connection

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from cpupool import channel
 from cpupool.api.deviceplugin_pb2 import (
     AllocateRequest,
     ContainerAllocateRequest,
@@ -39,6 +38,12 @@ log = logs.get(__name__)
 _CALL_S: Final = 10.0
 _PRE_START_S: Final = 30.0
 """The kubelet's own limit for PreStartContainer."""
+_OPTIONS: Final = (
+    ("grpc.default_authority", "localhost"),
+    # A shared pool remembers a refused connection and makes a new channel wait.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MAX_DEVICE_LIST_BYTES),
+)
 
 
 class Plugin:
@@ -56,7 +61,7 @@ class Plugin:
         self.resource = resource
         self._socket = socket
         self._listed = listed
-        self._channel = channel.opened(socket, MAX_DEVICE_LIST_BYTES)
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub = DevicePluginStub(self._channel)
         self._options = DevicePluginOptions()
         self._watcher = threading.Thread(target=self._watch, name=f"watch {resource}", daemon=True)

@@ -10,23 +10,28 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import grpc
+from google.protobuf.message import Message
+from grpclib.const import Status
 
 from cpupool.api.cri_pb2 import (
     CONTAINER_EXITED,
     ContainerFilter,
     ContainerStatusRequest,
+    ContainerStatusResponse,
     LinuxContainerResources,
     ListContainersRequest,
+    ListContainersResponse,
     ListPodSandboxRequest,
+    ListPodSandboxResponse,
     PodSandboxFilter,
     UpdateContainerResourcesRequest,
+    UpdateContainerResourcesResponse,
     VersionRequest,
+    VersionResponse,
 )
-from cpupool.api.cri_pb2_grpc import RuntimeServiceStub
-from cpupool.channel import dialled
+from cpupool.channel import CallFailed, dialled
 from cpupool.core.assignments import chosen_before
 from cpupool.core.devices import allocated
 from cpupool.core.errors import (
@@ -42,20 +47,18 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from cpupool.api.cri_pb2 import (
-        Container,
-        ContainerStatusResponse,
-        PodSandbox,
-        VersionResponse,
-    )
+    from cpupool.api.cri_pb2 import Container, PodSandbox
+    from cpupool.channel import Channel
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
     from cpupool.core.quota import Bandwidth
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import ContainerID
 
+_Answer = TypeVar("_Answer", bound=Message)
+
 _PEER: Final = "the container runtime"
-_UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_UNREACHABLE: Final = (Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED)
 _FEW: Final = 4
 """Up to so many containers are asked for by id; for more, a list of all is the shorter answer."""
 _RETRY_S: Final = 2.0
@@ -128,14 +131,14 @@ class CRI:
         if not ids:
             return ()
         wanted = frozenset(ids)
-        with self._calling("recognising containers") as stub:
-            containers = self._containers(stub, wanted)
+        with self._calling("recognising containers") as channel:
+            containers = self._containers(channel, wanted)
             annotated = {
                 container.pod_sandbox_id for container in containers if self._devices(container, {})
             }
             others = wanted - {container.id for container in containers}
             sandboxes = {
-                sandbox.id: sandbox for sandbox in self._sandboxes(stub, others | annotated)
+                sandbox.id: sandbox for sandbox in self._sandboxes(channel, others | annotated)
             }
         found = (
             *(
@@ -161,13 +164,13 @@ class CRI:
         if not ids:
             return ()
         found = []
-        with self._calling("recalling chosen CPUs") as stub:
-            containers = self._containers(stub, frozenset(ids))
+        with self._calling("recalling chosen CPUs") as channel:
+            containers = self._containers(channel, frozenset(ids))
             of_pods = frozenset(container.pod_sandbox_id for container in containers)
-            sandboxes = {sandbox.id: sandbox for sandbox in self._sandboxes(stub, of_pods)}
+            sandboxes = {sandbox.id: sandbox for sandbox in self._sandboxes(channel, of_pods)}
             for container in containers:
                 sandbox = sandboxes.get(container.pod_sandbox_id)
-                answer = self._status(stub, container.id, verbose=True)
+                answer = self._status(channel, container.id, verbose=True)
                 if sandbox is None or answer is None:
                     continue
                 with suppress(KeyError, TypeError, ValueError):
@@ -191,8 +194,8 @@ class CRI:
         Raises:
             RemoteProtocolError: the runtime does not answer.
         """
-        with self._calling("ContainerStatus") as stub:
-            answer = self._status(stub, container, verbose=True)
+        with self._calling("ContainerStatus") as channel:
+            answer = self._status(channel, container, verbose=True)
         if answer is None:
             return None
         try:
@@ -243,14 +246,14 @@ class CRI:
         resources.cpuset_mems = str(self._memory.get(container, ""))
         request = UpdateContainerResourcesRequest(container_id=container, linux=resources)
         try:
-            with self._calling("UpdateContainerResources") as stub:
+            with self._calling("UpdateContainerResources") as channel:
                 try:
-                    stub.UpdateContainerResources(request, timeout=self._timeout_s)
-                except grpc.RpcError as error:
-                    if error.code() in _UNREACHABLE:
+                    self._ask(channel, request, UpdateContainerResourcesResponse)
+                except CallFailed as error:
+                    if error.status in _UNREACHABLE:
                         raise
                     # CRI-O has no code of its own for a container that it does not have.
-                    answer = self._status(stub, container)
+                    answer = self._status(channel, container)
                     if answer is None or answer.status.state == CONTAINER_EXITED:
                         raise ContainerNotFound(container) from error
                     raise
@@ -265,9 +268,7 @@ class CRI:
         for socket in filter(_is_there, self._sockets):
             try:
                 with dialled(socket, "Version", _PEER) as channel:
-                    answer: VersionResponse = RuntimeServiceStub(channel).Version(
-                        VersionRequest(), timeout=self._timeout_s
-                    )
+                    answer = self._ask(channel, VersionRequest(), VersionResponse)
             except RemoteProtocolError as error:
                 failures.append(error)
             else:
@@ -283,15 +284,15 @@ class CRI:
         )
 
     @contextmanager
-    def _calling(self, purpose: str) -> Iterator[RuntimeServiceStub]:
+    def _calling(self, purpose: str) -> Iterator[Channel]:
         socket = self._socket or self._find_runtime()[0]
         with dialled(socket, purpose, _PEER) as channel:
             try:
-                yield RuntimeServiceStub(channel)
-            except grpc.RpcError as error:
-                if error.code() in _UNREACHABLE:
+                yield channel
+            except CallFailed as error:
+                if error.status in _UNREACHABLE:
                     self._socket = None
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                if error.status is Status.DEADLINE_EXCEEDED:
                     self._leave_alone(_RETRY_SHARE * self._timeout_s)
                 raise
 
@@ -299,18 +300,18 @@ class CRI:
         """Ask a runtime that is not there, or hangs, no more for a while."""
         self._retry_at_s = self._now_s() + pause_s
 
-    def _containers(self, stub: RuntimeServiceStub, ids: AbstractSet[str]) -> list[Container]:
+    def _containers(self, channel: Channel, ids: AbstractSet[str]) -> list[Container]:
         found: list[Container] = []
         for identifier in _questions(ids):
             request = ListContainersRequest(filter=ContainerFilter(id=identifier))
-            found += stub.ListContainers(request, timeout=self._timeout_s).containers
+            found += self._ask(channel, request, ListContainersResponse).containers
         return [container for container in found if container.id in ids]
 
-    def _sandboxes(self, stub: RuntimeServiceStub, ids: AbstractSet[str]) -> list[PodSandbox]:
+    def _sandboxes(self, channel: Channel, ids: AbstractSet[str]) -> list[PodSandbox]:
         found: list[PodSandbox] = []
         for identifier in _questions(ids):
             request = ListPodSandboxRequest(filter=PodSandboxFilter(id=identifier))
-            found += stub.ListPodSandbox(request, timeout=self._timeout_s).items
+            found += self._ask(channel, request, ListPodSandboxResponse).items
         return [container for container in found if container.id in ids]
 
     def _container(self, listed: Container, sandbox: PodSandbox | None) -> RuntimeContainer | None:
@@ -323,17 +324,21 @@ class CRI:
         return allocated(listed.annotations, of_pod, self._names)
 
     def _status(
-        self, stub: RuntimeServiceStub, container: str, *, verbose: bool = False
+        self, channel: Channel, container: str, *, verbose: bool = False
     ) -> ContainerStatusResponse | None:
         """Return what the runtime says of a container; None where it does not know it."""
         request = ContainerStatusRequest(container_id=container, verbose=verbose)
         try:
-            answer: ContainerStatusResponse = stub.ContainerStatus(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
+            return self._ask(channel, request, ContainerStatusResponse)
+        except CallFailed as error:
+            if error.status is Status.NOT_FOUND:
                 return None
             raise
-        return answer
+
+    def _ask(self, channel: Channel, request: Message, answer: type[_Answer]) -> _Answer:
+        """Call the method that has the name of its request."""
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+        return channel.call(f"/runtime.v1.RuntimeService/{name}", request, answer, self._timeout_s)
 
 
 def _spec(answer: ContainerStatusResponse) -> Mapping[str, Any]:

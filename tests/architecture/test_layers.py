@@ -25,6 +25,8 @@ VIOLATIONS = [
     ("roles", "roles/cpusetter", "cpupool.roles.device_manager"),
     ("api", "roles/device_manager", "cpupool.api.deviceplugin_pb2"),
     ("grpc", "roles/device_manager", "grpc"),
+    ("grpc", "roles/device_manager", "grpclib"),
+    ("core", "app", "grpc"),
     ("grpc", "host/files", "google.protobuf"),
     ("clients", "roles/configurator", "urllib3"),
     ("clients", "commands/doctor", "urllib3"),

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from cpupool.api.podresources_pb2 import AllocatableResourcesRequest
-from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
+from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, AllocatableResourcesResponse
 from cpupool.channel import dialled
 from cpupool.core import quantity
 from cpupool.core.cpuset import CPUSet
@@ -192,8 +191,9 @@ class RealNode:
             suppress(RemoteProtocolError),
             dialled(self.root.podresources_socket, "listing devices") as channel,
         ):
-            stub = PodResourcesListerStub(channel)
-            answer = stub.GetAllocatableResources(AllocatableResourcesRequest(), timeout=10)
+            method, request = "GetAllocatableResources", AllocatableResourcesRequest()
+            path = f"/v1.PodResourcesLister/{method}"
+            answer = channel.call(path, request, AllocatableResourcesResponse, 10)
             for device in answer.devices:
                 pool = NAMES.pool_of(device.resource_name) or ""
                 if pool in pools:

@@ -28,6 +28,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.kubelet import resource_plugin
 from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
 from tests.resource_plugins import PluginDouble, Refusal, entry
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -263,3 +264,27 @@ def test_a_plugin_that_is_away_or_hangs_has_not_refused(double: PluginDouble) ->
     assert "has not answered in time" in str(late.value)
     assert not away.value.refused
     assert not late.value.refused
+
+
+def test_a_close_ends_the_calls_that_run_and_later_ones_fail(
+    double: PluginDouble, plugin: ResourcePlugin
+) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def hang(_request: bytes) -> bytes:
+        asked.set()
+        release.wait(DEADLINE_S)
+        return b""
+
+    def close() -> None:
+        asked.wait(DEADLINE_S)
+        plugin.close()
+
+    double.replies["RemovePod"] = hang
+    closer = threading.Thread(target=close)
+    closer.start()
+    for _ in range(2):
+        with pytest.raises(PluginError, match=r"is away .*the call was given up"):
+            plugin.remove("uid")
+    release.set()
+    closer.join()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +17,7 @@ from cpupool.api.deviceplugin_pb2 import Empty
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.kubelet import serving
 from cpupool.kubelet.device_plugin import DevicePluginServer
-from cpupool.kubelet.serving import ServingFailed, ServingLoop
+from cpupool.kubelet.serving import Server, ServingFailed, ServingLoop
 from cpupool.manager.manager import Manager
 from cpupool.threads import ThreadFailed
 from tests import builders, searching
@@ -25,6 +27,8 @@ from tests.waiting import DEADLINE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from grpclib.const import Handler
 
 RESTARTS = searching.times(20)
 
@@ -42,7 +46,6 @@ def _hurried() -> Iterator[None]:
 def test_servers_that_come_and_go_leave_the_loop_alone(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last server that goes must not take grpc.aio's queue away under the loop."""
     pool = "exclusive_a"
     with ServingLoop() as loop:
         for _ in range(RESTARTS):
@@ -112,3 +115,25 @@ def test_a_loop_that_hangs_is_no_fault_of_the_socket(
         server.start()
         server.stop()
         assert not server.listening
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_server_that_ends_cuts_off_who_has_just_connected(folder: Path, turns: int) -> None:
+    class Nothing:
+        def __mapping__(self) -> dict[str, Handler]:
+            return {}
+
+    async def meet(client: socket.socket) -> None:
+        server = Server(Nothing())
+        await server.begin(folder / "a.sock")
+        client.connect(str(folder / "a.sock"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.end()
+
+    with ServingLoop() as loop, socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(DEADLINE_S)
+        loop.call(meet(client))
+        with suppress(ConnectionError):
+            while client.recv(1 << 16):
+                pass

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import logging
+import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from h2.connection import H2Connection
+from h2.events import ResponseReceived, TrailersReceived
 
 from cpupool.api.deviceplugin_pb2 import (
     AllocateRequest,
@@ -26,12 +30,28 @@ from tests.unit.kubelet.device_plugin.served import (
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+CALL = (
+    *((":method", "POST"), (":scheme", "http"), (":authority", "localhost")),
+    *((":path", "/v1beta1.DevicePlugin/Allocate"), ("te", "trailers")),
+    ("content-type", "application/grpc"),
+)
+
+
+@contextmanager
+def http2(path: Path) -> Iterator[tuple[H2Connection, socket.socket]]:
+    """Connect as a client that can send any frames."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(DEADLINE_S)
+        connection.connect(str(path))
+        client = H2Connection()
+        client.initiate_connection()
+        yield client, connection
 
 
 @pytest.mark.parametrize(
@@ -209,6 +229,68 @@ def test_a_bug_is_internal_to_the_caller_and_one_traceback_in_the_log(
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert failed.value.details() == "cpupool failed; its log has the details"
     (record,) = own_server(caplog)
-    assert (record.name, record.levelno) == ("cpupool.kubelet.interceptor", logging.ERROR)
+    assert (record.name, record.levelno) == ("cpupool.kubelet.methods", logging.ERROR)
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("options", "length", "status", "words"),
+    [
+        pytest.param(
+            (("grpc.default_compression_algorithm", 2),),
+            5000,
+            grpc.StatusCode.UNIMPLEMENTED,
+            "the request is compressed; send it as it is",
+            id="compressed",
+        ),
+        pytest.param(
+            (("grpc.max_send_message_length", -1),),
+            4 * 2**20 + 1,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "bytes, more than 4194304",
+            id="too long",
+        ),
+    ],
+)
+def test_a_request_that_is_not_read_has_a_status(
+    folder: Path, options: tuple[tuple[str, int]], length: int, status: grpc.StatusCode, words: str
+) -> None:
+    with serving_pools(folder, SINGLE) as served:
+        local = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+        with grpc.insecure_channel(f"unix:{served.socket}", (*local, *options)) as channel:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+            call = channel.unary_unary("/v1beta1.DevicePlugin/Allocate")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"x" * length, timeout=DEADLINE_S)
+        assert served.stub.Allocate(allocate("2"), timeout=DEADLINE_S).container_responses
+    assert refused.value.code() is status
+    assert words in (refused.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"", "there is no request"), (b"\0\0\0\0\2x", "the request is cut")]
+)
+def test_a_call_without_a_whole_request_has_a_status(folder: Path, data: bytes, words: str) -> None:
+    with serving_pools(folder, SINGLE) as served, http2(served.socket) as (client, connection):
+        client.send_headers(1, CALL)
+        client.send_data(1, data, end_stream=True)
+        connection.sendall(client.data_to_send())
+        found: dict[bytes, bytes] = {}
+        while b"grpc-status" not in found:
+            for event in client.receive_data(connection.recv(1 << 16)):
+                if isinstance(event, (ResponseReceived, TrailersReceived)):
+                    found |= dict(event.headers)
+    assert (found[b"grpc-status"], found[b"grpc-message"].decode()) == (b"13", words)
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100])
+def test_a_client_that_does_not_speak_http2_is_cut_off(folder: Path, data: bytes) -> None:
+    with serving_pools(folder, SINGLE) as served:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(DEADLINE_S)
+            client.connect(str(served.socket))
+            client.sendall(data)
+            while client.recv(1 << 16):
+                pass
+        assert served.stub.Allocate(allocate("2"), timeout=DEADLINE_S).container_responses

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import grpc
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manager whose waiters look at their cancellation only when they are woken."""
-    monkeypatch.setattr("cpupool.manager.manager._WAIT_S", 3600.0)
-
-
-@pytest.mark.usefixtures("patient")
 def test_stopping_ends_the_streams_and_leaves_no_socket_and_no_thread(folder: Path) -> None:
     with serving_pools(folder, SINGLE) as served:
         streams = [served.stub.ListAndWatch(Empty(), timeout=DEADLINE_S) for _ in range(3)]
@@ -42,7 +36,6 @@ def test_stopping_ends_the_streams_and_leaves_no_socket_and_no_thread(folder: Pa
                 next(stream)
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_cancelled_stream_gives_its_thread_back(folder: Path) -> None:
     with serving_pools(folder, SINGLE) as served:
         # More streams one after the other than there are threads.
@@ -63,6 +56,16 @@ def test_a_server_starts_again_on_its_socket_after_a_stop(folder: Path) -> None:
             with dial(served.socket) as channel:
                 stub = DevicePluginStub(channel)
                 assert len(next(stub.ListAndWatch(Empty(), timeout=DEADLINE_S)).devices) == 3
+
+
+def test_stopping_cuts_off_a_client_that_asks_nothing(folder: Path) -> None:
+    with serving_pools(folder, SINGLE) as served, socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(DEADLINE_S)
+        client.connect(str(served.socket))
+        assert client.recv(1)
+        served.server.stop()
+        while client.recv(1 << 16):
+            pass
 
 
 def test_a_server_that_was_not_started_stops_quietly(folder: Path) -> None:

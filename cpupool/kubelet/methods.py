@@ -1,0 +1,93 @@
+"""The edge of a gRPC server: whatever a method raises becomes a status with a message."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+
+from cpupool.core.errors import AllocationError, UnavailableDevices
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from grpclib.server import Stream
+
+log = logs.get(__name__)
+
+_Request = TypeVar("_Request", bound=Message)
+
+
+def unary(
+    path: str, request: type[_Request], answer: Callable[[_Request], Message]
+) -> tuple[str, Handler]:
+    """Return a method for a server: it answers at once, in the loop's thread.
+
+    Args:
+        path: the method's path, as `/v1beta1.DevicePlugin/Allocate`.
+        request: the type of its requests.
+        answer: returns the answer to one.
+    """
+
+    async def handle(stream: Stream[_Request, Any]) -> None:
+        with _answering(path):
+            await stream.send_message(answer(await _received(stream)))
+
+    return path, Handler(handle, Cardinality.UNARY_UNARY, request, Message)
+
+
+def streaming(
+    path: str, request: type[_Request], answers: Callable[[_Request], AsyncGenerator[bytes, None]]
+) -> tuple[str, Handler]:
+    """Return a method whose answers, encoded already, come as long as its client listens."""
+
+    async def handle(stream: Stream[_Request, Any]) -> None:
+        with _answering(path):
+            async with aclosing(answers(await _received(stream))) as messages:
+                async for message in messages:
+                    await stream.send_message(message)
+
+    return path, Handler(handle, Cardinality.UNARY_STREAM, request, Message)
+
+
+async def _received(stream: Stream[_Request, Any]) -> _Request:
+    try:
+        request = await stream.recv_message()
+    except NotImplementedError as error:
+        words = "the request is compressed; send it as it is"
+        raise GRPCError(Status.UNIMPLEMENTED, words) from error
+    except AssertionError as error:
+        raise GRPCError(Status.INTERNAL, "the request is cut") from error
+    if request is None:
+        raise GRPCError(Status.INTERNAL, "there is no request")
+    return request
+
+
+@contextmanager
+def _answering(method: str) -> Iterator[None]:
+    try:
+        yield
+    except GRPCError as error:
+        log.warning("call refused", method=method, reason=error.message)
+        raise
+    except AllocationError as error:
+        log.warning("call refused", method=method, reason=error)
+        raise GRPCError(_status(error), str(error)) from error
+    except DecodeError as error:
+        log.warning("call unreadable", method=method, reason=error)
+        words = f"not a request of {method}: {error}"
+        raise GRPCError(Status.INVALID_ARGUMENT, words) from error
+    except Exception as error:  # the edge: the caller gets a status, the log the traceback
+        log.exception("call failed", method=method)
+        words = "cpupool failed; its log has the details"
+        raise GRPCError(Status.INTERNAL, words) from error
+
+
+def _status(error: AllocationError) -> Status:
+    if isinstance(error, UnavailableDevices):
+        return Status.FAILED_PRECONDITION
+    return Status.INVALID_ARGUMENT

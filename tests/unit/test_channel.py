@@ -1,0 +1,229 @@
+"""Calls over gRPC: to grpc's own server, and to peers that break the protocol."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpclib.const import Status
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import StreamEnded
+from h2.exceptions import ProtocolError
+
+from cpupool.api.podresources_pb2 import ListPodResourcesRequest as Request
+from cpupool.api.podresources_pb2 import ListPodResourcesResponse as Answer
+from cpupool.channel import CallFailed, Channel, opened
+from tests.waiting import DEADLINE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BEGIN = ((":status", "200"), ("content-type", "application/grpc"))
+END = (("grpc-status", "0"),)
+EMPTY = b"\0\0\0\0\0"
+FEW_BYTES = 1000
+
+
+def ask(channel: Channel, timeout_s: float = DEADLINE_S) -> Answer:
+    return channel.call("/a.B/C", Request(), Answer, timeout_s)
+
+
+@contextmanager
+def serving(path: Path, answer: bytes | Callable[[], bytes]) -> Iterator[grpc.Server]:
+    """Serve one method with grpc's own server."""
+    handler: grpc.RpcMethodHandler[bytes, bytes]
+    handler = grpc.unary_unary_rpc_method_handler(
+        lambda _request, _context: answer if isinstance(answer, bytes) else answer()
+    )
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", {"C": handler}),))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(None).wait(DEADLINE_S)
+
+
+def test_a_channel_follows_a_peer_that_starts_again(folder: Path) -> None:
+    path = folder / "a.sock"
+    with opened(path) as channel:
+        for name in ("one", "two"):
+            answer = Answer()
+            answer.pod_resources.add(name=name)
+            data = answer.SerializeToString()
+            with serving(path, data):
+                assert ask(channel) == answer
+                assert ask(channel) == answer
+            with pytest.raises(CallFailed) as failed:
+                ask(channel)
+            assert failed.value.status is Status.UNAVAILABLE
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_answer_has_a_greatest_length(folder: Path, more: int) -> None:
+    answer = Answer()
+    answer.pod_resources.add(name="x" * 3 * 2**20)
+    length = answer.ByteSize()
+    with (
+        serving(folder / "a.sock", answer.SerializeToString()),
+        opened(folder / "a.sock", length - more) as channel,
+    ):
+        if not more:
+            assert ask(channel) == answer
+            return
+        with pytest.raises(CallFailed, match=f"has {length} bytes, more than {length - 1}") as long:
+            ask(channel)
+    assert long.value.status is Status.RESOURCE_EXHAUSTED
+
+
+def test_another_thread_gives_a_call_up(folder: Path) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def hang() -> bytes:
+        asked.set()
+        release.wait(DEADLINE_S)
+        return b""
+
+    with serving(folder / "a.sock", hang), opened(folder / "a.sock") as channel:
+
+        def end() -> None:
+            asked.wait(DEADLINE_S)
+            channel.give_up()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        for _ in range(2):
+            with pytest.raises(CallFailed) as failed:
+                ask(channel)
+            assert failed.value.status is Status.CANCELLED
+        thread.join()
+        release.set()
+    channel.give_up()
+
+
+@contextmanager
+def peer(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Accept one connection and behave in it; then wait until the client has closed it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def accept() -> None:
+            # A client that has seen enough closes the connection.
+            with suppress(OSError, ProtocolError), listener.accept()[0] as connection:
+                connection.settimeout(DEADLINE_S)
+                behave(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield
+        thread.join()
+
+
+@contextmanager
+def answering(path: Path, answer: Callable[[H2Connection, int], None]) -> Iterator[None]:
+    """Speak HTTP/2, and answer one request with any frames."""
+
+    def behave(connection: socket.socket) -> None:
+        http = H2Connection(H2Configuration(client_side=False, validate_outbound_headers=False))
+        http.initiate_connection()
+        connection.sendall(http.data_to_send())
+        while data := connection.recv(1 << 16):
+            for event in http.receive_data(data):
+                if isinstance(event, StreamEnded):
+                    answer(http, event.stream_id)
+            connection.sendall(http.data_to_send())
+
+    with peer(path, behave):
+        yield
+
+
+def message(*pieces: bytes, end: tuple[tuple[str, str], ...] = END) -> Callable[..., None]:
+    """Return what answers with these bytes as its messages."""
+
+    def answer(http: H2Connection, stream: int) -> None:
+        http.send_headers(stream, BEGIN)
+        for piece in pieces:
+            http.send_data(stream, piece)
+        http.send_headers(stream, end, end_stream=True)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        pytest.param(message(EMPTY), Status.OK, id="an answer"),
+        pytest.param(message(b"\0\0", b"\0\0", b"\0"), Status.OK, id="an answer in pieces"),
+        pytest.param(message(), Status.INTERNAL, id="no answer"),
+        pytest.param(message(b"\0\0\0\0\2x"), Status.INTERNAL, id="an answer that is cut"),
+        pytest.param(message(b"\0\0"), Status.INTERNAL, id="a length that is cut"),
+        pytest.param(message(b"\0\0\0\0\1\xff"), Status.INTERNAL, id="no message"),
+        pytest.param(message(b"\1\0\0\0\0"), Status.INTERNAL, id="a compressed answer"),
+        pytest.param(message(b"\0\xff\xff\xff\xff"), Status.INTERNAL, id="a length of 4 GiB"),
+        pytest.param(message(EMPTY, end=(("grpc-status", "x"),)), Status.UNKNOWN, id="status x"),
+        pytest.param(message(EMPTY, end=(("a", "b"),)), Status.UNKNOWN, id="no status"),
+        pytest.param(message(EMPTY, end=(("grpc-status", "99"),)), Status.UNKNOWN, id="status 99"),
+        pytest.param(
+            lambda http, stream: http.send_headers(stream, BEGIN[1:], end_stream=True),
+            Status.INTERNAL,
+            id="no HTTP status",
+        ),
+        pytest.param(
+            lambda http, stream: http.send_headers(stream, [(":status", "503")], end_stream=True),
+            Status.UNAVAILABLE,
+            id="a web server that is too busy",
+        ),
+        pytest.param(
+            lambda http, stream: http.reset_stream(stream), Status.UNAVAILABLE, id="a reset"
+        ),
+        pytest.param(
+            lambda http, _stream: http.close_connection(), Status.UNAVAILABLE, id="a goodbye"
+        ),
+    ],
+)
+def test_what_is_no_answer_is_one_kind_of_error(
+    folder: Path, answer: Callable[[H2Connection, int], None], status: Status
+) -> None:
+    found, words = Status.OK, ""
+    with answering(folder / "a.sock", answer), opened(folder / "a.sock", FEW_BYTES) as channel:
+        try:
+            assert ask(channel) == Answer()
+        except CallFailed as failed:
+            found, words = failed.status, failed.details
+    assert found is status, words
+
+
+@pytest.mark.parametrize("bytes_", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 3000])
+def test_a_peer_that_does_not_speak_http2_is_away(folder: Path, bytes_: bytes) -> None:
+    with (
+        peer(folder / "a.sock", lambda connection: connection.sendall(bytes_)),
+        opened(folder / "a.sock") as channel,
+        pytest.raises(CallFailed) as failed,
+    ):
+        ask(channel)
+    assert failed.value.status is Status.UNAVAILABLE
+
+
+def test_a_peer_that_is_silent_costs_the_deadline(folder: Path) -> None:
+    release = threading.Event()
+
+    def wait(_connection: socket.socket) -> None:
+        release.wait(DEADLINE_S)
+
+    with (
+        peer(folder / "a.sock", wait),
+        opened(folder / "a.sock") as channel,
+    ):
+        with pytest.raises(CallFailed) as failed:
+            ask(channel, 0.05)
+        release.set()
+    assert failed.value.status is Status.DEADLINE_EXCEEDED
