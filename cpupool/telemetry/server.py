@@ -1,20 +1,22 @@
 """The HTTP server of probes and metrics: GET and HEAD of /healthz, /readyz and /metrics.
 
 It is plain HTTP on a port that any client may reach, so no client can block the others: a
-connection serves one request, has a few seconds for each read, and is closed after a number of
-newer connections, when it is either done or stuck.
+connection serves one request, has a few seconds for it, and is closed after a number of newer
+connections, when it is either done or stuck. One thread serves all of them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Final
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import HostError
 from cpupool.telemetry import log as logs
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from cpupool.telemetry.health import Health, Report
     from cpupool.telemetry.metrics import ProcessMetrics
 
-_READ_S: Final = 5.0
+_REQUEST_S: Final = 5.0
 _PLACES: Final = 32
+_BACKLOG: Final = 128
 
 log = logs.get(__name__)
 
@@ -60,42 +63,85 @@ class TelemetryServer:
         metrics: the source of /metrics.
         health: the source of /healthz and /readyz.
 
+    Attributes:
+        port: where it listens.
+
     Raises:
         CannotListen: the port is taken, or the address is not this machine's.
     """
 
     def __init__(self, address: str, port: int, metrics: ProcessMetrics, health: Health) -> None:
-        pages: dict[str, Callable[[], _Page]] = {
+        self._pages: dict[str, Callable[[], _Page]] = {
             "/healthz": lambda: _probe(health.live()),
             "/readyz": lambda: _probe(health.ready()),
             "/metrics": lambda: _Page(HTTPStatus.OK, *metrics.render()),
         }
+        self._newest: deque[asyncio.StreamWriter] = deque(maxlen=_PLACES)
+        self._end: Callable[[], object] = lambda: None
         try:
-            self._server = _Server(address, port, pages)
+            self._socket = _listening(address, port)
         except OSError as error:
-            raise CannotListen(address, port, error.strerror or str(error)) from error
-
-    @property
-    def port(self) -> int:
-        """The port on which the server listens."""
-        port: int = self._server.server_address[1]
-        return port
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise CannotListen(address, port, reason) from error
+        self.port: Final[int] = self._socket.getsockname()[1]
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set and `wake` called."""
         try:
-            while not stop.is_set():
-                self._server.handle_request()
+            with asyncio.Runner() as runner:
+                runner.run(self._serve(stop))
         finally:
             self.close()
 
     def wake(self) -> None:
-        """Stop listening, so that `run` notices that it must stop."""
-        _hang_up(self._server.socket)
+        """Let `run` notice that it must stop; any thread may call it."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._end()
 
     def close(self) -> None:
-        """Stop listening, and end the open requests."""
-        self._server.server_close()
+        """Stop listening."""
+        self._socket.close()
+
+    async def _serve(self, stop: threading.Event) -> None:
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._end = lambda: loop.call_soon_threadsafe(ended.set)
+        server = await asyncio.start_server(self._answer, sock=self._socket, backlog=_BACKLOG)
+        while not stop.is_set():
+            await ended.wait()
+            ended.clear()
+        # The end of the loop cancels the open requests.
+        server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._newest) == _PLACES:
+            self._newest[0].transport.abort()
+        self._newest.append(writer)
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                writer.write(_Handler(await _request(reader), self._pages).answer())
+                await writer.drain()
+        except (OSError, asyncio.LimitOverrunError) as error:
+            log.debug("client hung up", error=error)
+        finally:
+            writer.close()
+
+
+async def _request(reader: asyncio.StreamReader) -> bytes:
+    """Return a request without its body; what there is of it if the client has sent no more."""
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    # The kubelet and Prometheus come from outside the pod, by either family.
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
+    host = address or everywhere
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server(
+        (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=family is socket.AF_INET6
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,65 +160,33 @@ def _probe(report: Report) -> _Page:
     return _Page.text(status, "\n".join(report.lines) or "ok")
 
 
-class _Server(ThreadingMixIn, TCPServer):
-    allow_reuse_address = True
-    request_queue_size = 128
-
-    def __init__(self, address: str, port: int, pages: Mapping[str, Callable[[], _Page]]) -> None:
-        # The kubelet and Prometheus come from outside the pod, by either family.
-        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
-        host = address or everywhere
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.pages = pages
-        self._newest: deque[socket.socket] = deque(maxlen=_PLACES)
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        connection, client = super().get_request()
-        if len(self._newest) == _PLACES:
-            _hang_up(self._newest[0])
-        self._newest.append(connection)
-        return connection, client
-
-    def server_close(self) -> None:
-        for connection in self._newest:
-            _hang_up(connection)
-        super().server_close()
-
-
-def _hang_up(connection: socket.socket) -> None:
-    # Most connections are closed already. In an open one the thread's read, write or wait ends.
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    """Reads a request from memory, and writes its answer there."""
+
     server_version = "cpupool"
     sys_version = ""
-    timeout = _READ_S
 
-    def handle(self) -> None:
+    def __init__(self, request: bytes, pages: Mapping[str, Callable[[], _Page]]) -> None:
+        self.rfile = BytesIO(request)
+        self.wfile = self._answer = BytesIO()
+        self._pages = pages
+
+    def answer(self) -> bytes:
+        """Return the answer; nothing for what is no request."""
         try:
-            super().handle()
-        except OSError as error:
-            log.debug("client hung up", client=self.client_address[0], error=error)
-        except Exception:  # the thread's edge: socketserver would print it past the log
+            self.handle()
+        except Exception:  # the connection's edge: asyncio would print it past the log
             log.exception("request failed", path=self.path)
+        return self._answer.getvalue()
 
     def do_GET(self) -> None:
-        self._answer(self._page())
+        self._write(self._page())
 
     def do_HEAD(self) -> None:
-        self._answer(self._page())
+        self._write(self._page())
 
     def do_POST(self) -> None:
-        self._answer(_Page.text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered"))
+        self._write(_Page.text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered"))
 
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815 - the base class's names
 
@@ -180,13 +194,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: a probe every few seconds is not an event."""
 
     def _page(self) -> _Page:
-        page = self.server.pages.get(self.path.partition("?")[0])
+        page = self._pages.get(self.path.partition("?")[0])
         if page is None:
-            there = ", ".join(self.server.pages)
+            there = ", ".join(self._pages)
             return _Page.text(HTTPStatus.NOT_FOUND, f"not here; there are {there}")
         return page()
 
-    def _answer(self, page: _Page) -> None:
+    def _write(self, page: _Page) -> None:
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
