@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.documents import Times, table
-from cpupool import channel
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
@@ -29,6 +27,7 @@ from cpupool.policies.koordinator_accumulator import OccupiedCPUs
 from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
 from cpupool.policies.layout import Layout
 from tests import builders
+from tests.kubelets import dial
 from tests.machines import Machine
 
 if TYPE_CHECKING:
@@ -261,9 +260,7 @@ def calls(tell: Callable[[str], None]) -> str:
             server.start()
             stack.callback(server.stop)
             socket = Path(folder) / server.endpoint
-            plugin = DevicePluginStub(
-                stack.enter_context(channel.opened(socket, MAX_DEVICE_LIST_BYTES))
-            )
+            plugin = DevicePluginStub(stack.enter_context(dial(socket)))
             plugin.GetDevicePluginOptions(pb.Empty())
             cells = (
                 Times.of(_preferred(plugin, topology, policy), clock_ns).shown(CALL_AIM_MS)

@@ -13,6 +13,18 @@ Row = tuple[str, str, str]
 """What is measured, the figure, the aim."""
 
 
+def written(rows: Iterable[Row]) -> str:
+    """Write rows as a Markdown table in which each row is one line, whatever it is printed on."""
+    table = [("what", "measured", "aim"), *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
+        for row in table
+    ]
+    ruler = f"| {' | '.join('-' * width for width in widths)} |"
+    return "\n".join((lines[0], ruler, *lines[1:]))
+
+
 def cpu_ms(call: Callable[[], object]) -> float:
     """Return how much CPU time this process takes for a call."""
     before_s = time.process_time()

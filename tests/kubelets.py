@@ -16,6 +16,7 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     RegistrationServicer,
     add_RegistrationServicer_to_server,
 )
+from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def dial(socket: Path) -> grpc.Channel:
         options=[
             ("grpc.default_authority", "localhost"),
             ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", MAX_DEVICE_LIST_BYTES),
         ],
     )
 
