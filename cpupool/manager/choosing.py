@@ -286,7 +286,7 @@ def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
     has = grants.chosen.get(pod.cgroup_uid)
     if has is None:
         return bool(facts.policy.wants(pod) and wanted(facts, pod))
-    if WHOLE_POD in has.parts or all(each.name in has.parts for each in pod.containers):
+    if WHOLE_POD in has.parts or {each.name for each in pod.containers} <= has.parts.keys():
         return False
     wants = wanted(facts, pod).keys()
     return WHOLE_POD not in wants and not wants <= has.parts.keys()

@@ -75,9 +75,8 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     # Those of a plugin's answers are claimed anew while the pod lives.
     chosen = [
         grant
-        for uid, grant in before.of_pods
-        if (grant.source is Source.POLICY and uid in alive)
-        or (grant.source.of_default_pool and uid not in alive and uid not in idle)
+        for uid, grant in before.chosen.items()
+        if (grant.source is Source.POLICY if uid in alive else uid not in idle)
     ]
     new = [claim for claim, part in zip(claims, kept, strict=True) if part.cpus != claim.grant.cpus]
     later = (
