@@ -459,12 +459,15 @@ class Manager:
             decided: the decisions until now; None for the last ones.
             all_run: as for `choosing.admit`.
         """
-        pods = sightings.present(facts)
-        decided = decided or Admission.of(self._resolution.view)
-        admission = replace(decided, grants=ownership.settle(facts, pods, decided.grants))
-        if facts.recovered:
-            admission = choosing.admit(facts, pods, admission, all_run=all_run)
-        earlier = Snapshot(self._decided, self._followed)
+        earlier = Snapshot(self._facts, self._resolution)
+        pods = earlier.resolution.view.pods
+        admission = decided or Admission.of(earlier.resolution.view)
+        if decided or all_run or not resolve.owners_stay(earlier, facts):
+            pods = sightings.present(facts)
+            grants = ownership.settle(facts, pods, admission.grants)
+            admission = replace(admission, grants=grants)
+            if facts.recovered:
+                admission = choosing.admit(facts, pods, admission, all_run=all_run)
         resolution = resolve.resolve(facts, pods, admission, earlier)
         stale = pinned.still_stale(facts, resolution)
         if stale != facts.kept_shared:

@@ -226,6 +226,20 @@ def resolve(
     )
 
 
+def owners_stay(before: Snapshot, facts: NodeFacts) -> bool:
+    """Return whether every CPU has the same owner: only containers of decided pods have come.
+
+    A request of the runtime concerns one pod, and the node may have hundreds.
+    """
+    earlier, resolution = before
+    new = sightings.added(earlier.sighted, facts.sighted)
+    if not new or replace(earlier, sighted=facts.sighted) != facts:
+        return False
+    started = {container.pod for container in earlier.sighted.values()}
+    listed = {uid for uid in started - facts.idle if uid in resolution.pods}
+    return all(found.pod in listed and resolution.pods[found.pod].qos is not None for found in new)
+
+
 def _unchanged_owners(before: Snapshot, facts: NodeFacts, view: NodeView) -> Mapping[str, Grant]:
     """Return the earlier grants of the policy, if the same policy placed them on this machine."""
     earlier = before.resolution.view

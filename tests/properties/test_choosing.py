@@ -12,7 +12,7 @@ from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.core.workloads import ContainerID, ContainerKind, RuntimeContainer
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
 from cpupool.wire.cpu_manager_state import State
@@ -78,10 +78,22 @@ class Choosing(RuleBasedStateMachine):
         self.manager.observe(pods=self.pods.values())
 
     @precondition(lambda self: self.pods)
+    @rule(data=st.data(), sandbox=st.booleans())
+    def the_runtime_makes_a_container(self, data: st.DataObject, *, sandbox: bool) -> None:
+        pod = data.draw(st.sampled_from(list(self.pods.values())))
+        identifier = ContainerID(f"{pod.name}-{next(self.numbers)}")
+        name = "" if sandbox else data.draw(st.sampled_from(pod.containers)).name
+        self.manager.observe_containers(
+            [RuntimeContainer(identifier, pod.cgroup_uid, "default", pod.name, name)]
+        )
+
+    @precondition(lambda self: self.pods)
     @rule(data=st.data())
     def a_pod_ends(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.pods)))
-        self.ended.add(self.pods.pop(name).cgroup_uid)
+        self.ended.add(uid := self.pods.pop(name).cgroup_uid)
+        sighted = self.manager.snapshot().facts.sighted.items()
+        self.manager.forget_containers([key for key, found in sighted if found.pod == uid])
         self.manager.observe(pods=self.pods.values())
 
     @precondition(lambda self: self.ended)
