@@ -367,12 +367,17 @@ def test_a_new_registration_takes_the_place_of_the_old(node: Node) -> None:
     assert not old.asked["Allocate"]
 
 
-def test_a_socket_of_another_user_is_no_plugin(node: Node) -> None:
-    os.chown(node.plugin().socket, 65534, 65534)
+def test_a_socket_of_another_user_is_no_plugin(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = node.plugin()
+    os.chown(foreign.socket, 65534, 65534)
     node.run(pod("a"))
     plugin = node.plugin("memory", "memory")
     node.until(lambda: plugin.asked["NotifyRegistrationStatus"])
     node.until(lambda: node.manager.snapshot().facts.plugins.served == {"memory"})
+    assert not foreign.asked["GetInfo"]
+    assert [each.message for each in caplog.records if "is not root's" in each.message]
 
 
 def test_one_plugin_that_hangs_hurts_no_other(node: Node) -> None:
