@@ -35,11 +35,15 @@ class AnswerBook:
     Args:
         names: the names that only cpupool uses.
         broken: called with the resource and the rule for each new answer that breaks one.
+
+    Attributes:
+        changes: how often an answer has changed.
     """
 
     def __init__(self, names: Names, broken: Callable[[str, Broken], None]) -> None:
         self._names = names
         self._broken = broken
+        self.changes = 0
         self._given: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
         self._own: dict[_Key, CPUSet] = {}
 
@@ -53,6 +57,14 @@ class AnswerBook:
     def record(self) -> Record:
         """Every answer, also those that do not count."""
         return {ref: dict(by_resource) for ref, by_resource in self._given.items()}
+
+    @property
+    def resources(self) -> Mapping[str, set[str]]:
+        """The id in a pod's cgroup name → the resources with an answer."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for ref, by_resource in self._given.items():
+            found[ref.pod].update(by_resource)
+        return found
 
     def of(self, ref: ContainerRef) -> Mapping[str, Given]:
         """Return the answers for a container: resource → answer."""
@@ -120,6 +132,7 @@ class AnswerBook:
 
     def forget(self, pod: str) -> None:
         """Forget a pod that has ended; `pod` is the id in its cgroup's name."""
+        self.changes += 1
         for ref in [ref for ref in self._given if ref.pod == pod]:
             for resource in self._given.pop(ref):
                 self._own.pop((ref, resource), None)
@@ -155,6 +168,7 @@ class AnswerBook:
 
     def _enter(self, key: _Key, given: Given) -> None:
         ref, resource = key
+        self.changes += 1
         self._given[ref][resource] = given
         self._own.pop(key, None)
         if given.exclusive and (cpus := given.cpus):

@@ -160,21 +160,21 @@ class Judge:
         yield from self._texts(answer)
 
     def _cpus(self, answer: Answer, owned: CPUSet, left: CPUSet | None) -> Iterator[Broken]:
-        policy, view = self.policy, self.view
+        policy, found = self.policy, _read(answer.value, "CPUs")
         if not isinstance(policy, QRMPolicy):
-            name = view.pools.cpu_manager.policy
+            name = self.view.pools.cpu_manager.policy
             yield Broken(Rule.POLICY, f"names CPUs, and the CPU manager policy is {name}, not qrm")
-            return
-        try:
-            cpus = CPUSet.parse(answer.value)
-        except CPUSetParseError as error:
-            yield Broken(Rule.LIST, f"is no CPU list: {error}")
-            return
-        if not cpus:
-            yield Broken(Rule.EMPTY, "names no CPU")
-        if strange := cpus - view.cpus:
+        elif isinstance(found, Broken):
+            yield found
+        else:
+            yield from self._placed(policy, found, owned, left)
+
+    def _placed(
+        self, policy: QRMPolicy, cpus: CPUSet, owned: CPUSet, left: CPUSet | None
+    ) -> Iterator[Broken]:
+        if strange := cpus - self.view.cpus:
             yield Broken(Rule.OUTSIDE, f"names CPUs {strange}, which are not the policy's")
-        if off := cpus - view.topology.online:
+        if off := cpus - self.view.topology.online:
             yield Broken(Rule.OFFLINE, f"names CPUs {off}, which are offline")
         if taken := cpus & owned:
             yield Broken(Rule.OWNED, f"names CPUs {taken}, which another pod owns")
@@ -186,14 +186,10 @@ class Judge:
             yield Broken(Rule.RESERVED, "leaves no CPU for the containers without an answer")
 
     def _memory(self, answer: Answer) -> Iterator[Broken]:
-        try:
-            nodes = CPUSet.parse(answer.value)
-        except CPUSetParseError as error:
-            yield Broken(Rule.LIST, f"is no list of NUMA nodes: {error}")
-            return
-        if not nodes:
-            yield Broken(Rule.EMPTY, "names no NUMA node")
-        if strange := nodes - CPUSet(self.view.topology.nodes):
+        found = _read(answer.value, "NUMA nodes")
+        if isinstance(found, Broken):
+            yield found
+        elif strange := found - CPUSet(self.view.topology.nodes):
             yield Broken(Rule.OUTSIDE, f"names NUMA nodes {strange}, which the machine lacks")
 
     def _texts(self, answer: Answer) -> Iterator[Broken]:
@@ -211,6 +207,14 @@ class Judge:
             yield Broken(Rule.ENVIRONMENT, f"has more than {_MOST_TEXT} characters of variables")
         if _length(answer.annotations) > _MOST_TEXT:
             yield Broken(Rule.ANNOTATIONS, f"has more than {_MOST_TEXT} characters of annotations")
+
+
+def _read(value: str, what: str) -> CPUSet | Broken:
+    try:
+        found = CPUSet.parse(value)
+    except CPUSetParseError as error:
+        return Broken(Rule.LIST, f"is no list of {what}: {error}")
+    return found or Broken(Rule.EMPTY, f"names no {what}")
 
 
 def _length(texts: Mapping[str, str]) -> int:

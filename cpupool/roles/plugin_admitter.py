@@ -91,6 +91,11 @@ class PluginAdmitter:
             partial(self._allocated, worker, pod, question, hint),
         )
 
+    @property
+    def unprepared(self) -> frozenset[tuple[ContainerRef, str]]:
+        """The answers that their plugins have not prepared yet."""
+        return frozenset((ref, resource) for ref, by in self._unprepared.items() for resource in by)
+
     def is_ready(self, ref: ContainerRef, resource: str) -> bool:
         """Return whether the plugin has prepared what it gave."""
         return resource not in self._unprepared.get(ref, ())

@@ -102,8 +102,9 @@ class ResourceManager:
         self._lost_s: dict[str, float] = {}
         self._removed: defaultdict[str, set[str]] = defaultdict(set)
         self._asked: set[tuple[str, str]] = set()
-        self._reconcile_due_s = 0.0
+        self._due_s: dict[str, float] = {}
         self._complaints: dict[str, str] = {}
+        self._published: object = None
         self._wake = threading.Event()
 
     def look(self) -> None:
@@ -175,15 +176,15 @@ class ResourceManager:
             self._lost_s[resource] = self._now_s()
         else:
             self._lost_s.pop(resource, None)
-            self._reconcile_due_s = 0.0
+            self._due_s.pop(resource, None)
 
     def _broken(self, resource: str, broken: Broken) -> None:
         self._metrics.answer_refused(resource, broken.rule.value)
         log.warning("answer refused", resource=resource, rule=broken.rule.value, reason=broken.why)
 
     def _served(self) -> frozenset[str]:
-        recorded = (resource for by in self._book.record.values() for resource in by)
-        return frozenset((*self._registry.plugins, *self._lost_s, *recorded))
+        recorded = self._book.resources.values()
+        return frozenset(self._registry.plugins).union(self._lost_s, *recorded)
 
     def _facts(self) -> PluginFacts:
         ready = self._admitter.is_ready
@@ -195,12 +196,21 @@ class ResourceManager:
 
     def _publish(self) -> None:
         """Record the answers, and only then make them facts."""
+        state = (
+            self._book.changes,
+            self._admitter.unprepared,
+            dict(self._admitter.refusals),
+            frozenset(self._registry.plugins).union(self._lost_s),
+        )
+        if state == self._published:
+            return
         try:
             self._record.write(self._book.record)
         except HostFileError as error:
             self._complain("record", str(error))
         else:
             self._complain("record", "")
+            self._published = state
         facts, before = self._facts(), self._manager.snapshot().facts.plugins
         if facts != before:
             self._manager.observe(plugins=facts)
@@ -213,10 +223,9 @@ class ResourceManager:
         view = now.resolution.view
         here = {pod.cgroup_uid for pod in view.pods if not pod.finished}
         here |= {uid for uid, grant in view.grants.of_pods if grant.source is Source.PLUGIN}
-        record = self._book.record
-        for uid in ({ref.pod for ref in record} | self._admitter.asked) - here:
-            told = self._removed[uid]
-            given = {resource for ref, by in record.items() if ref.pod == uid for resource in by}
+        answered = self._book.resources
+        for uid in (answered.keys() | self._admitter.asked) - here:
+            told, given = self._removed[uid], answered.get(uid, set())
             needed = self._registry.plugins.keys() | given & self._lost_s.keys()
             if needed <= told:
                 self._book.forget(uid)
@@ -228,18 +237,16 @@ class ResourceManager:
 
     def _reconcile(self, now_s: float) -> float:
         """Ask plugins for what containers have now, if that is due; return when it is due next."""
-        concerned = [
-            resource
-            for resource, worker in self._registry.plugins.items()
-            if worker.options.reconciled
-        ]
-        if not concerned:
-            return now_s + _LOOK_S
-        if now_s >= self._reconcile_due_s:
-            self._reconcile_due_s = now_s + self._reconcile_s
-            for resource in concerned:
+        waits = [now_s + _LOOK_S]
+        for resource, worker in self._registry.plugins.items():
+            # The answer to an earlier question wakes the loop.
+            if not worker.options.reconciled or (resource, "") in self._asked:
+                continue
+            if now_s >= self._due_s.get(resource, now_s):
+                self._due_s[resource] = now_s + self._reconcile_s
                 self._ask(resource, "", _allocations, partial(self._listed, resource))
-        return self._reconcile_due_s
+            waits.append(self._due_s[resource])
+        return min(waits)
 
     def _ask(
         self,

@@ -69,6 +69,7 @@ def named(cpus: str, **fields: Any) -> Answer:
         ("99999999", Rule.LIST),
         ("3,7", Rule.OFFLINE),
         ("1,3", Rule.OWNED),
+        ("x", Rule.LIST),
     ],
 )
 def test_a_set_is_the_policys_online_and_no_other_pods(cpus: str, broken: Rule | None) -> None:
