@@ -9,13 +9,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from cpupool.app import Settings
 from cpupool.cli import main
 from cpupool.commands import drawing, node_labels, samples
 from cpupool.commands.live import LiveNode
 from cpupool.config import poolconfig
 from cpupool.core.names import Names
 from cpupool.local.cgroups import EmulatedCgroups
+from cpupool.setup import Setup
 from tests.machines import MACHINES
 
 HERE = Path(__file__).parent
@@ -43,10 +43,10 @@ def draw(folder: Path) -> None:
     config.mkdir()
     for source in poolconfig.sources(str(CONFIGMAP), CONFIGMAP.read_text(), []):
         (config / source.name).write_text(str(source.text))
-    settings = Settings(config)
+    setup = Setup(config)
     with (
         EmulatedCgroups(folder, machine.topology().online, "for a picture") as place,
-        LiveNode(folder, place, settings, node_labels(LABELS), machine.sys) as live,
+        LiveNode(folder, place, setup, node_labels(LABELS), machine.sys) as live,
     ):
         list(live.await_pools())
         for name, pools in REQUESTS.items():
