@@ -153,45 +153,61 @@ def test_the_documented_overlay_changes_the_resource_domain_everywhere(tmp_path:
 def test_the_topology_reporter_is_a_setting_of_any_overlay_with_the_agent(
     tmp_path: Path, daemonset: dict[str, Any]
 ) -> None:
-    folder = os.path.relpath(ROOT / "daemonsets", tmp_path.resolve())
-    overlay = {
-        "resources": [f"{folder}/agent", f"{folder}/fail-misfits"],
-        "components": [f"{folder}/topology-reporter"],
-    }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    built = with_component(tmp_path, "topology-reporter")
 
-    built = only("DaemonSet", kustomized(tmp_path))
-
-    (container,) = built["spec"]["template"]["spec"]["containers"]
-    assert parsed(container["args"]).node_topology == "zones"
-    container["args"].pop()
-    mount, volume = (
-        container["volumeMounts"].pop(),
-        built["spec"]["template"]["spec"]["volumes"].pop(),
-    )
-    assert mount["name"] == volume["name"]
-    assert mount["readOnly"]
+    arguments, volume = without_mount(built)
+    assert arguments.node_topology == "zones"
     # It sees this one file more: the folder around it has the Secrets of the node's pods.
     assert volume["hostPath"]["path"] == str(HostRoot().kubelet_config)
+    assert built == daemonset
+
+
+def test_asking_plugins_is_a_setting_of_any_overlay_with_the_agent(
+    tmp_path: Path, daemonset: dict[str, Any]
+) -> None:
+    built = with_component(tmp_path, "resource-plugins")
+
+    arguments, volume = without_mount(built)
+    assert arguments.resource_plugins
+    own, katalyst = arguments.resource_plugin_folders.split(",")
+    assert volume["hostPath"] == {"path": katalyst, "type": "DirectoryOrCreate"}
+    assert Path(own).parent == HostRoot().state
     assert built == daemonset
 
 
 def test_writing_resource_status_is_a_setting_of_any_overlay_with_the_agent(
     tmp_path: Path, daemonset: dict[str, Any]
 ) -> None:
-    folder = os.path.relpath(ROOT / "daemonsets", tmp_path.resolve())
-    overlay = {
-        "resources": [f"{folder}/agent", f"{folder}/fail-misfits"],
-        "components": [f"{folder}/resource-status"],
-    }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
-
-    built = only("DaemonSet", kustomized(tmp_path))
+    built = with_component(tmp_path, "resource-status")
 
     (container,) = built["spec"]["template"]["spec"]["containers"]
     assert parsed(container["args"]).write_resource_status
     container["args"].pop()
     assert built == daemonset
+
+
+def with_component(folder: Path, component: str) -> dict[str, Any]:
+    """Build an overlay with the agent and a component; return the agent's DaemonSet."""
+    there = os.path.relpath(ROOT / "daemonsets", folder.resolve())
+    overlay = {
+        "resources": [f"{there}/agent", f"{there}/fail-misfits"],
+        "components": [f"{there}/{component}"],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    return only("DaemonSet", kustomized(folder))
+
+
+def without_mount(built: dict[str, Any]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Remove the last argument and the last mount of a DaemonSet; return settings and volume."""
+    pod = built["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    arguments = parsed(container["args"])
+    container["args"].pop()
+    mount, volume = container["volumeMounts"].pop(), pod["volumes"].pop()
+    assert mount["name"] == volume["name"]
+    assert mount["mountPath"] == volume["hostPath"]["path"]
+    assert mount["readOnly"]
+    return arguments, volume
 
 
 def test_the_webhook_is_asked_about_koordinators_pods_with_any_overlay_that_has_it(
