@@ -221,8 +221,9 @@ Manager is `local/devices.py`, in front of the real Manager.
 {reporter}
 
 The writes of an hour have {events} events of pods, at most one write in five seconds. A pod counts
-twice as it starts: when the kubelet gives it devices, and when it runs. The memory is one agent
-with and without the reporter, as the kernel counts it.
+twice as it starts: when the kubelet gives it devices, and when it runs. Memory and CPU time are
+those of one agent with and without the reporter, as the kernel counts them; the CPU time is for the
+start of all pods at once and the 30 seconds after it.
 """
 
 
