@@ -212,6 +212,8 @@ def test_memory_lies_on_its_node_from_creation_and_moves_while_cpus_are_repaired
             node.tree.let.set()
             eventually(lambda: node.nodes("owner") == "1", "the other node")
             lies_on(owner, 1)
+            # The pages are there before the write that moves them returns.
+            eventually(lambda: node.tree.took_s, "the end of the write")
             figure(f"{_MIB} MiB moved in {node.tree.took_s[0]:.2f} s: owner {memory_of(owner)}")
 
             # It may not be migrated, and its owner hears of it.
