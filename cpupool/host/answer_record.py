@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.errors import CPUPoolError
 from cpupool.host import files
 from cpupool.telemetry import log as logs
 from cpupool.wire import answer_record
@@ -53,10 +53,6 @@ class AnswerRecord:
         """
         if record == self._written or not (record or self._written):
             return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            why = f"cannot be made ({error.strerror})"
-            raise HostFileError(str(self._path.parent), why, "check the folder's rights") from error
+        files.make_folder(self._path.parent)
         files.write_atomically(self._path, answer_record.encode(record))
         self._written = record

@@ -132,11 +132,7 @@ class ChoiceRecord:
     def _write(self, state: State) -> None:
         if state == self._written:
             return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            why = f"cannot be made ({error.strerror})"
-            raise HostFileError(str(self._path.parent), why, "check the folder's rights") from error
+        files.make_folder(self._path.parent)
         files.write_atomically(self._path, cpu_manager_state.encode(state), durable=False)
         self._written = state
 

@@ -173,6 +173,19 @@ class FileLock:
         )
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, if it is missing.
+
+    Raises:
+        HostFileError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be made ({error.strerror})"
+        raise HostFileError(str(folder), why, "check the folder's rights") from error
+
+
 def write_atomically(
     path: Path,
     data: bytes,

@@ -37,7 +37,7 @@ REFUSALS: Final = st.tuples(
 
 
 def misfit(name: str) -> Pod:
-    """Make a pod of nine CPUs, of which the runtime has a sandbox alone."""
+    """Make a pod of nine CPUs that has a sandbox, and no container yet."""
     return builders.pod(name, builders.container(cpu=9000, running=False))
 
 

@@ -6,7 +6,7 @@ HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
 def places(most: int = 6) -> Places[str]:
-    """Make places, of which strangers may have two thirds."""
+    """Make places; strangers may have two thirds of them."""
     return Places(most, stranger_s=1.0, stay_s=10.0)
 
 

@@ -145,7 +145,7 @@ def test_a_missed_node_is_an_event_and_a_try_that_is_due_begins_with_a_sweep() -
     with world.running():
         world.sweep()
         # The Event comes once the state has lasted, with the report of a later sweep.
-        eventually(lambda: world.events.pods, "the pod's owner is told")
+        eventually(lambda: world.events.pods, "the pod has an Event")
     ((pod, reason, message),) = world.events.pods
     assert (pod, reason) == ("owner", "MemoryNodesMissed")
     assert "no memory on NUMA node 7; this machine has memory on 0-1" in message
