@@ -227,19 +227,25 @@ def started(world: World, pod: Pod) -> None:
     eventually(runs, lambda: f"{pod.name} runs: {world.node.held()}")
 
 
+def refused(world: World, pod: Pod, why: str) -> str:
+    """Let the kubelet try again until a pod is held for a reason; return all that is said."""
+
+    def words() -> str:
+        world.node.try_again()
+        return world.node.held().get(pod.uid, "")
+
+    eventually(lambda: why in words(), words)
+    return words()
+
+
 def test_a_refused_pod_is_held_with_the_plugins_words(plugged: World) -> None:
     with Plugin(plugged) as plugin, asked_by_the_runtime(plugged) as process:
         served(process)
         full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no CPU is left")
         plugin.gives = {"own": full, "web": full}
         own = run(plugged, "own", DEDICATED)
-
-        def words() -> str:
-            plugged.node.try_again()
-            return plugged.node.held().get(own.uid, "")
-
-        eventually(lambda: "no CPU is left" in words(), words)
-        assert "container default/own/main is held" in words()
+        words = refused(plugged, own, "no CPU is left")
+        assert "container default/own/main is held" in words
         assert "no CPU is left" in plugged.await_event("UnexpectedAdmissionError", "own")
         # A pod of shared cores starts, on the CPUs of containers without an answer.
         started(plugged, run(plugged, "web"))
@@ -255,12 +261,7 @@ def test_an_answer_that_breaks_a_rule_holds_and_says_which(plugged: World) -> No
         served(process)
         plugin.gives = {"own": cpus("6-9")}
         own = run(plugged, "own", DEDICATED)
-
-        def words() -> str:
-            plugged.node.try_again()
-            return plugged.node.held().get(own.uid, "")
-
-        eventually(lambda: "CPUs 8-9, which are not the policy's" in words(), words)
+        refused(plugged, own, "CPUs 8-9, which are not the policy's")
         assert plugin.allocated() == ["own"]
 
 
@@ -281,7 +282,7 @@ def test_a_slow_plugin_delays_no_other_pod(plugged: World) -> None:
         with nic, quick, asked_by_the_runtime(plugged) as process:
             served(process, "cpu,example.com/nic")
             slow = plugged.node.run_pod(body("slow", {}, **{"example.com/nic": "1"}))
-            assert "has not answered for container main yet" in plugged.node.held()[slow.uid]
+            refused(plugged, slow, "has not answered for container main yet")
             others = [run(plugged, f"web-{n}") for n in range(10)]
             own = run(plugged, "own", DEDICATED)
             started(plugged, own)

@@ -23,7 +23,7 @@ from tests.vm.inside import runs_on, start
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cpupool.core.workloads import PodUID
@@ -70,17 +70,27 @@ def run(
 
 
 def served(world: World) -> None:
+    """Start what the agent holds."""
+    _tried(world, lambda held: not held)
+
+
+def refused(world: World, uid: PodUID, why: str) -> None:
+    """Wait until the agent holds a pod for a reason, not for what it has not read yet."""
+    _tried(world, lambda held: why in held.get(uid, ""))
+
+
+def _tried(world: World, settled: Callable[[dict[PodUID, str]], bool]) -> None:
     """Start what the agent holds, as the kubelet tries again and again, with a pause."""
 
-    def nothing_held() -> bool:
+    def tried() -> bool:
         world.node.try_again()
-        if not world.node.held():
+        if settled(world.node.held()):
             return True
         # The agent needs the CPU to get the kubelet's word.
         threading.Event().wait(_RETRY_S)
         return False
 
-    eventually(nothing_held, lambda: str(world.node.held()))
+    eventually(tried, lambda: str(world.node.held()))
 
 
 def allowed(world: World) -> dict[str, str]:
@@ -106,7 +116,7 @@ def test_owners_lie_in_whole_cores_of_one_numa_node_and_lsr_lends(folder: Path) 
 
         # Three CPUs are free on one NUMA node, one on the other.
         late = run(world, "late", "LSR", 4)
-        eventually(lambda: "Topology" in world.node.held()[late], lambda: str(world.node.held()))
+        refused(world, late, "Topology")
         world.node.delete_pod(lsr)
         served(world)
         runs_on(world, ls="0-1,6-9", be="0-9", lse="10-15", late="2-5")
@@ -127,7 +137,7 @@ def test_the_shared_set_follows_each_owner_down_to_the_reserved_cpus(folder: Pat
                 served(world)
                 assert allowed(world)["main"] == rest
             over = run(world, "over", "LSE", 1)
-            assert "not enough cpus" in world.node.held()[over]
+            refused(world, over, "not enough cpus")
             for uid in (over, *owners):
                 world.node.delete_pod(uid)
             runs_on(world, main=ALL)
