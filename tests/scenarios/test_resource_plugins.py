@@ -228,14 +228,14 @@ def started(world: World, pod: Pod) -> None:
 
 
 def refused(world: World, pod: Pod, why: str) -> str:
-    """Let the kubelet try again until a pod is held for a reason; return all that is said."""
+    """Let the kubelet try again until a pod is held for a reason; return the whole message."""
 
-    def words() -> str:
+    def held() -> bool:
         world.node.try_again()
-        return world.node.held().get(pod.uid, "")
+        return why in world.node.held().get(pod.uid, "")
 
-    eventually(lambda: why in words(), words)
-    return words()
+    eventually(held, lambda: f"{pod.name} is held: {world.node.held()}")
+    return world.node.held()[pod.uid]
 
 
 def test_a_refused_pod_is_held_with_the_plugins_words(plugged: World) -> None:
