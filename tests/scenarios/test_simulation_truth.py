@@ -162,12 +162,18 @@ cpuManager:
   options: {{full-pcpus-only: "true"}}
   topologyPolicy: single-numa-node
 {WORKER}"""
+_STAYS_MILLI = 500
 
 
 def natively(topology: CPUTopology, pools: NodePools) -> Iterator[Event]:
-    """Let pods come that fit the node's allocatable cpu, and go in any order."""
+    """Let pods come that fit the node's allocatable cpu, and go in any order.
+
+    The first pod stays: its CPUs show that the agent has released those of a pod that has gone.
+    """
     dice = random.Random(5)
     running: list[Pod] = []
+    stays = Container("main", request_milli=_STAYS_MILLI)
+    yield workload.Event(0, workload.pod_of("default/stays", [stays]))
     for number in range(_PODS):
         while running and dice.random() < 0.4:
             yield workload.Event(number, running.pop(dice.randrange(len(running))), ends=True)
@@ -175,7 +181,7 @@ def natively(topology: CPUTopology, pools: NodePools) -> Iterator[Event]:
         whole = 0 if milli % 1000 else milli // 1000
         asking = Container("main", request_milli=milli, whole_cpus=whole)
         pod = workload.pod_of(f"default/pod-{number:02}", [asking])
-        taken = sum(one.containers[0].request_milli for one in running)
+        taken = _STAYS_MILLI + sum(one.containers[0].request_milli for one in running)
         if taken + milli <= 1000 * len(assignable(pools, topology) or ()):
             running.append(pod)
             yield workload.Event(number, pod)
