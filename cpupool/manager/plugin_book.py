@@ -35,13 +35,17 @@ class AnswerBook:
     Args:
         names: the names that only cpupool uses.
         broken: called with the resource and the rule for each new answer that breaks one.
+        v2: whether the node has cgroup version 2.
 
     Attributes:
         changes: how often an answer has changed.
     """
 
-    def __init__(self, names: Names, broken: Callable[[str, Broken], None]) -> None:
+    def __init__(
+        self, names: Names, broken: Callable[[str, Broken], None], *, v2: bool = True
+    ) -> None:
         self._names = names
+        self._v2 = v2
         self._broken = broken
         self.changes = 0
         self._given: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
@@ -111,7 +115,7 @@ class AnswerBook:
         An answer may name CPUs that another of them leaves, so those that count come first.
         """
         waiting = dict(answered)
-        judge = Judge(now.resolution.view, now.facts.policy, self._names)
+        judge = self._judge(now)
         while True:
             verdicts = {key: self._verdict(judge, key, given) for key, given in waiting.items()}
             good = [key for key, verdict in verdicts.items() if verdict is None]
@@ -125,7 +129,7 @@ class AnswerBook:
 
     def judge_again(self, now: Snapshot) -> None:
         """Judge the answers that do not count by the node of now."""
-        judge = Judge(now.resolution.view, now.facts.policy, self._names)
+        judge = self._judge(now)
         for key, given in tuple(self._entries()):
             if given.refused and self._verdict(judge, key, given) is None:
                 self._enter(key, replace(given, refused=""))
@@ -142,12 +146,15 @@ class AnswerBook:
             for resource, given in by_resource.items():
                 yield (ref, resource), given
 
+    def _judge(self, now: Snapshot) -> Judge:
+        return Judge(now.resolution.view, now.facts.policy, self._names, v2=self._v2)
+
     def _verdict(self, judge: Judge, key: _Key, given: Given) -> Broken | None:
         ref, resource = key
         others = {name: each for name, each in self.of(ref).items() if name != resource}
         own = {other: cpus for other, cpus in self._own.items() if other != key}
         return judge.verdict(
-            ref.pod,
+            ref,
             given,
             others,
             elsewhere=CPUSet.union(

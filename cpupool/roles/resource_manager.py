@@ -65,6 +65,7 @@ class ResourceManager:
         metrics: where answers are counted.
         health: receives the beats of the loop.
         changed: called when there are other answers.
+        v2: whether the node has cgroup version 2.
         reconcile_s: how often plugins are asked for what containers have now.
         now_s: a monotonic clock.
     """
@@ -78,6 +79,7 @@ class ResourceManager:
         metrics: Metrics,
         health: Health,
         changed: Callable[[], None],
+        v2: bool = True,
         reconcile_s: float = RECONCILE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,7 +96,7 @@ class ResourceManager:
         self._registry = PluginRegistry(
             folders, self._post, changed=self.look, registered=self._registered
         )
-        self._book = AnswerBook(manager.names, self._broken)
+        self._book = AnswerBook(manager.names, self._broken, v2=v2)
         self._admitter = PluginAdmitter(
             self._book, lambda: self._registry.plugins, manager.snapshot, now_s
         )

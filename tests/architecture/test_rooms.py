@@ -52,7 +52,7 @@ ELSEWHERE = {
     },
     "tests/unit/test_app.py": {"one_agent", "setup", "signals"},
     "tests/scenarios/device_manager": {"roles/device_manager", "roles/mount_keeper"},
-    "tests/unit/runtime/nri_session": {"runtime/nri_messages"},
+    "tests/unit/runtime/nri_session": {"runtime/nri_messages", "runtime/nri_resources"},
     "tests/unit/kubelet/device_plugin": {"kubelet/methods"},
     "tests/properties/test_wait_budget.py": {"roles/wait_budget"},
     "tests/scenarios/certs": {

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.assignments import MemoryNodes
+from cpupool.core.assignments import MemoryNodes, Placement
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.properties import NO_PROPERTIES, Properties
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts
-from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.core.workloads import ContainerID, ContainerKind, QoSClass
 from cpupool.manager import plugin_requests
 from cpupool.wire import katalyst
 from tests import builders
@@ -236,6 +237,41 @@ def test_a_container_takes_its_memory_from_the_nodes_of_its_answer() -> None:
     bad = replace(memory, refused="it is bad")
     node.observe(plugins=PluginFacts(frozenset({"cpu"}), {ref("a"): {"memory": bad}}))
     assert nodes() is None
+
+
+@pytest.mark.parametrize("level", ["", "dedicated_cores"])
+def test_a_container_follows_the_properties_of_its_answers(level: str) -> None:
+    of = pod("a", container(running=True), level=level)
+    node = manager(of)
+
+    def now(**values: str) -> Properties:
+        """Return what a container must have, with these answers."""
+        answers = {name: Answer(name, value) for name, value in values.items()}
+        own = cpus("2", exclusive=bool(level))
+        given = {ref("a"): {"memory": Given(1.0, answers), "cpu": own}}
+        node.observe(plugins=PluginFacts(frozenset({"cpu"}), given))
+        return node.snapshot().assignment(("a-uid", ContainerID("main-id"))).properties
+
+    assert now() == NO_PROPERTIES
+    assert now(CpuShares="512") == Properties(512)
+    assert now(CpuShares="2", OomScoreAdj="5") == Properties(2, oom_score_adj=5)
+    # The record of another agent may have a value that this one refuses.
+    assert now(CpuShares="1") == NO_PROPERTIES
+
+
+def test_a_container_with_cpus_of_the_policy_follows_them_too() -> None:
+    main = builders.container("main", cpu=2000)
+    of = replace(builders.pod("a", main), qos=QoSClass.GUARANTEED)
+    node = manager(of, configured=pools("static"))
+
+    def now(shares: str) -> tuple[Placement, Properties]:
+        given = {ref("a"): {NIC: Given(1.0, {NIC: Answer("CpuShares", shares)})}}
+        node.observe(plugins=PluginFacts(frozenset({NIC}), given))
+        assignment = node.snapshot().assignment(("a-uid", ContainerID("main-id")))
+        return assignment.placement, assignment.properties
+
+    assert now("512") == (Placement.POLICY, Properties(512))
+    assert now("2") == (Placement.POLICY, Properties(2))
 
 
 def test_the_texts_of_answers_that_count_are_joined() -> None:

@@ -106,6 +106,58 @@ def test_a_container_is_created_with_the_memory_of_its_answer(agent: Agent, plug
     assert (cpu.cpus, cpu.mems) == ("2-3", "0")
 
 
+def with_properties(**values: str) -> dict[str, Given]:
+    answers = {name: Answer(name, value) for name, value in values.items()}
+    return {"memory": Given(1.0, answers)}
+
+
+def test_a_container_is_created_with_the_properties_of_its_answer(
+    agent: Agent, plugin: Plugin
+) -> None:
+    values = {
+        "CpuShares": "512",
+        "CpuQuota": "25000",
+        "CpuPeriod": "50000",
+        "MemoryLimitInBytes": "1073741824",
+        "MemorySwapLimitInBytes": "-1",
+        "OomScoreAdj": "0",
+        "Unified": "io.weight=50",
+    }
+    govern(agent, WEB, given={ref("web"): with_properties(**values)})
+    linux = plugin.create(of(WEB)).adjust.linux
+    cpu, memory = linux.resources.cpu, linux.resources.memory
+    assert (cpu.cpus, cpu.shares.value) == ("0-7", 512)
+    assert (cpu.quota.value, cpu.period.value) == (25_000, 50_000)
+    assert (memory.limit.value, memory.swap.value) == (1 << 30, -1)
+    assert linux.HasField("oom_score_adj")
+    assert dict(linux.resources.unified) == {"io.weight": "50"}
+
+
+def test_properties_come_where_the_owners_are_not_known_yet(agent: Agent, plugin: Plugin) -> None:
+    given = {ref("net"): {NIC: Given(1.0, {NIC: Answer("CpuShares", "512")})}}
+    govern(agent, WITH_NIC, given=given, policy="static")
+    agent.ready = False
+    cpu = cpu_of(plugin.create(of(WITH_NIC)))
+    assert (cpu.cpus, cpu.shares.value) == ("", 512)
+
+
+def test_cpupools_quota_wins_over_an_answers(agent: Agent, plugin: Plugin) -> None:
+    # A record may have an answer that the rules of today refuse.
+    lifted = pod("pool", container(pool=True))
+    govern(agent, lifted, given={ref("pool"): with_properties(CpuQuota="25000", CpuShares="512")})
+    made = agent.allocated(of(lifted, devices={"exclusive_a": "8"}))
+    cpu = cpu_of(plugin.create(made))
+    assert (cpu.cpus, cpu.shares.value, cpu.HasField("quota")) == ("8", 512, False)
+
+
+def test_an_update_by_another_program_repeats_the_properties(agent: Agent, plugin: Plugin) -> None:
+    govern(agent, WEB, given={ref("web"): with_properties(CpuShares="512", CpuQuota="25000")})
+    plugin.create(of(WEB))
+    (update,) = plugin.update(of(WEB), "0-9", 100_000).update
+    cpu = update.linux.resources.cpu
+    assert (cpu.cpus, cpu.shares.value, cpu.quota.value) == ("0-7", 512, 25_000)
+
+
 def test_also_where_the_agent_does_not_know_the_owners_yet(agent: Agent, plugin: Plugin) -> None:
     given = {ref("net"): {NIC: Given(1.0, {NIC: Answer(env={"ADDR": "::1"})})}}
     govern(agent, WITH_NIC, given=given, policy="static")
