@@ -1,0 +1,131 @@
+"""`cpupool resource-plugin`: our plugins for the QoS Resource Manager, as a process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from cpupool.commands import UsageError, add_command, add_resource_domain, add_setting, read_file
+from cpupool.commands.services import asked_to_end
+from cpupool.config import resource_plugins
+from cpupool.core.errors import ConfigError
+from cpupool.core.names import Names
+from cpupool.core.resources import CPU
+from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import Sysfs
+from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.server import PluginServer
+from cpupool.policies.layout import Layout
+from cpupool.supervisor import supervise
+from cpupool.telemetry import log
+from cpupool.version import VERSION
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from cpupool.commands import Commands
+    from cpupool.plugins.base import Plugin
+
+_NAMES: Final = (CPU,)
+_EXAMPLES = """\
+examples:
+  cpupool resource-plugin cpu --config /etc/cpupool/resource-plugins.yaml
+
+Exit code 0: it was asked to end; 1: a part of it failed; 2: the command line, or a file that it
+names, is wrong.
+"""
+
+
+def add_parser(commands: Commands, summary: str) -> None:
+    """Add the command's arguments."""
+    parser = add_command(
+        commands,
+        "resource-plugin",
+        summary,
+        "Decides which CPUs containers get, for the QoS Resource Manager of the agent, of Katalyst"
+        " or of a patched kubelet.",
+        _EXAMPLES,
+    )
+    parser.add_argument("plugin", nargs="+", choices=_NAMES, help="the plugins of this process")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, required=True, help="pools and roles, as YAML"
+    )
+    parser.add_argument(
+        "--socket-folder",
+        metavar="FOLDER",
+        default="/var/lib/cpupool/resource-plugins",
+        help="where the manager looks for plugins (default: %(default)s)",
+    )
+    add_resource_domain(parser)
+    add_setting(parser, "host-root")
+    add_setting(parser, "log-format")
+    add_setting(parser, "verbose")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, _out: TextIO) -> int:
+    """Run the plugins until SIGTERM or SIGINT.
+
+    Raises:
+        UsageError: the configuration cannot be used.
+        CPUPoolError: a part of it failed.
+    """
+    stop = asked_to_end()
+    level = logging.DEBUG if arguments.verbose else logging.INFO
+    log.set_up(level, json=arguments.log_format == "json")
+    root = HostRoot.under(Path(arguments.host_root))
+    plugins = Plugins(
+        frozenset(arguments.plugin), arguments.config, root, Names(arguments.resource_domain)
+    )
+    try:
+        made = plugins.made()
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    sockets = Path(arguments.host_root) / arguments.socket_folder.lstrip("/")
+    server = PluginServer(
+        sorted(made),
+        plugins.made,
+        watched=arguments.config.parent,
+        sockets=sockets,
+        states=root.state / "plugins",
+    )
+    log.get(__name__).info(
+        "plugins start", version=VERSION, plugins=",".join(made), sockets=sockets
+    )
+    supervise({"plugins": server.run}, stop, server.wake)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The plugins of a process.
+
+    Attributes:
+        names: which plugins.
+        config: their file.
+        root: the machine's folders.
+        domain: the names that only cpupool uses.
+    """
+
+    names: frozenset[str]
+    config: Path
+    root: HostRoot
+    domain: Names
+
+    def made(self) -> Mapping[str, Plugin]:
+        """Return name → plugin, by the machine and the configuration of now.
+
+        Raises:
+            CPUPoolError: one of them cannot be read, or they do not fit together.
+        """
+        config = resource_plugins.parse(str(self.config), read_file(self.config))
+        topology = Sysfs.at(self.root.sysfs).topology()
+        layout = Layout.of_topology(topology)
+        found: dict[str, Plugin] = {}
+        if CPU in self.names:
+            resource_plugins.refuse_unfit(config, topology.online)
+            found[CPU] = CPUPlugin(layout, config, self.domain.exclusive)
+        return found

@@ -1,0 +1,115 @@
+"""The file of our plugins for the QoS Resource Manager: pools, and roles of pods.
+
+reserved: "0-1,40-41"
+pools:
+  online: {cpus: 76}
+  offline: {weight: 1}
+roles:
+  ETL: {pool: offline}
+  storage-service: {numaNode: same-role}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cpupool.config.document import Origin, read
+from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, Problem, refuse_errors
+from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.config.document import Table, Value
+
+RESERVED: Final = "reserved"
+POOLS: Final = "pools"
+ROLES: Final = "roles"
+_CPUS: Final = "cpus"
+_WEIGHT: Final = "weight"
+_POOL: Final = "pool"
+_NUMA_NODE: Final = "numaNode"
+
+
+def parse(source: str, text: str | bytes) -> PluginConfig:
+    """Read the file.
+
+    Args:
+        source: its name, for messages.
+        text: its content.
+
+    Raises:
+        ConfigError: names everything that is wrong.
+    """
+    problems: list[Problem] = []
+    reader = Reader(problems)
+    table = reader.table(read(text, Origin(source), problems), (RESERVED, POOLS, ROLES))
+    pools: dict[str, PoolSize] = {}
+    roles: dict[str, Role] = {}
+    reserved = CPUSet()
+    if table is not None:
+        reserved = reader.cpus(table.get(RESERVED)) or CPUSet()
+        pools = {
+            name: _pool(reader, value) for name, value in entries(reader.table(table.get(POOLS)))
+        }
+        roles = {
+            name: _role(reader, value, pools)
+            for name, value in entries(reader.table(table.get(ROLES)))
+        }
+    refuse_errors(problems)
+    return PluginConfig(reserved, pools, roles)
+
+
+def refuse_unfit(config: PluginConfig, online: CPUSet) -> None:
+    """Check the file against a machine.
+
+    Raises:
+        ConfigError: no CPU is left for the pools, or the machine lacks reserved CPUs.
+    """
+    if strange := config.reserved - online:
+        what = f"CPUs {strange} are not online"
+        raise ConfigError([Problem(what, "reserve other CPUs", path=RESERVED)])
+    if len(online - config.reserved) < max(1, len(config.pools)):
+        what = f"{len(online - config.reserved)} CPUs are left for {len(config.pools)} pools"
+        raise ConfigError([Problem(what, "reserve fewer CPUs", path=RESERVED)])
+
+
+def _pool(reader: Reader, value: Value) -> PoolSize:
+    table = reader.table(value, (_CPUS, _WEIGHT))
+    if table is None:
+        return PoolSize()
+    cpus, weight = (_number(reader, table.get(key)) for key in (_CPUS, _WEIGHT))
+    if cpus is not None and weight is not None:
+        reader.refuse(value, "a pool has a number of CPUs or a weight", f"remove {_WEIGHT}")
+    return PoolSize(cpus, weight or 1)
+
+
+def _number(reader: Reader, value: Value) -> int | None:
+    written = reader.word(value)
+    if not written:
+        return None
+    if not WHOLE_NUMBER.fullmatch(written):
+        reader.refuse(value, f"{written[:63]!r} is no number", "write a whole number from 1")
+        return None
+    return int(written)
+
+
+def _role(reader: Reader, value: Value, pools: Mapping[str, PoolSize]) -> Role:
+    table = reader.table(value, (_POOL, _NUMA_NODE))
+    if table is None:
+        return Role()
+    pool = reader.word(table.get(_POOL))
+    if pool and pool not in pools:
+        reader.refuse(table.get(_POOL), f"{pool[:63]!r} is no pool of this file", "add the pool")
+    return Role(pool, _neighbours(reader, table, pool))
+
+
+def _neighbours(reader: Reader, table: Table, pool: str) -> Neighbours:
+    value = table.get(_NUMA_NODE)
+    if bool(pool) == bool(reader.word(value)):
+        remedy = f"write {_POOL}, or {_NUMA_NODE} for CPUs of its own on one NUMA node"
+        reader.refuse(table, "a role has a pool or a NUMA node", remedy)
+    known = {each.value: each for each in Neighbours}
+    return reader.choice(value, known, Neighbours.SAME_ROLE)

@@ -1,0 +1,65 @@
+"""`cpupool resource-plugin`; tests/scenarios/test_seed_examples.py runs it as a process."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.commands import UsageError, resource_plugin
+from cpupool.core.names import Names
+from cpupool.host.root import HostRoot
+from cpupool.telemetry import log
+from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    resource_plugin.add_parser(parser.add_subparsers(), "")
+    parsed = parser.parse_args(["resource-plugin", *map(str, arguments)])
+    code: int = parsed.run(parsed, io.StringIO())
+    return code
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    MACHINES["laptop_4c8t"].write(tmp_path)
+    return tmp_path / "config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("pools: [", "config.yaml:1"), ("reserved: 8", "CPUs 8 are not online")]
+)
+@pytest.mark.usefixtures("asked_to_end")
+def test_a_file_that_cannot_be_used_is_bad_usage(config: Path, text: str, what: str) -> None:
+    config.write_text(text)
+    with pytest.raises(UsageError, match=what):
+        run("cpu", "--config", config, "--host-root", config.parent)
+
+
+@pytest.mark.usefixtures("asked_to_end")
+def test_a_missing_file_is_bad_usage(config: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.yaml: No such file"):
+        run("cpu", "--config", config, "--host-root", config.parent)
+
+
+def test_a_plugin_knows_its_machine(config: Path) -> None:
+    config.write_text("reserved: 0-1\n")
+    root = HostRoot.under(config.parent)
+    plugins = resource_plugin.Plugins(frozenset({"cpu"}), config, root, Names())
+    assert {
+        name: [tuple(amount) for amount in plugin.amounts.values()]
+        for name, plugin in plugins.made().items()
+    } == {"cpu": [(8, 6)]}
+
+
+@pytest.fixture
+def asked_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the signals of the tests' process, and its log, as they are."""
+    monkeypatch.setattr(resource_plugin, "asked_to_end", lambda: None)
+    monkeypatch.setattr(log, "set_up", lambda *_level, **_json: None)
