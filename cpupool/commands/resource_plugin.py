@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Final, TextIO
 from cpupool.commands import UsageError, add_command, add_resource_domain, add_setting, read_file
 from cpupool.commands.services import asked_to_end
 from cpupool.config import resource_plugins
-from cpupool.core.errors import ConfigError
+from cpupool.core.errors import ConfigError, HostFileError
 from cpupool.core.names import Names
-from cpupool.core.resources import CPU
+from cpupool.core.resources import CPU, MEMORY
+from cpupool.host import node_memory
 from cpupool.host.root import HostRoot
-from cpupool.host.sysfs import Sysfs
+from cpupool.host.sysfs import FolderTree, Sysfs
 from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.memory import MemoryPlugin
 from cpupool.plugins.server import PluginServer
 from cpupool.policies.layout import Layout
 from cpupool.supervisor import supervise
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
     from cpupool.commands import Commands
     from cpupool.plugins.base import Plugin
 
-_NAMES: Final = (CPU,)
+_NAMES: Final = (CPU, MEMORY)
 _EXAMPLES = """\
 examples:
-  cpupool resource-plugin cpu --config /etc/cpupool/resource-plugins.yaml
+  cpupool resource-plugin cpu memory --config /etc/cpupool/resource-plugins.yaml
 
 Exit code 0: it was asked to end; 1: a part of it failed; 2: the command line, or a file that it
 names, is wrong.
@@ -45,8 +47,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "resource-plugin",
         summary,
-        "Decides which CPUs containers get, for the QoS Resource Manager of the agent, of Katalyst"
-        " or of a patched kubelet.",
+        "Decides which CPUs and memory containers get, for the QoS Resource Manager of the"
+        " agent, of Katalyst or of a patched kubelet.",
         _EXAMPLES,
     )
     parser.add_argument("plugin", nargs="+", choices=_NAMES, help="the plugins of this process")
@@ -128,4 +130,24 @@ class Plugins:
         if CPU in self.names:
             resource_plugins.refuse_unfit(config, topology.online)
             found[CPU] = CPUPlugin(layout, config, self.domain.exclusive)
+        if MEMORY in self.names:
+            found[MEMORY] = MemoryPlugin(layout, config, self._memory())
         return found
+
+    def _memory(self) -> Mapping[int, int]:
+        """Return NUMA node → its memory in bytes, without the pages that are set aside as huge.
+
+        Raises:
+            HostFileError: the kernel does not say.
+        """
+        found = node_memory.read(FolderTree(self.root.sysfs))
+        if not found:
+            where = str(self.root.sysfs / "devices/system/node")
+            raise HostFileError(
+                where, "names the memory of no NUMA node", "mount the machine's /sys"
+            )
+        return {
+            node: memory.total_bytes
+            - sum(size * count for size, count in memory.huge_pages.items())
+            for node, memory in sorted(found.items())
+        }

@@ -1,6 +1,7 @@
 """The file of our plugins for the QoS Resource Manager: pools, and roles of pods.
 
 reserved: "0-1,40-41"
+reservedMemory: 500Mi
 pools:
   online: {cpus: 76}
   offline: {weight: 1}
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Final
 from cpupool.config.document import Origin, read
 from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError, Problem, refuse_errors
+from cpupool.core.errors import ConfigError, Problem, QuantityError, refuse_errors
 from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
+from cpupool.core.quantity import parse as parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     from cpupool.config.document import Table, Value
 
 RESERVED: Final = "reserved"
+RESERVED_MEMORY: Final = "reservedMemory"
 POOLS: Final = "pools"
 ROLES: Final = "roles"
+_KEYS: Final = (RESERVED, RESERVED_MEMORY, POOLS, ROLES)
 _CPUS: Final = "cpus"
 _WEIGHT: Final = "weight"
 _POOL: Final = "pool"
@@ -45,12 +49,13 @@ def parse(source: str, text: str | bytes) -> PluginConfig:
     """
     problems: list[Problem] = []
     reader = Reader(problems)
-    table = reader.table(read(text, Origin(source), problems), (RESERVED, POOLS, ROLES))
+    table = reader.table(read(text, Origin(source), problems), _KEYS)
     pools: dict[str, PoolSize] = {}
     roles: dict[str, Role] = {}
-    reserved = CPUSet()
+    reserved, memory_bytes = CPUSet(), 0
     if table is not None:
         reserved = reader.cpus(table.get(RESERVED)) or CPUSet()
+        memory_bytes = _bytes(reader, table.get(RESERVED_MEMORY))
         pools = {
             name: _pool(reader, value) for name, value in entries(reader.table(table.get(POOLS)))
         }
@@ -59,7 +64,7 @@ def parse(source: str, text: str | bytes) -> PluginConfig:
             for name, value in entries(reader.table(table.get(ROLES)))
         }
     refuse_errors(problems)
-    return PluginConfig(reserved, pools, roles)
+    return PluginConfig(reserved, pools, roles, memory_bytes)
 
 
 def refuse_unfit(config: PluginConfig, online: CPUSet) -> None:
@@ -84,6 +89,20 @@ def _pool(reader: Reader, value: Value) -> PoolSize:
     if cpus is not None and weight is not None:
         reader.refuse(value, "a pool has a number of CPUs or a weight", f"remove {_WEIGHT}")
     return PoolSize(cpus, weight or 1)
+
+
+def _bytes(reader: Reader, value: Value) -> int:
+    written = reader.word(value)
+    if not written:
+        return 0
+    try:
+        amount = parse_quantity(written)
+    except QuantityError as error:
+        reader.refuse(value, str(error), "write bytes, as 500Mi")
+        return 0
+    if amount < 0 or amount != int(amount):
+        reader.refuse(value, f"{written[:63]!r} are no bytes", "write bytes, as 500Mi")
+    return int(amount)
 
 
 def _number(reader: Reader, value: Value) -> int | None:

@@ -54,8 +54,10 @@ class PluginConfig:
         reserved: CPUs that no plugin gives to a container.
         pools: the pools, in the order of the file.
         roles: role → what its pods get.
+        reserved_memory_bytes: the memory of each NUMA node that no plugin gives to a container.
     """
 
     reserved: CPUSet = field(default_factory=CPUSet)
     pools: Mapping[str, PoolSize] = field(default_factory=dict)
     roles: Mapping[str, Role] = field(default_factory=dict)
+    reserved_memory_bytes: int = 0

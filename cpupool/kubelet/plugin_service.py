@@ -68,8 +68,11 @@ class Served(Protocol):
         """Forget a pod, known or not."""
         ...
 
-    def amounts(self) -> Mapping[int, tuple[float, float]]:
-        """Return NUMA node → all of the resource, and what containers can have."""
+    def stock(self, resource: str) -> tuple[Mapping[int, tuple[float, float]], bool]:
+        """Return how much there is of a resource.
+
+        NUMA node → all of it, and what containers can have; and whether the node's status names it.
+        """
         ...
 
 
@@ -178,10 +181,11 @@ class PluginService:
         )
 
     def _allocatable(self, _request: api.GetTopologyAwareAllocatableResourcesRequest) -> Message:
-        amounts = sorted(self._served.amounts().items())
-        capacity = {node: amount for node, (amount, _) in amounts}
-        allocatable = {node: amount for node, (_, amount) in amounts}
+        amounts, of_node = self._served.stock(self._resource)
+        capacity = {node: amount for node, (amount, _) in amounts.items()}
+        allocatable = {node: amount for node, (_, amount) in amounts.items()}
         resource = api.AllocatableTopologyAwareResource(
+            is_node_resource=of_node,
             is_scalar_resource=True,
             aggregated_allocatable_quantity=sum(allocatable.values()),
             topology_aware_allocatable_quantity_list=_by_node(allocatable),

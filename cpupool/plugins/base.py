@@ -25,6 +25,18 @@ class Amount(NamedTuple):
     allocatable: float
 
 
+class Stock(NamedTuple):
+    """How much of a resource a machine has.
+
+    Attributes:
+        by_node: NUMA node → how much it has.
+        of_node: whether the node's status names the resource.
+    """
+
+    by_node: Mapping[int, Amount]
+    of_node: bool = False
+
+
 class Plugin(Protocol):
     """A plugin on one machine, with one configuration."""
 
@@ -69,7 +81,6 @@ class Plugin(Protocol):
         """Return the state as this machine and this configuration have it."""
         ...
 
-    @property
-    def amounts(self) -> Mapping[int, Amount]:
-        """NUMA node → how much it has."""
+    def stock(self, resource: str) -> Stock:
+        """Return how much there is of one of its resources."""
         ...

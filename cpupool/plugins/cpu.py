@@ -16,8 +16,8 @@ from cpupool.core.errors import PlacementError
 from cpupool.core.plugin_state import Held
 from cpupool.core.resource_plugins import CPUSET_CPUS, Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import CPU
-from cpupool.plugins.base import Amount
-from cpupool.plugins.placing import neighbours_of, placed, placing
+from cpupool.plugins.base import Amount, Stock
+from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing
 from cpupool.policies import pool_sets
 from cpupool.policies.binding_hints import cpu_hints
 from cpupool.policies.katalyst_accumulator import take
@@ -68,12 +68,13 @@ class CPUPlugin:
         """Hints, and again and again what each container has: pools change."""
         return PluginOptions(aligned=True, reconciled=True)
 
-    @property
-    def amounts(self) -> Mapping[int, Amount]:
-        """NUMA node → its CPUs."""
+    def stock(self, _resource: str) -> Stock:
+        """Return the CPUs of each NUMA node."""
         nodes = self.layout.groups[Level.NODE]
         reserved = self.config.reserved
-        return {node: Amount(len(cpus), len(cpus - reserved)) for node, cpus in nodes.items()}
+        return Stock(
+            {node: Amount(len(cpus), len(cpus - reserved)) for node, cpus in nodes.items()}
+        )
 
     def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
         """Return the NUMA nodes of a container that is bound; no preference for another.
@@ -87,7 +88,7 @@ class CPUPlugin:
         has = state.held.get(question.container)
         if has is not None and len(_own(has)) >= ceil(question.quantity):
             return has.answer.hints
-        return cpu_hints(self.layout, how.binding, question.quantity, self._free(state, question))
+        return self._offers(state, question, how.binding)
 
     def allocate(
         self, state: PluginState, question: Question, hint: TopologyHint | None
@@ -175,6 +176,13 @@ class CPUPlugin:
             for node, found in self.layout.groups[Level.NODE].items()
         }
 
+    def _offers(
+        self, state: PluginState, question: Question, binding: Binding
+    ) -> tuple[TopologyHint, ...]:
+        free = self._free(state, question)
+        found = cpu_hints(self.layout, binding, question.quantity, free)
+        return on_free_nodes(found, [node for node, cpus in free.items() if cpus])
+
     def _chosen(
         self,
         state: PluginState,
@@ -190,7 +198,7 @@ class CPUPlugin:
         free = self._free(state, question)
         nodes = hint.nodes if hint else None
         if nodes is None:
-            offers = cpu_hints(self.layout, binding, question.quantity, free)
+            offers = self._offers(state, question, binding)
             nodes = min(offers, key=lambda offer: not offer.preferred).nodes or frozenset()
         count = ceil(question.quantity)
         parts = [free.get(node, CPUSet()) for node in sorted(nodes)]

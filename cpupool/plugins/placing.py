@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.plugin_config import Neighbours
-from cpupool.policies.binding_hints import Binding
+from cpupool.policies.binding_hints import Binding, NoBinding
 from cpupool.wire.katalyst import QOS_LEVEL, QoSLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
+    from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.plugin_config import PluginConfig, Role
     from cpupool.core.plugin_state import PluginState
     from cpupool.core.resource_plugins import Question
@@ -106,6 +107,18 @@ def placed(config: PluginConfig, question: Question) -> Placing:
         return placing(config, question)
     except BadRequest:
         return Placing(neighbours=Neighbours.NONE)
+
+
+def on_free_nodes(hints: Iterable[TopologyHint], free: Collection[int]) -> tuple[TopologyHint, ...]:
+    """Return the hints for nodes that have something left; Katalyst's may have others, too.
+
+    Raises:
+        NoBinding: none is left.
+    """
+    found = tuple(hint for hint in hints if hint.nodes and hint.nodes <= set(free))
+    if not found:
+        raise NoBinding("no NUMA node accepts it beside the pods that are bound there")
+    return found
 
 
 def _of_role(name: str, role: Role) -> Placing:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.resource_plugins import Answers, PluginOptions, Question
     from cpupool.core.workloads import ContainerRef
-    from cpupool.plugins.base import Amount, Plugin
+    from cpupool.plugins.base import Plugin, Stock
 
 log = logs.get(__name__)
 
@@ -168,9 +168,9 @@ class KeptPlugin:
         """Forget a pod, known or not."""
         self._keep(self._plugin.settled(self._state.without(pod)))
 
-    def amounts(self) -> Mapping[int, Amount]:
-        """Return NUMA node → how much it has."""
-        return self._plugin.amounts
+    def stock(self, resource: str) -> Stock:
+        """Return how much there is of a resource."""
+        return self._plugin.stock(resource)
 
     async def follow(self, plugin: Plugin) -> None:
         """Decide by another machine or configuration from now on.

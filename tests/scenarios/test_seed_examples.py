@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.workloads import ContainerRef
+from cpupool.wire import answer_record
 from tests.machines import Machine
 from tests.processes import Process
 from tests.scenarios.test_agent_process import living
@@ -38,13 +40,19 @@ nodeSelector: {role: worker}
 cpuManager: {policy: qrm, reserved: "0-1,40-41", topologyPolicy: restricted}
 """
 ALL = "0-79"
+MEMORY_BYTES = (237706936320, 237806551040)
 ROLE = "kubernetes.io/pod-role"
 
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
     machine = PROPOSED.write(folder)
+    for node, bytes_ in enumerate(MEMORY_BYTES):
+        meminfo = f"Node {node} MemTotal:  {bytes_ // 1024} kB\n"
+        (folder / f"sys/devices/system/node/node{node}/meminfo").write_text(meminfo)
     with living(folder, machine, {"role": "worker"}, nri=True) as world:
+        for path in (world.place.root / "cpuset").rglob("cpuset.mems"):
+            path.write_text("0-1\n")
         world.mount.show(worker=POOLS)
         yield world
 
@@ -107,3 +115,35 @@ def test_example_1_two_pools_by_role_whose_sizes_change(world: World) -> None:
 
         configure(world, EXAMPLE_1)
         right(world, ALL, pod1="0-37,40-77", pod2="38-39,78-79", pod3="0-37,40-77", system=ALL)
+
+
+EXAMPLE_2 = """
+reserved: "0-1,40-41"
+reservedMemory: 500Mi
+roles:
+  storage-service: {numaNode: same-role}
+  reranker: {numaNode: same-role}
+  numa-enhancement: {numaNode: same-role}
+"""
+
+
+def test_example_2_roles_that_keep_apart_have_numa_nodes_of_their_own(world: World) -> None:
+    with plugins(world, EXAMPLE_2, "cpu", "memory"), asked_by_the_runtime(world) as agent:
+        served(agent, "cpu,memory")
+        run(world, "system", cpu="0")
+        storage = of_role(world, "pod1", "storage-service", cpu="20", memory="40Gi")
+        started(world, storage)
+        shared = "0-1,22-79"
+        right(world, shared, pod1="2-21", system=shared)
+
+        reranker = of_role(world, "pod2", "reranker", cpu="10", memory="20Gi")
+        started(world, reranker)
+        shared = "0-1,22-41,52-79"
+        right(world, shared, pod1="2-21", pod2="42-51", system=shared)
+        assert (memory(world, storage), memory(world, reranker)) == ("0", "1")
+
+
+def memory(world: World, pod: Pod) -> str:
+    """Return the NUMA nodes with which a pod's container was created, as the agent recorded it."""
+    record = answer_record.parse(world.node.root.answers.read_bytes())
+    return str(record[ContainerRef(pod.uid, "main")]["memory"].memory)

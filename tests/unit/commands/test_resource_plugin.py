@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.commands import UsageError, resource_plugin
+from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host.root import HostRoot
 from cpupool.telemetry import log
@@ -48,14 +49,25 @@ def test_a_missing_file_is_bad_usage(config: Path) -> None:
         run("cpu", "--config", config, "--host-root", config.parent)
 
 
-def test_a_plugin_knows_its_machine(config: Path) -> None:
-    config.write_text("reserved: 0-1\n")
+def test_plugins_know_their_machine(config: Path) -> None:
+    config.write_text("reserved: 0-1\nreservedMemory: 1Mi\n")
+    node = config.parent / "sys/devices/system/node/node0"
+    (node / "meminfo").write_text("Node 0 MemTotal:  4096 kB\n")
+    pages = node / "hugepages/hugepages-1024kB/nr_hugepages"
+    pages.parent.mkdir(parents=True)
+    pages.write_text("2\n")
     root = HostRoot.under(config.parent)
-    plugins = resource_plugin.Plugins(frozenset({"cpu"}), config, root, Names())
-    assert {
-        name: [tuple(amount) for amount in plugin.amounts.values()]
-        for name, plugin in plugins.made().items()
-    } == {"cpu": [(8, 6)]}
+    plugins = resource_plugin.Plugins(frozenset({"cpu", "memory"}), config, root, Names())
+    stocks = {name: plugin.stock(name).by_node for name, plugin in plugins.made().items()}
+    assert stocks == {"cpu": {0: (8, 6)}, "memory": {0: (2 * 2**20, 2**20)}}
+
+
+def test_a_machine_without_known_memory_has_no_memory_plugin(config: Path) -> None:
+    config.write_text("")
+    root = HostRoot.under(config.parent)
+    plugins = resource_plugin.Plugins(frozenset({"memory"}), config, root, Names())
+    with pytest.raises(HostFileError, match="memory of no NUMA node"):
+        plugins.made()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
 
 WHOLE = """
 reserved: "0-1,40-41"
+reservedMemory: 500Mi
 pools:
   online: {cpus: 76}
   offline: {weight: 2}
@@ -31,6 +32,7 @@ def test_the_file_is_read() -> None:
             "own": Role("", Neighbours.NONE),
             "beside": Role("", Neighbours.ANY),
         },
+        524288000,
     )
     assert parse("f.yaml", "") == PluginConfig()
 
@@ -41,6 +43,9 @@ def test_the_file_is_read() -> None:
         ("[]", "this must be a map"),
         ("pool: {}", "did you mean pools"),
         ("reserved: 5-", "CPU list|neither a CPU"),
+        ("reservedMemory: -1", "reservedMemory: '-1' are no bytes"),
+        ("reservedMemory: 500m", "reservedMemory: '500m' are no bytes"),
+        ("reservedMemory: 1MB", "reservedMemory: .+write bytes, as 500Mi"),
         ("pools: {a: 5}", "pools.a: this must be a map"),
         ("pools: {a: {cpus: 0}}", "pools.a.cpus: '0' is no number"),
         ("pools: {a: {cpus: []}}", "pools.a.cpus: this must be text"),

@@ -89,8 +89,9 @@ class Double:
     def remove(self, pod: str) -> None:
         self.asked.append(pod)
 
-    def amounts(self) -> Mapping[int, tuple[float, float]]:
-        return {1: (40.0, 38.0), 0: (40.0, 36.0)}
+    def stock(self, resource: str) -> tuple[Mapping[int, tuple[float, float]], bool]:
+        assert resource == "cpu"
+        return {1: (40.0, 38.0), 0: (40.0, 36.0)}, True
 
 
 class World:
@@ -209,7 +210,7 @@ def test_podresources_learns_what_there_is(world: World) -> None:
     listed = found.topology_aware_allocatable_quantity_list
     assert [(each.node, each.resource_value) for each in listed] == [(0, 36), (1, 38)]
     assert found.is_scalar_resource
-    assert not found.is_node_resource
+    assert found.is_node_resource
 
 
 def test_podresources_learns_what_a_container_has(world: World) -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from cpupool.config.resource_plugins import parse
-from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.resource_plugins import PluginOptions
 from cpupool.plugins.cpu import CPUPlugin, PoolsRunEmpty
@@ -155,6 +154,9 @@ def test_a_node_of_ones_own_has_all_its_cpus() -> None:
     with pytest.raises(NotEnoughCPUs):
         asked.allocate(ask("b", 39, "own"), 0)
     assert asked.hints(ask("c", 1, "storage-service")) == [([0], True)]
+    assert asked.hints(ask("d", 4, "own")) == [([0], True)]
+    with pytest.raises(NoBinding, match="beside the pods"):
+        asked.hints(ask("e", 4, says={**DEDICATED, "numa_number": "2"}))
 
 
 def test_without_a_hint_the_first_preferred_nodes_are_taken() -> None:
@@ -234,7 +236,6 @@ def test_offline_cpus_are_left_out_while_others_remain() -> None:
         assert asked.value(web) == shared
 
 
-def test_the_amounts_are_those_of_the_nodes() -> None:
-    amounts = cpu(BOUND).plugin.amounts
-    assert {node: tuple(amount) for node, amount in amounts.items()} == {0: (40, 38), 1: (40, 38)}
-    assert CPUSet.parse("0-1,40-41") == parse("f", BOUND).reserved
+def test_the_stock_is_that_of_the_nodes() -> None:
+    stock = cpu(BOUND).plugin.stock("cpu")
+    assert stock == ({0: (40, 38), 1: (40, 38)}, False)
