@@ -13,11 +13,12 @@ from cpupool.config import resource_plugins
 from cpupool.core.errors import ConfigError, HostFileError
 from cpupool.core.names import Names
 from cpupool.core.resources import CPU, MEMORY
-from cpupool.host import node_memory
+from cpupool.host import nics, node_memory
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import FolderTree, Sysfs
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.memory import MemoryPlugin
+from cpupool.plugins.nic import NICPlugin
 from cpupool.plugins.server import PluginServer
 from cpupool.policies.layout import Layout
 from cpupool.supervisor import supervise
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.commands import Commands
+    from cpupool.core.nics import NIC
+    from cpupool.core.plugin_config import PluginConfig
     from cpupool.plugins.base import Plugin
 
-_NAMES: Final = (CPU, MEMORY)
+_NIC: Final = "nic"
+_NAMES: Final = (CPU, MEMORY, _NIC)
+_NODE: Final = frozenset({0})
+"""The NUMA nodes of a machine that has none."""
 _EXAMPLES = """\
 examples:
-  cpupool resource-plugin cpu memory --config /etc/cpupool/resource-plugins.yaml
+  cpupool resource-plugin cpu memory nic --config /etc/cpupool/resource-plugins.yaml
 
 Exit code 0: it was asked to end; 1: a part of it failed; 2: the command line, or a file that it
 names, is wrong.
@@ -47,7 +53,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "resource-plugin",
         summary,
-        "Decides which CPUs and memory containers get, for the QoS Resource Manager of the"
+        "Decides which CPUs, memory and NIC containers get, for the QoS Resource Manager of the"
         " agent, of Katalyst or of a patched kubelet.",
         _EXAMPLES,
     )
@@ -132,7 +138,20 @@ class Plugins:
             found[CPU] = CPUPlugin(layout, config, self.domain.exclusive)
         if MEMORY in self.names:
             found[MEMORY] = MemoryPlugin(layout, config, self._memory())
+        if _NIC in self.names:
+            found[_NIC] = NICPlugin(self._nics(config), frozenset(topology.nodes) or _NODE)
         return found
+
+    def _nics(self, config: PluginConfig) -> tuple[NIC, ...]:
+        """Return the NICs that the file lists, or those of the machine.
+
+        Raises:
+            HostFileError: what the kernel says of them cannot be read.
+        """
+        tree = FolderTree(self.root.sysfs)
+        if config.nics:
+            return nics.completed(config.nics, tree, self.root.base)
+        return nics.found(tree, self.root.proc)
 
     def _memory(self) -> Mapping[int, int]:
         """Return NUMA node → its memory in bytes, without the pages that are set aside as huge.

@@ -8,16 +8,21 @@ pools:
 roles:
   ETL: {pool: offline}
   storage-service: {numaNode: same-role}
+nics:
+  eth1: {numaNode: 1, ipv6: "fdbd:dc05:3:155::20", netns: /var/run/netns/ns1, mbits: 25000}
 """
 
 from __future__ import annotations
 
+import re
+from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config.document import Origin, read
 from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, QuantityError, refuse_errors
+from cpupool.core.nics import NIC
 from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
 from cpupool.core.quantity import parse as parse_quantity
 
@@ -30,11 +35,17 @@ RESERVED: Final = "reserved"
 RESERVED_MEMORY: Final = "reservedMemory"
 POOLS: Final = "pools"
 ROLES: Final = "roles"
-_KEYS: Final = (RESERVED, RESERVED_MEMORY, POOLS, ROLES)
+NICS: Final = "nics"
+_KEYS: Final = (RESERVED, RESERVED_MEMORY, POOLS, ROLES, NICS)
 _CPUS: Final = "cpus"
 _WEIGHT: Final = "weight"
 _POOL: Final = "pool"
 _NUMA_NODE: Final = "numaNode"
+_IPV6: Final = "ipv6"
+_IPV4: Final = "ipv4"
+_NETNS: Final = "netns"
+_MBITS: Final = "mbits"
+_NODE: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
 def parse(source: str, text: str | bytes) -> PluginConfig:
@@ -52,7 +63,7 @@ def parse(source: str, text: str | bytes) -> PluginConfig:
     table = reader.table(read(text, Origin(source), problems), _KEYS)
     pools: dict[str, PoolSize] = {}
     roles: dict[str, Role] = {}
-    reserved, memory_bytes = CPUSet(), 0
+    reserved, memory_bytes, nics = CPUSet(), 0, []
     if table is not None:
         reserved = reader.cpus(table.get(RESERVED)) or CPUSet()
         memory_bytes = _bytes(reader, table.get(RESERVED_MEMORY))
@@ -63,8 +74,9 @@ def parse(source: str, text: str | bytes) -> PluginConfig:
             name: _role(reader, value, pools)
             for name, value in entries(reader.table(table.get(ROLES)))
         }
+        nics = [_nic(reader, name, value) for name, value in entries(reader.table(table.get(NICS)))]
     refuse_errors(problems)
-    return PluginConfig(reserved, pools, roles, memory_bytes)
+    return PluginConfig(reserved, pools, roles, memory_bytes, tuple(nics))
 
 
 def refuse_unfit(config: PluginConfig, online: CPUSet) -> None:
@@ -132,3 +144,31 @@ def _neighbours(reader: Reader, table: Table, pool: str) -> Neighbours:
         reader.refuse(table, "a role has a pool or a NUMA node", remedy)
     known = {each.value: each for each in Neighbours}
     return reader.choice(value, known, Neighbours.SAME_ROLE)
+
+
+def _nic(reader: Reader, name: str, value: Value) -> NIC:
+    table = reader.table(value, (_NUMA_NODE, _IPV6, _IPV4, _NETNS, _MBITS))
+    if table is None:
+        return NIC(name)
+    node = reader.word(table.get(_NUMA_NODE))
+    if node and not _NODE.fullmatch(node):
+        reader.refuse(table.get(_NUMA_NODE), f"{node[:63]!r} is no NUMA node", "write its number")
+        node = ""
+    ipv6 = _address(reader, table.get(_IPV6), IPv6Address)
+    ipv4 = _address(reader, table.get(_IPV4), IPv4Address)
+    if not (ipv6 or ipv4):
+        reader.refuse(table, "a NIC has an address", f"write {_IPV6} or {_IPV4}")
+    netns = reader.word(table.get(_NETNS))
+    mbits = _number(reader, table.get(_MBITS)) or 0
+    return NIC(name, int(node) if node else None, ipv6, ipv4, netns, mbits)
+
+
+def _address(reader: Reader, value: Value, kind: type[IPv4Address | IPv6Address]) -> str:
+    written = reader.word(value)
+    if not written:
+        return ""
+    try:
+        return str(kind(written))
+    except ValueError:
+        reader.refuse(value, f"{written[:63]!r} is no such address", "write one, without a mask")
+        return ""

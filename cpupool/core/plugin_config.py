@@ -11,6 +11,8 @@ from cpupool.core.cpuset import CPUSet
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.core.nics import NIC
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
@@ -55,9 +57,11 @@ class PluginConfig:
         pools: the pools, in the order of the file.
         roles: role → what its pods get.
         reserved_memory_bytes: the memory of each NUMA node that no plugin gives to a container.
+        nics: the network interfaces; empty for those that the machine shows.
     """
 
     reserved: CPUSet = field(default_factory=CPUSet)
     pools: Mapping[str, PoolSize] = field(default_factory=dict)
     roles: Mapping[str, Role] = field(default_factory=dict)
     reserved_memory_bytes: int = 0
+    nics: tuple[NIC, ...] = ()

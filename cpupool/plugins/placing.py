@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.nics import NIC
     from cpupool.core.plugin_config import PluginConfig, Role
     from cpupool.core.plugin_state import PluginState
     from cpupool.core.resource_plugins import Question
 
 _DOMAIN: Final = "katalyst.kubewharf.io/"
-_ENHANCEMENTS: Final = ("memory_enhancement", "cpu_enhancement")
+_ENHANCEMENTS: Final = ("memory_enhancement", "cpu_enhancement", "network_enhancement")
 _TRUE: Final = "true"
 _DEFAULT_POOLS: Final = {QoSLevel.SHARED: "share", QoSLevel.RECLAIMED: "reclaim"}
 
@@ -87,6 +88,45 @@ def placing(config: PluginConfig, question: Question) -> Placing:
     if level is QoSLevel.RECLAIMED and usual not in config.pools:
         raise BadRequest(f"there is no pool {usual!r}", "add it to the plugins' file")
     return Placing(named or (usual if usual in config.pools else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkWishes:
+    """Which NICs a pod wants.
+
+    Attributes:
+        of_host: whether it wants one in the host's network namespace, or elsewhere; None for any.
+        strict: whether no other one serves it.
+        restricted: whether only a NIC near its NUMA nodes serves it.
+    """
+
+    of_host: bool | None = None
+    strict: bool = False
+    restricted: bool = False
+
+    def prefers(self, nic: NIC) -> bool:
+        """Return whether a NIC is in the namespace that the pod wants."""
+        return self.of_host is None or self.of_host is not bool(nic.netns)
+
+    def allows(self, nic: NIC) -> bool:
+        """Return whether a NIC can serve the pod."""
+        return self.prefers(nic) or not self.strict
+
+
+def network_wishes(question: Question) -> NetworkWishes:
+    """Return which NICs a pod wants, by Katalyst's annotations.
+
+    Raises:
+        BadRequest: they cannot be read.
+    """
+    wishes = _wishes(question.annotations)
+    namespace = wishes.get("namespace_type", "")
+    kind = namespace.removesuffix("_preferred")
+    return NetworkWishes(
+        {"host_ns": True, "anti_host_ns": False}.get(kind),
+        namespace == kind,
+        wishes.get("topology_affinity_restricted") == _TRUE,
+    )
 
 
 def neighbours_of(

@@ -62,7 +62,13 @@ ELSEWHERE = {
     "tests/scenarios/webhook": {"roles/webhook"},
     "tests/unit/wire": {"wire/checkpoints"},
     "tests/unit/plugins": {
-        *("core/plugin_config", "core/plugin_state", "plugins/base", "plugins/placing"),
+        *(
+            "core/nics",
+            "core/plugin_config",
+            "core/plugin_state",
+            "plugins/base",
+            "plugins/placing",
+        ),
     },
     "tests/unit/host/test_answer_record.py": {"host/record_file"},
     "tests/unit/wire/test_answer_record.py": {"wire/sealed"},

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.workloads import ContainerRef
+from cpupool.plugins.nic import BANDWIDTH
 from cpupool.wire import answer_record
 from tests.machines import Machine
 from tests.processes import Process
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_resource_plugins import (
     asked_by_the_runtime,
+    environment,
     right,
     run,
     served,
@@ -141,6 +143,51 @@ def test_example_2_roles_that_keep_apart_have_numa_nodes_of_their_own(world: Wor
         shared = "0-1,22-41,52-79"
         right(world, shared, pod1="2-21", pod2="42-51", system=shared)
         assert (memory(world, storage), memory(world, reranker)) == ("0", "1")
+
+
+EXAMPLE_3 = (
+    EXAMPLE_2
+    + """
+  everything: {numaNode: alone}
+nics:
+  eth0: {ipv6: "fdbd:dc05:3:154::20"}
+  eth1: {numaNode: 1, ipv6: "fdbd:dc05:3:155::20", netns: /var/run/netns/ns1, mbits: 25000}
+"""
+)
+
+
+def test_example_3_pods_on_a_node_share_the_nic_near_it(world: World) -> None:
+    """Pods request Katalyst's bandwidth: the proposal's request by annotation is not there yet."""
+    write_nics(world)
+    with plugins(world, EXAMPLE_3, "cpu", "memory", "nic"), asked_by_the_runtime(world) as agent:
+        served(agent, f"NIC,cpu,memory,{BANDWIDTH}")
+        run(world, "system", cpu="0")
+        # All resources of NUMA node 0 are allocated.
+        started(world, of_role(world, "pod0", "everything", cpu="38", memory="20Gi"))
+        right(world, "0-1,40-79", pod0="2-39", system="0-1,40-79")
+
+        asks = {"cpu": "10", "memory": "20Gi", BANDWIDTH: "1000"}
+        pods = [of_role(world, name, "numa-enhancement", **asks) for name in ("pod1", "pod2")]
+        for pod in pods:
+            started(world, pod)
+        shared = "0-1,40-41,62-79"
+        right(world, shared, pod0="2-39", pod1="42-51", pod2="52-61", system=shared)
+        for pod in pods:
+            assert memory(world, pod) == "1"
+            address = environment(world, pod.name)["AFFINITY_NIC_ADDR_IPV6"]
+            assert address == "fdbd:dc05:3:155::20"
+            record = answer_record.parse(world.node.root.answers.read_bytes())
+            (nic,) = record[ContainerRef(pod.uid, "main")][BANDWIDTH].answers.values()
+            assert nic.annotations["kubernetes.io/host-netns-path"] == "/var/run/netns/ns1"
+
+
+def write_nics(world: World) -> None:
+    (world.folder / "var/run/netns").mkdir(parents=True)
+    (world.folder / "var/run/netns/ns1").touch()
+    eth0 = world.machine.sys / "class/net/eth0"
+    (eth0 / "device").mkdir(parents=True)
+    for name, text in (("operstate", "up"), ("speed", "25000"), ("device/numa_node", "0")):
+        (eth0 / name).write_text(f"{text}\n")
 
 
 def memory(world: World, pod: Pod) -> str:

@@ -62,6 +62,19 @@ def test_plugins_know_their_machine(config: Path) -> None:
     assert stocks == {"cpu": {0: (8, 6)}, "memory": {0: (2 * 2**20, 2**20)}}
 
 
+def test_nics_are_those_of_the_file_or_of_the_machine(config: Path) -> None:
+    root = HostRoot.under(config.parent)
+    plugins = resource_plugin.Plugins(frozenset({"nic"}), config, root, Names())
+
+    def healthy() -> float:
+        return plugins.made()["nic"].stock("NIC").by_node[0].allocatable
+
+    config.write_text("")
+    assert healthy() == 0
+    config.write_text("nics: {eth0: {ipv4: 10.0.0.2, netns: /config.yaml}}")
+    assert healthy() == 1
+
+
 def test_a_machine_without_known_memory_has_no_memory_plugin(config: Path) -> None:
     config.write_text("")
     root = HostRoot.under(config.parent)

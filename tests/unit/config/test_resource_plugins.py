@@ -5,6 +5,7 @@ import pytest
 from cpupool.config.resource_plugins import parse, refuse_unfit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
+from cpupool.core.nics import NIC
 from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
 
 WHOLE = """
@@ -19,6 +20,9 @@ roles:
   storage: {numaNode: same-role}
   own: {numaNode: alone}
   beside: {numaNode: shared}
+nics:
+  eth0: {numaNode: 0, ipv4: 10.0.0.2}
+  eth1: {ipv6: "fdbd:dc05:3:155:0::20", netns: /var/run/netns/ns1, mbits: 25000}
 """
 
 
@@ -33,6 +37,10 @@ def test_the_file_is_read() -> None:
             "beside": Role("", Neighbours.ANY),
         },
         524288000,
+        (
+            NIC("eth0", 0, ipv4="10.0.0.2"),
+            NIC("eth1", None, "fdbd:dc05:3:155::20", "", "/var/run/netns/ns1", 25000),
+        ),
     )
     assert parse("f.yaml", "") == PluginConfig()
 
@@ -50,6 +58,12 @@ def test_the_file_is_read() -> None:
         ("pools: {a: {cpus: 0}}", "pools.a.cpus: '0' is no number"),
         ("pools: {a: {cpus: []}}", "pools.a.cpus: this must be text"),
         ("pools: {a: {cpus: 1, weight: 1}}", "pools.a: a pool has a number of CPUs or a weight"),
+        ("nics: {a: 5}", "nics.a: this must be a map"),
+        ("nics: {a: {}}", "nics.a: a NIC has an address"),
+        ("nics: {a: {ipv6: 10.0.0.2}}", "nics.a.ipv6: '10.0.0.2' is no such address"),
+        ("nics: {a: {ipv4: 10.0.0.2/8}}", "nics.a.ipv4: '10.0.0.2/8' is no such address"),
+        ("nics: {a: {ipv4: 10.0.0.2, numaNode: x}}", "nics.a.numaNode: 'x' is no NUMA node"),
+        ("nics: {a: {ipv4: 10.0.0.2, mbits: 0}}", "nics.a.mbits: '0' is no number"),
         ("roles: {a: 5}", "roles.a: this must be a map"),
         ("roles: {a: {pool: b}}", "roles.a.pool: 'b' is no pool of this file"),
         ("roles: {a: {}}", "roles.a: a role has a pool or a NUMA node"),
