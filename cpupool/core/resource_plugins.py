@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from math import ceil
-from typing import TYPE_CHECKING
+from math import ceil, isfinite
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, PlacementError
@@ -156,7 +156,8 @@ class Given:
     def serves(self, quantity: float) -> bool:
         """Return whether the answer is enough for a request, which may have grown since."""
         known = (each.quantity for each in self.answers.values() if each.scalar)
-        return quantity <= max((self.quantity, *map(ceil, known)))
+        # An answer that breaks a rule may have any number.
+        return quantity <= max((self.quantity, *map(ceil, filter(isfinite, known))))
 
 
 Record = Mapping["ContainerRef", Mapping[str, Given]]

@@ -34,7 +34,8 @@ class AnswerBook:
 
     Args:
         names: the names that only cpupool uses.
-        broken: called with the resource and the rule for each new answer that breaks one.
+        broken: called with the resource and the rule for an answer that breaks one, unless the
+            answer before has broken it in the same way: a plugin may repeat it every three seconds.
         v2: whether the node has cgroup version 2.
 
     Attributes:
@@ -50,6 +51,7 @@ class AnswerBook:
         self.changes = 0
         self._given: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
         self._own: dict[_Key, CPUSet] = {}
+        self._told: dict[_Key, Broken] = {}
 
     def load(self, record: Record) -> None:
         """Take the answers that an earlier agent recorded."""
@@ -140,6 +142,7 @@ class AnswerBook:
         for ref in [ref for ref in self._given if ref.pod == pod]:
             for resource in self._given.pop(ref):
                 self._own.pop((ref, resource), None)
+                self._told.pop((ref, resource), None)
 
     def _entries(self) -> Iterator[tuple[_Key, Given]]:
         for ref, by_resource in self._given.items():
@@ -167,10 +170,10 @@ class AnswerBook:
         ref, resource = key
         before = self.of(ref).get(resource)
         refused = replace(given, refused=verdict.why)
-        if before == refused:
-            return
-        self._broken(resource, verdict)
-        if before is None or before.refused:
+        if self._told.get(key) != verdict:
+            self._told[key] = verdict
+            self._broken(resource, verdict)
+        if before is None or (before.refused and before != refused):
             self._enter(key, refused)
 
     def _enter(self, key: _Key, given: Given) -> None:
@@ -178,5 +181,7 @@ class AnswerBook:
         self.changes += 1
         self._given[ref][resource] = given
         self._own.pop(key, None)
+        if not given.refused:
+            self._told.pop(key, None)
         if given.exclusive and (cpus := given.cpus):
             self._own[key] = cpus

@@ -81,7 +81,10 @@ class Fuzz:
                 (
                     {"value": pick(("0-3", "3-9", "", "7-", "\0", "1,,2", "99999", "0-7", "0"))},
                     {"oci_property": pick((*(each.value for each in OCIProperty), "Memory", ""))},
-                    {"quantity": pick((float("nan"), -1.0, float("inf")))},
+                    {
+                        "quantity": pick((float("nan"), -1.0, float("inf"))),
+                        "scalar": pick((True, False)),
+                    },
                     {"env": pick(({"A=": ""}, {"CPU_POOLS": "1"}, {"EXCLUSIVE_CPUS": "1"}))},
                     {
                         "annotations": pick(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,13 @@ def test_nothing_is_asked_for_what_is_answered() -> None:
 
 def test_an_answer_that_breaks_a_rule_is_not_asked_for_again() -> None:
     given = {"cpu": cpus("1", refused="it is bad"), NIC: Given(1.0)}
+    assert planned(node(TopologyPolicy.NONE, given)) == Plan()
+
+
+@pytest.mark.parametrize("amount", [math.nan, math.inf])
+def test_nor_is_one_whose_quantity_is_no_amount(amount: float) -> None:
+    answer = Answer("CpusetCpus", "1", amount, scalar=True)
+    given = {"cpu": Given(2.0, {"cpu": answer}, refused="it is bad"), NIC: Given(1.0)}
     assert planned(node(TopologyPolicy.NONE, given)) == Plan()
 
 
