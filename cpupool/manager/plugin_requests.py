@@ -68,6 +68,18 @@ def lacking(
     }
 
 
+def unclear(facts: NodeFacts, pod: Pod, container: str) -> bool:
+    """Return whether it is not known yet if a container may start without an answer.
+
+    So it is in an agent that has just started: until it knows the pools, and what an earlier agent
+    chose, it refuses no pod.
+    """
+    if facts.recovered or (facts.configured and not facts.pools.places):
+        return False
+    spec = (found.quantities.keys() for found in pod.containers if found.name == container)
+    return not katalyst.is_left_out(pod) and any(facts.plugins.served & names for names in spec)
+
+
 def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
     """Return whether the NUMA nodes of a pod's devices are to be known before it is admitted."""
     if (

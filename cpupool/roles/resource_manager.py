@@ -50,6 +50,8 @@ NAME: Final = "resource manager"
 RECONCILE_S: Final = 3.0
 """As the kubelet's flag of the proposal."""
 _LOOK_S: Final = 30.0
+_ITS_LIST: Final = ""
+"""What a plugin is asked for beside pods, which have ids."""
 _GRACE_S: Final = 300.0
 """How long a resource counts as served after its plugin is gone (endpointStopGracePeriod)."""
 
@@ -97,13 +99,12 @@ class ResourceManager:
             folders, self._post, changed=self.look, registered=self._registered
         )
         self._book = AnswerBook(manager.names, self._broken, v2=v2)
-        self._admitter = PluginAdmitter(
-            self._book, lambda: self._registry.plugins, manager.snapshot, now_s
-        )
+        self._admitter = PluginAdmitter(self._book, self._listed_once, manager.snapshot, now_s)
         self._recalled = threading.Event()
         self._lost_s: dict[str, float] = {}
         self._removed: defaultdict[str, set[str]] = defaultdict(set)
         self._asked: set[tuple[str, str]] = set()
+        self._unlisted: set[str] = set()
         self._due_s: dict[str, float] = {}
         self._complaints: dict[str, str] = {}
         self._published: object = None
@@ -174,11 +175,23 @@ class ResourceManager:
     def _registered(self, resource: str, worker: PluginWorker | None) -> None:
         self._admitter.lost(resource)
         self._asked = {asked for asked in self._asked if asked[0] != resource}
+        self._unlisted.discard(resource)
         if worker is None:
             self._lost_s[resource] = self._now_s()
-        else:
-            self._lost_s.pop(resource, None)
-            self._due_s.pop(resource, None)
+            return
+        self._lost_s.pop(resource, None)
+        self._due_s.pop(resource, None)
+        if worker.options.reconciled:
+            self._unlisted.add(resource)
+
+    def _listed_once(self) -> Mapping[str, PluginWorker]:
+        """Return the plugins that may allocate.
+
+        A plugin that lists what containers have does so first: an agent that was killed may have
+        asked it without a record of the answer.
+        """
+        plugins = self._registry.plugins
+        return {name: worker for name, worker in plugins.items() if name not in self._unlisted}
 
     def _broken(self, resource: str, broken: Broken) -> None:
         self._metrics.answer_refused(resource, broken.rule.value)
@@ -242,11 +255,11 @@ class ResourceManager:
         waits = [now_s + _LOOK_S]
         for resource, worker in self._registry.plugins.items():
             # The answer to an earlier question wakes the loop.
-            if not worker.options.reconciled or (resource, "") in self._asked:
+            if not worker.options.reconciled or (resource, _ITS_LIST) in self._asked:
                 continue
             if now_s >= self._due_s.get(resource, now_s):
                 self._due_s[resource] = now_s + self._reconcile_s
-                self._ask(resource, "", _allocations, partial(self._listed, resource))
+                self._ask(resource, _ITS_LIST, _allocations, partial(self._listed, resource))
             waits.append(self._due_s[resource])
         return min(waits)
 
@@ -265,6 +278,8 @@ class ResourceManager:
 
         def finished(found: _T | PluginError) -> None:
             self._asked.discard(key)
+            if what == _ITS_LIST:
+                self._unlisted.discard(resource)
             if isinstance(found, PluginError):
                 self._complain(resource, str(found))
             else:

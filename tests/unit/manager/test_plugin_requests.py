@@ -10,17 +10,27 @@ import pytest
 from cpupool.core.assignments import MemoryNodes, Placement
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools
 from cpupool.core.properties import NO_PROPERTIES, Properties
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts
 from cpupool.core.workloads import ContainerID, ContainerKind, QoSClass
 from cpupool.manager import plugin_requests
+from cpupool.manager.manager import Manager
 from cpupool.wire import katalyst
 from tests import builders
-from tests.unit.manager.plugged import container, cpus, manager, pod, pools, ref, starts
+from tests.unit.manager.plugged import (
+    MACHINE,
+    container,
+    cpus,
+    manager,
+    pod,
+    pools,
+    ref,
+    starts,
+)
 
 if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
-    from cpupool.manager.manager import Manager
 
 NIC = "example.com/nic"
 
@@ -119,6 +129,37 @@ def test_who_must_have_an_answer_waits_for_it(of: Pod, holds: bool | None) -> No
 def test_a_pod_that_does_not_start_yet_is_not_refused() -> None:
     of = pod("a", level="dedicated_cores")
     assert held(manager(of), of) is None
+
+
+@pytest.mark.parametrize(
+    ("of", "unclear"),
+    [
+        (pod("a"), True),
+        (pod("a", container(memory=1.0)), False),
+        (pod("a", daemon=True), False),
+        (builders.pod("a", container()), False),
+    ],
+)
+def test_before_the_agent_knows_its_node_it_is_unclear_who_may_start(
+    of: Pod, *, unclear: bool
+) -> None:
+    def found() -> bool:
+        return plugin_requests.unclear(node.snapshot().facts, of, "main")
+
+    node = Manager()
+    node.observe(pods=(of,), plugins=PluginFacts(frozenset({"cpu"})))
+    assert found() is unclear
+    node.reconfigure(pools(), MACHINE.topology())
+    assert found() is unclear
+    node.adopt(())
+    assert not found()
+
+
+def test_a_node_without_pools_knows_all() -> None:
+    node = Manager()
+    node.observe(plugins=PluginFacts(frozenset({"cpu"})))
+    node.reconfigure(NodePools.of(), MACHINE.topology())
+    assert not plugin_requests.unclear(node.snapshot().facts, pod("a"), "main")
 
 
 def test_of_two_containers_the_first_without_an_answer_is_named() -> None:

@@ -285,7 +285,7 @@ def test_the_plugin_forgets_a_pod_that_has_ended(node: Node) -> None:
 def test_a_reconciled_plugin_says_what_containers_have_now(node: Node) -> None:
     plugin = node.plugin(need_reconcile=True)
     plugin.answers("Allocate", answer("1-2", envs={"A": "1"}))
-    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    plugin.answers("GetResourcesAllocation", listing())
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "1-2")
     plugin.answers("GetResourcesAllocation", listing(a="3-4", b="5", ended="6"))
@@ -305,9 +305,12 @@ def test_a_reconciled_plugin_says_what_containers_have_now(node: Node) -> None:
 def test_a_plugin_that_has_forgotten_a_container_is_asked_again(node: Node) -> None:
     plugin = node.plugin(need_reconcile=True)
     plugin.answers("Allocate", answer("1-2"))
-    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    plugin.answers("GetResourcesAllocation", listing())
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "1-2")
+    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    node.now_s += 3.0
+    node.until(lambda: len(plugin.asked["GetResourcesAllocation"]) > 1)
     plugin.answers("Allocate", answer("4-5"))
     plugin.answers("GetResourcesAllocation", listing())
     node.now_s += 3.0
@@ -321,6 +324,24 @@ def test_what_a_plugin_lists_of_its_own_accord_counts(node: Node) -> None:
     plugin.answers("GetResourcesAllocation", listing(a="1-2"))
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "1-2")
+
+
+def test_a_plugin_that_lists_does_so_before_it_allocates(node: Node) -> None:
+    """The agent before was killed between an answer and its record."""
+    node.run(pod("a", level=DEDICATED), pod("b"))
+    plugin = node.plugin(need_reconcile=True)
+    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    plugin.answers("Allocate", answer("3"))
+    node.until(lambda: (node.cpus("a"), node.cpus("b")) == ("1-2", "3"))
+    assert asked(plugin) == ["b"]
+
+
+def test_a_plugin_that_cannot_list_allocates(node: Node) -> None:
+    node.run(pod("a"))
+    plugin = node.plugin(need_reconcile=True)
+    plugin.answers("GetResourcesAllocation", FULL)
+    plugin.answers("Allocate", answer("3"))
+    node.until(lambda: node.cpus() == "3")
 
 
 def test_a_plugin_that_is_gone_leaves_its_answers_and_returns(node: Node) -> None:

@@ -29,10 +29,12 @@ def govern(
     *pods: Pod,
     given: Mapping[ContainerRef, Mapping[str, Given]] | None = None,
     policy: str = "qrm",
+    adopted: bool = True,
 ) -> None:
     """Put the policy in force, with plugins for CPUs and for NICs."""
     agent.manager.reconfigure(pools(policy), MACHINE.topology())
-    agent.manager.adopt(())
+    if adopted:
+        agent.manager.adopt(())
     answer(agent, given or {})
     agent.manager.observe(pods=pods)
 
@@ -57,6 +59,23 @@ def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
     govern(agent, OWN)
     with pytest.raises(Refused, match="own/main is held: the plugin for cpu has not answered"):
         plugin.create(of(OWN))
+
+
+@pytest.mark.parametrize("policy", ["qrm", "none"])
+def test_an_agent_that_has_just_started_lets_no_such_container_pass(
+    agent: Agent, plugin: Plugin, policy: str
+) -> None:
+    """Before it knows the pools, and what an earlier agent chose, it refuses no pod."""
+    answer(agent, {})
+    agent.manager.observe(pods=(WITH_NIC,))
+    with pytest.raises(Refused, match="the agent has just started"):
+        plugin.create(of(WITH_NIC))
+    govern(agent, WITH_NIC, policy=policy, adopted=False)
+    with pytest.raises(Refused, match="the agent has just started"):
+        plugin.create(of(WITH_NIC))
+    agent.manager.adopt(())
+    with pytest.raises(Refused, match=f"the plugin for {NIC} has not answered"):
+        plugin.create(of(WITH_NIC))
 
 
 def test_a_refused_container_is_held_at_once(agent: Agent, plugin: Plugin) -> None:
