@@ -233,6 +233,7 @@ class Agent:
             health=self.health,
             changed=signals.answers,
             v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,
+            names=settings.plugin_names,
             reconcile_s=settings.reconcile_s,
         )
         self._optional = _writing(

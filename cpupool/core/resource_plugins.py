@@ -38,6 +38,19 @@ class ContainerRole(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAs:
+    """The plugin's resource for a resource of pods of another name.
+
+    Attributes:
+        resource: the name under which the plugin is registered.
+        divisor: how much of the pods' resource is 1 of the plugin's.
+    """
+
+    resource: str
+    divisor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class PluginOptions:
     """What a plugin wants to be asked.
 
@@ -173,6 +186,7 @@ class PluginFacts:
             before its container starts.
         given: every answer.
         refusals: container → why a plugin, or all together, refuse it.
+        names: resource of pods → the plugin's, for those that plugins serve under another name.
         own: container → the CPUs of an exclusive answer.
         shared: container → the CPUs of another answer.
         memory: container → the NUMA nodes for its memory.
@@ -182,6 +196,7 @@ class PluginFacts:
     served: frozenset[str] = frozenset()
     given: Record = field(default_factory=dict)
     refusals: Mapping[ContainerRef, str] = field(default_factory=dict)
+    names: Mapping[str, ServedAs] = field(default_factory=dict)
     own: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     shared: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     memory: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
@@ -203,6 +218,10 @@ class PluginFacts:
         object.__setattr__(self, "properties", properties)
         object.__setattr__(self, "own", found[True])
         object.__setattr__(self, "shared", found[False])
+
+    def served_as(self, resource: str) -> ServedAs:
+        """Return under which name a plugin serves a resource of pods."""
+        return self.names.get(resource) or ServedAs(resource)
 
     def texts(self, container: ContainerRef) -> tuple[dict[str, str], dict[str, str]]:
         """Return the variables and annotations that a container is created with.

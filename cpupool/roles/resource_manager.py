@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from cpupool.core.resource_plugins import Answers, Given
+    from cpupool.core.resource_plugins import Answers, Given, ServedAs
     from cpupool.core.workloads import Container, Pod
     from cpupool.host.answer_record import AnswerRecord
     from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
@@ -68,6 +68,7 @@ class ResourceManager:
         health: receives the beats of the loop.
         changed: called when there are other answers.
         v2: whether the node has cgroup version 2.
+        names: as for `PluginFacts`.
         reconcile_s: how often plugins are asked for what containers have now.
         now_s: a monotonic clock.
     """
@@ -82,6 +83,7 @@ class ResourceManager:
         health: Health,
         changed: Callable[[], None],
         v2: bool = True,
+        names: Mapping[str, ServedAs] | None = None,
         reconcile_s: float = RECONCILE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,6 +94,7 @@ class ResourceManager:
         self._metrics = metrics
         self._health = health
         self._changed = changed
+        self._names = names or {}
         self._reconcile_s = reconcile_s
         self._now_s = now_s
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -207,7 +210,7 @@ class ResourceManager:
             ref: {resource: each for resource, each in by.items() if ready(ref, resource)}
             for ref, by in self._book.record.items()
         }
-        return PluginFacts(self._served(), given, dict(self._admitter.refusals))
+        return PluginFacts(self._served(), given, dict(self._admitter.refusals), self._names)
 
     def _publish(self) -> None:
         """Record the answers, and only then make them facts."""

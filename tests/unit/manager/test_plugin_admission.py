@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
-from cpupool.core.resource_plugins import Answer, Given, PluginOptions
+from cpupool.core.resource_plugins import Answer, Given, PluginOptions, ServedAs
 from cpupool.manager.plugin_admission import Heard, Plan, plan
 from tests.unit.manager.plugged import container, cpus, manager, pod, pools, ref
 
@@ -145,3 +145,16 @@ def test_a_question_has_the_quantity() -> None:
     more = replace(POD, containers=(replace(POD.containers[0], quantities={"cpu": 3.0}),))
     ((question, _),) = planned(node(TopologyPolicy.NONE, of=more), of=more).allocate
     assert question.quantity == 3.0
+
+
+@pytest.mark.parametrize("policy", [TopologyPolicy.NONE, TopologyPolicy.RESTRICTED])
+def test_a_resource_that_is_requested_by_two_names_is_refused(policy: TopologyPolicy) -> None:
+    of = pod("a", container(cpu=2.0, more={"example.com/milli": 1000.0}))
+    names = {"example.com/milli": ServedAs("cpu", 1000)}
+    on = manager(of, configured=pools(topology=policy), names=names)
+    plugins = {"cpu": ALIGNED}
+    assert planned(on, plugins, of=of) == Plan(
+        refused="requests cpu and example.com/milli, which are the plugin's cpu"
+    )
+    # Without a plugin that serves it nothing contradicts.
+    assert planned(manager(of, served=(), names=names), plugins, of=of) == Plan()

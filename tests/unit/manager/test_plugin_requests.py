@@ -12,7 +12,7 @@ from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools
 from cpupool.core.properties import NO_PROPERTIES, Properties
-from cpupool.core.resource_plugins import Answer, Given, PluginFacts
+from cpupool.core.resource_plugins import Answer, Given, PluginFacts, ServedAs
 from cpupool.core.workloads import ContainerID, ContainerKind, QoSClass
 from cpupool.manager import plugin_requests
 from cpupool.manager.manager import Manager
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
 
 NIC = "example.com/nic"
+BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 
 
 def asked(node: Manager, of: Pod, index: int = 0) -> dict[str, float]:
@@ -68,6 +69,24 @@ def test_plugins_are_asked_for_the_resources_that_they_serve(
     of: Pod, resources: dict[str, float]
 ) -> None:
     assert asked(manager(of, served=("cpu", NIC)), of) == resources
+
+
+MILLI = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+NAMES = {MILLI: ServedAs("cpu", 1000), "example.com/net": ServedAs(NIC)}
+
+
+def test_a_resource_is_asked_for_under_the_name_and_in_the_unit_of_its_plugin() -> None:
+    of = pod("a", container(more={MILLI: 2500.0, "example.com/net": 3.0}))
+    node = manager(of, served=("cpu", NIC), names=NAMES)
+    assert asked(node, of) == {"cpu": 2.5, NIC: 3.0}
+    assert asked(manager(of, served=(MILLI,), names=NAMES), of) == {}
+    static = manager(of, served=("cpu", NIC), names=NAMES, configured=pools("static"))
+    assert asked(static, of) == {NIC: 3.0}
+    # No device plugin serves it, so nothing of the kubelet is awaited.
+    node = manager(of, served=("cpu", NIC), names=NAMES, configured=pools(topology=BEST_EFFORT))
+    assert not plugin_requests.awaits_devices(node.snapshot().facts, of)
+    node = manager(of, served=("cpu",), names=NAMES, configured=pools(topology=BEST_EFFORT))
+    assert plugin_requests.awaits_devices(node.snapshot().facts, of)
 
 
 def test_without_the_policy_no_plugin_is_asked_for_cpus() -> None:

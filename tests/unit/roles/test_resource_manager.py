@@ -12,6 +12,7 @@ import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.resource_plugins import ServedAs
 from cpupool.core.workloads import ContainerKind
 from cpupool.host.answer_record import AnswerRecord
 from cpupool.manager.manager import Manager
@@ -99,6 +100,7 @@ class Node:
             metrics=self.metrics,
             health=Health(),
             changed=self._note,
+            names={"example.com/milli": ServedAs("cpu", 1000)},
             now_s=lambda: self.now_s,
         )
         self.role.recall()
@@ -425,6 +427,19 @@ def test_a_third_partys_resource_gives_variables_and_annotations(node: Node) -> 
     node.until(lambda: node.manager.snapshot().facts.plugins.texts(ref("a")) == texts)
     (request,) = plugin.asked["Allocate"]
     assert dict(api.ResourceRequest.FromString(request).resource_requests) == {NIC: 2.0}
+
+
+def test_a_plugin_serves_a_resource_of_pods_under_its_own_name(node: Node) -> None:
+    plugin = node.plugin()
+    plugin.answers("Allocate", answer("1-2"))
+    node.run(pod("a", container(more={"example.com/milli": 1500.0})))
+    node.until(lambda: node.cpus() == "1-2")
+    (request,) = map(api.ResourceRequest.FromString, plugin.asked["Allocate"])
+    assert (request.resource_name, dict(request.resource_requests)) == ("cpu", {"cpu": 1.5})
+    both = pod("b", container(cpu=1.0, more={"example.com/milli": 1500.0}), level=DEDICATED)
+    node.run(*node.pods, both)
+    node.until(lambda: "requests cpu and example.com/milli" in node.refusal("b"))
+    assert asked(plugin) == ["a"]
 
 
 def test_a_record_that_cannot_be_written_holds_up_nobody(node: Node) -> None:
