@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil, isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, PlacementError

@@ -14,7 +14,8 @@ from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.plugin_state import Held
-from cpupool.core.resource_plugins import CPUSET_CPUS, Answer, ContainerRole, PluginOptions
+from cpupool.core.properties import CPUSET_CPUS
+from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import CPU
 from cpupool.plugins.base import Amount, Stock
 from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing

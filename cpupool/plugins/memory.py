@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.plugin_state import Held
-from cpupool.core.resource_plugins import CPUSET_MEMS, Answer, ContainerRole, PluginOptions
+from cpupool.core.properties import CPUSET_MEMS
+from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import MEMORY
 from cpupool.plugins.base import Amount, Stock
 from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing
