@@ -124,6 +124,8 @@ def test_the_feature_is_switched_off_and_on_below_a_container_that_runs(world: W
         await_units(world, 1)
         world.node.kubelet.restart()
         await_units(world, 1)
+        # Each plugin registers by itself.
+        world.await_pool("exclusive_isolated", 4)
         assert world.node.admit_again() == {}
         with pytest.raises(PodRefused, match=f"Insufficient {RESOURCE}: 1 requested, 0 free of 1"):
             run(world, "late", main=MIXED)
