@@ -16,7 +16,7 @@ from cpupool.host import files
 from cpupool.host.answer_record import AnswerRecord
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroup_memory import CgroupMemory
-from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
 from cpupool.host.choice_record import ChoiceRecord
 from cpupool.host.cpu_time import CPUTimes
 from cpupool.host.files import FileLock
@@ -232,6 +232,8 @@ class Agent:
             metrics=self._metrics,
             health=self.health,
             changed=signals.answers,
+            v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,
+            names=settings.plugin_names,
             reconcile_s=settings.reconcile_s,
         )
         self._optional = _writing(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from google.protobuf.message import Message
+    from grpclib.stream import StreamIterator
 
 T = TypeVar("T", bound="Message")
 
@@ -53,16 +54,9 @@ class CallFailed(Exception):
 
 
 class Codec(CodecBase):
-    """Messages as bytes; one that is encoded already is sent unchanged.
-
-    Args:
-        max_message_bytes: the largest message to decode.
-    """
+    """Messages as bytes; one that is encoded already is sent unchanged."""
 
     __content_subtype__ = "proto"
-
-    def __init__(self, max_message_bytes: int) -> None:
-        self._max_message_bytes = max_message_bytes
 
     def encode(self, message: Message | bytes, message_type: object) -> bytes:
         """Return the bytes of a message."""
@@ -73,13 +67,27 @@ class Codec(CodecBase):
         """Return a message.
 
         Raises:
-            GRPCError: it is too long.
             DecodeError: it is not of this type.
         """
-        if len(data) > self._max_message_bytes:
-            words = f"the message has {len(data)} bytes, more than {self._max_message_bytes}"
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, words)
         return message_type.FromString(data)
+
+
+def limit(stream: StreamIterator[Any], max_message_bytes: int) -> None:
+    """Let a stream fail at a message that is too long, before the message is in memory.
+
+    grpclib itself keeps whatever a peer sends.
+    """
+    buffer: Any = stream._stream.buffer  # type: ignore[attr-defined]  # noqa: SLF001  # no other way
+    read = buffer.read
+
+    async def limited(length: int) -> bytes:
+        if length > max_message_bytes:
+            words = f"the message has {length} bytes, more than {max_message_bytes}"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, words)
+        found: bytes = await read(length)
+        return found
+
+    buffer.read = limited
 
 
 class Channel:
@@ -95,7 +103,7 @@ class Channel:
         self, socket: Path, max_message_bytes: int, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._socket = socket
-        self._codec = Codec(max_message_bytes)
+        self._max_message_bytes = max_message_bytes
         self._loop = loop
         self._connection: client.Channel | None = None
         self._running: asyncio.Task[Any] | None = None
@@ -144,10 +152,16 @@ class Channel:
 
     async def _call(self, method: str, request: Message, answer: type[T], timeout_s: float) -> T:
         if self._connection is None:
-            self._connection = client.Channel(path=str(self._socket), codec=self._codec)
+            self._connection = client.Channel(path=str(self._socket), codec=Codec())
         call: client.UnaryUnaryMethod[Any, T]
         call = client.UnaryUnaryMethod(self._connection, method, type(request), answer)
-        return await call(request, timeout=timeout_s)
+        async with call.open(timeout=timeout_s) as stream:
+            await stream.send_message(request, end=True)
+            limit(stream, self._max_message_bytes)
+            found = await stream.recv_message()
+        if found is None:
+            raise GRPCError(Status.INTERNAL, "the answer has no message")
+        return found
 
     def close(self) -> None:
         """Close the connection."""

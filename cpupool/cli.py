@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "demo": "run a whole node on this machine and watch containers stay on their CPUs",
     "agent": "run on a Kubernetes node: advertise the pools, place every container",
+    "resource-plugin": "decide which CPUs, memory and NIC pods get, for the QoS Resource Manager",
     "webhook": "check and complete the pods that ask for pools, for the API server",
     "certs": "make and renew the webhook's certificates in the cluster",
     "admit": "show what the webhook makes of a pod, or why it denies it",

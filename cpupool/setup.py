@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cpupool.core.resource_plugins import ServedAs
     from cpupool.core.workloads import Node
     from cpupool.manager.ports import (
         ConfigMapSource,
@@ -54,6 +55,7 @@ class Setup:
         publishing: as for `TopologyReporter`.
         kubelet_config: the kubelet's configuration; None for its usual place.
         plugin_folders: where plugins for resources make their sockets; none to ask no plugin.
+        plugin_names: as for `PluginFacts`.
         reconcile_s: as for `ResourceManager`.
     """
 
@@ -74,6 +76,7 @@ class Setup:
     publishing: Publishing = Publishing.OFF
     kubelet_config: Path | None = None
     plugin_folders: tuple[Path, ...] = ()
+    plugin_names: Mapping[str, ServedAs] = field(default_factory=dict)
     reconcile_s: float = RECONCILE_S
 
 

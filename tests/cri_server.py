@@ -43,6 +43,7 @@ class FakeCRI(RuntimeServiceServicer):
         updates: (container id, CPU list) of every update that it made, in order.
         memory: the memory nodes in each change that it was asked for, in order.
         quotas: (container id, quota, period) of every update of those.
+        asked: the resources in each change that it was asked for, in order.
         calls: method → how often it was called.
         failing: method → how it fails; a method that is not there works.
         answers: nothing is answered while this is not set.
@@ -59,6 +60,7 @@ class FakeCRI(RuntimeServiceServicer):
         self.updates: list[tuple[str, str]] = []
         self.memory: list[str] = []
         self.quotas: list[tuple[str, int, int]] = []
+        self.asked: list[cri.LinuxContainerResources] = []
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, grpc.StatusCode] = {}
         self.answers = threading.Event()
@@ -194,6 +196,7 @@ class FakeCRI(RuntimeServiceServicer):
         self._called("UpdateContainerResources", context)
         found = self._find(request.container_id, context)
         self.memory.append(request.linux.cpuset_mems)
+        self.asked.append(request.linux)
         # What is not set stays as it is.
         if request.linux.cpuset_cpus:
             self.obey(request.container_id, request.linux.cpuset_cpus)

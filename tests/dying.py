@@ -3,7 +3,10 @@
 It knows the policy of `tests.round_robin`.
 
 The variable DIES says at which step: `chosen`, before the file is written; `recorded`, before the
-container runtime has its answer; `answered`, after it. VICTIM is the pod's UID.
+container runtime has its answer; `answered`, after it. VICTIM is the pod's UID, or another text of
+the file.
+
+A plugin that decides is asked before, at the step `planned`; it has answered at the step `chosen`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cpupool.host import files
+from cpupool.kubelet.resource_plugin import ResourcePlugin
 from cpupool.runtime.nri import NRIRuntime
 from tests import round_robin
 
@@ -21,12 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.resource_plugins import Answers, Question
     from cpupool.runtime.nri_messages import Adjustment, CreateContainer, Update
 
 DIES, VICTIM = "DIES", "VICTIM"
 STEPS = ("chosen", "recorded", "answered")
+PLANNED = "planned"
 
 _write, _answer = files.write_atomically, NRIRuntime.answer_create
+_allocate = ResourcePlugin.allocate
 
 
 def _reach(step: str) -> None:
@@ -58,7 +66,15 @@ def answer(
         _reach("answered")
 
 
+def allocate(self: ResourcePlugin, question: Question, hint: TopologyHint | None = None) -> Answers:
+    """Ask a plugin, and die before that if it is about the victim."""
+    if question.container.pod == os.environ[VICTIM]:
+        _reach(PLANNED)
+    return _allocate(self, question, hint)
+
+
 if __name__ == "__main__":
     files.write_atomically = write  # type: ignore[assignment]
     NRIRuntime.answer_create = answer  # type: ignore[method-assign]
+    ResourcePlugin.allocate = allocate  # type: ignore[method-assign]
     sys.exit(round_robin.main())

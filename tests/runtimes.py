@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.properties import Properties
     from cpupool.core.quota import Bandwidth
 
 
@@ -41,6 +42,7 @@ class ModelRuntime:
         written: called with each update that it takes.
         calls: the containers of each call that updates several.
         limited: called with each quota that it takes.
+        adjusted: called with the properties of each such change.
         asked: the ids that it was asked to recognise, one entry for each question.
         may_lock_up: whether changes by its plugin can lock it up.
         delays: whether a start waits, and the runtime takes no change.
@@ -58,6 +60,7 @@ class ModelRuntime:
     written: Callable[[ContainerID, CPUSet], None] = lambda _id, _cpus: None
     calls: list[list[ContainerID]] = field(default_factory=list)
     limited: Callable[[ContainerID, Bandwidth], None] = lambda _id, _bandwidth: None
+    adjusted: Callable[[ContainerID, Properties], None] = lambda _id, _properties: None
     asked: list[frozenset[str]] = field(default_factory=list)
     may_lock_up: bool = False
     delays: bool = False
@@ -98,9 +101,11 @@ class ModelRuntime:
             for call in [pool.submit(each) for each in calls]:
                 call.result()
 
-    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
-        self._change(container, f"the CPU quota {bandwidth}")
-        self.limited(container, bandwidth)
+    def adjust(self, container: ContainerID, properties: Properties) -> None:
+        self._change(container, str(properties))
+        if properties.bandwidth is not None:
+            self.limited(container, properties.bandwidth)
+        self.adjusted(container, properties)
 
     @contextmanager
     def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:

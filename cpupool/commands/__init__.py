@@ -34,6 +34,8 @@ NODE_NAME: Final = "NODE_NAME"
 METRICS_PORT: Final = AgentSettings().metrics_port
 SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
 """What `cpupool simulate --json` writes and `cpupool explain` reads."""
+LOAD_REPLAY_SCHEMA: Final = "cpupool-load-replay/1"
+"""What `cpupool simulate --load-trace --json` writes."""
 _STDIN: Final = Path("/dev/stdin")
 _LARGEST_BYTES: Final = 16 * 2**20
 _WIDTH: Final = 100

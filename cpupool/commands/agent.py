@@ -126,6 +126,7 @@ def run(
         node_name=given.node_name,
         publishing=Publishing(given.node_topology),
         plugin_folders=_plugin_folders(given),
+        plugin_names=settings_file.served_as(given.resource_plugin_names),
         reconcile_s=given.resource_plugin_reconcile_s,
         kubelet_config=Path(given.kubelet_config) if given.kubelet_config else None,
     )

@@ -18,6 +18,7 @@ from cpupool.commands import (
     add_resource_domain,
     add_topology,
     input_file,
+    load_replay,
     open_machine,
     pool_files,
     read_text,
@@ -28,7 +29,9 @@ from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import ConfigError, ManifestError
 from cpupool.core.names import Names
 from cpupool.kube import views
-from cpupool.local import simulation, workload
+from cpupool.local import load_trace, simulation, workload
+from cpupool.policies.built_in import assignable
+from cpupool.policies.load_sizing import PERIOD_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +52,7 @@ examples:
   cpupool simulate --pools poolconfig-dpdk.yaml --pods deployment-pods.yaml
   cpupool simulate --topology recorded.tar.gz --pools pools.yaml --trace week.jsonl --plot week.svg
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
+  cpupool simulate --pools pools.yaml --load-trace load.csv
 
 Policies: pool is what the pool file says; static and koordinator are the pool file with this CPU
 manager policy, where it has one; first-fit takes the lowest ids, as a plugin without an opinion
@@ -103,6 +107,13 @@ def add_parser(commands: Commands, summary: str) -> None:
     pods.add_argument(
         "--random", metavar="N", type=_count, help="make up so many pods that come and go"
     )
+    pods.add_argument(
+        "--load-trace",
+        metavar="FILE",
+        type=input_file,
+        help="replay a recorded load on pools that are sized by it: CSV with at_s and a column of"
+        " CPUs for each pool",
+    )
     parser.add_argument(
         "--seed", type=int, help=f"the same makes the same random pods (default: {_SEED})"
     )
@@ -153,6 +164,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     names = Names(arguments.resource_domain)
     topology = open_machine(arguments.topology)
     _, file = pool_files.choose(arguments.pools, arguments.node_labels, names, topology)
+    if arguments.load_trace:
+        return _replay(arguments, file.pools, topology, out)
     policies = list(dict.fromkeys(arguments.policy))
     try:
         events = _events(arguments, names, file.pools, topology)
@@ -181,6 +194,20 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     first = outcomes[policies[0]]
     unserved = first.refusals or any(one.held or one.shares for one in first.running)
     return 1 if arguments.pods and unserved else 0
+
+
+def _replay(
+    arguments: argparse.Namespace, pools: NodePools, topology: CPUTopology, out: TextIO
+) -> int:
+    """Replay a load on the CPUs of the CPU manager, or of the default pool."""
+    cpus = assignable(pools, topology) or pools.default_cpus(topology)
+    name = str(arguments.load_trace)
+    try:
+        load = load_trace.read(name, read_text(arguments.load_trace), PERIOD_S)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    load_replay.replay(load, len(cpus), out, as_json=arguments.json)
+    return 0
 
 
 def _exporter() -> Callable[[Mapping[str, SimulationResult], str], bytes]:

@@ -16,6 +16,7 @@ from cpupool.config.reader import Reader, hint
 from cpupool.core.errors import Problem, refuse_errors
 from cpupool.core.names import DEFAULT_DOMAIN, DNS_LABEL, STARTER
 from cpupool.core.node_topology import Publishing
+from cpupool.core.resource_plugins import ServedAs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,13 @@ _SUBDOMAIN: Final = re.compile(
 )
 _CONFIG_MAP: Final = re.compile(rf"({DNS_LABEL.pattern}/)?[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?")
 """As Kubernetes has them (k8s.io/apimachinery/pkg/util/validation)."""
+_RESOURCE: Final = re.compile(
+    r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+_RENAMED: Final = re.compile(
+    rf"(?P<asked>{_RESOURCE.pattern})=(?P<served>{_RESOURCE.pattern})(:(?P<divisor>[1-9]\d{{0,8}}))?",
+    re.ASCII,
+)
 _OPTION: Final = "option"
 _DAY_S: Final = 86_400
 _T = TypeVar("_T")
@@ -108,6 +116,39 @@ def config_map(text: str) -> str:
     """
     if text and not _CONFIG_MAP.fullmatch(text):
         raise SettingRefused(f"{text!r} is no name of a ConfigMap", "write NAMESPACE/NAME")
+    return text
+
+
+def served_as(text: str) -> dict[str, ServedAs]:
+    """Read under which names plugins serve the resources of pods; empty for their own names.
+
+    Raises:
+        SettingRefused: it is no such list, or a name in it has two meanings.
+    """
+    found: dict[str, ServedAs] = {}
+    for entry in filter(None, text.split(",")):
+        read = _RENAMED.fullmatch(entry.strip())
+        if read is None:
+            raise SettingRefused(
+                f"{entry.strip()!r} maps no resource", "write POD=PLUGIN[:DIVISOR]"
+            )
+        if read["asked"] in found:
+            raise SettingRefused(f"{read['asked']} is mapped twice", "keep one of the two")
+        found[read["asked"]] = ServedAs(read["served"], int(read["divisor"] or 1))
+    for asked, served in found.items():
+        if served.resource in found:
+            what = f"{asked} is mapped to {served.resource}, which is mapped, too"
+            raise SettingRefused(what, "name the plugin's resource")
+    return found
+
+
+def resource_names(text: str) -> str:
+    """Read the text of `served_as`.
+
+    Raises:
+        SettingRefused: as for `served_as`.
+    """
+    served_as(text)
     return text
 
 
@@ -321,6 +362,15 @@ class AgentSettings:
         "ask these plugins so often for what each container has now (default: {default})",
         metavar="SECONDS",
         parse=seconds,
+    )
+    resource_plugin_names: str = _option(
+        "resource-plugin-names",
+        "",
+        "under which name a plugin serves a resource of pods, and by which number its amount is"
+        " divided, as resource.katalyst.kubewharf.io/reclaimed_millicpu=cpu:1000 (default: none)",
+        metavar="POD=PLUGIN[:DIVISOR],...",
+        parse=resource_names,
+        empty=True,
     )
     cri_socket: str = _option(
         "cri-socket",

@@ -14,12 +14,14 @@ from cpupool.core.names import (
     SHARED_CPUS,
     pool_variable,
 )
+from cpupool.core.properties import NO_PROPERTIES
 from cpupool.core.requests import Resource, ResourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.names import Names
+    from cpupool.core.properties import Properties
     from cpupool.core.quota import Limit
     from cpupool.core.requests import Resource
 
@@ -131,6 +133,7 @@ class CPUAssignment:
             it requests.
         limit: the CPU time that the container must have; None where cpupool does not set it.
         memory: the NUMA nodes of its memory; None where cpupool does not set them.
+        properties: what else plugins set. Where there is a `limit`, its CPU time does not count.
     """
 
     placement: Placement
@@ -144,6 +147,7 @@ class CPUAssignment:
     resources: Mapping[Resource, CPUSet] = field(default_factory=dict)
     limit: Limit | None = None
     memory: MemoryNodes | None = None
+    properties: Properties = NO_PROPERTIES
 
     @property
     def cpus(self) -> CPUSet:

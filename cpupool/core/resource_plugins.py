@@ -6,15 +6,25 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from math import ceil
-from typing import TYPE_CHECKING, Final
+from math import ceil, isfinite
+from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, PlacementError
+from cpupool.core.properties import (
+    CPUSET_CPUS,
+    CPUSET_MEMS,
+    NO_PROPERTIES,
+    BadProperty,
+    Properties,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.workloads import ContainerRef
 
@@ -25,6 +35,19 @@ class ContainerRole(Enum):
     INIT = 0
     MAIN = 1
     SIDECAR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAs:
+    """The plugin's resource for a resource of pods of another name.
+
+    Attributes:
+        resource: the name under which the plugin is registered.
+        divisor: how much of the pods' resource is 1 of the plugin's.
+    """
+
+    resource: str
+    divisor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +130,6 @@ Answers = Mapping[str, Answer]
 """Resource → what a container has of it; a plugin may answer for more than its own resource."""
 
 
-class OCIProperty(Enum):
-    """What an answer can set, by its Go name in the CRI's LinuxContainerResources.
-
-    `UNIFIED` is an extension: the CRI has a map there.
-    """
-
-    CPUSET_CPUS = "CpusetCpus"
-    CPUSET_MEMS = "CpusetMems"
-    CPU_SHARES = "CpuShares"
-    CPU_QUOTA = "CpuQuota"
-    CPU_PERIOD = "CpuPeriod"
-    MEMORY_LIMIT = "MemoryLimitInBytes"
-    MEMORY_SWAP_LIMIT = "MemorySwapLimitInBytes"
-    OOM_SCORE_ADJ = "OomScoreAdj"
-    UNIFIED = "Unified"
-
-    @property
-    def applied(self) -> bool:
-        """Whether cpupool sets it; an answer with another property is refused."""
-        return self in {OCIProperty.CPUSET_CPUS, OCIProperty.CPUSET_MEMS}
-
-
-CPUSET_CPUS: Final = OCIProperty.CPUSET_CPUS.value
-CPUSET_MEMS: Final = OCIProperty.CPUSET_MEMS.value
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a plugin has answered to a request of a container; the record of it is kept.
@@ -154,23 +151,26 @@ class Given:
     @property
     def cpus(self) -> CPUSet:
         """The CPUs that count."""
-        return self._listed(CPUSET_CPUS)
+        return CPUSet.parse_or_empty(self.values.get(CPUSET_CPUS, ""))
 
     @property
     def memory(self) -> CPUSet:
         """The NUMA nodes for its memory that count."""
-        return self._listed(CPUSET_MEMS)
+        return CPUSet.parse_or_empty(self.values.get(CPUSET_MEMS, ""))
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The properties that count: name → value."""
+        if self.refused:
+            return {}
+        answers = self.answers.values()
+        return {each.oci_property: each.value for each in answers if each.oci_property}
 
     def serves(self, quantity: float) -> bool:
         """Return whether the answer is enough for a request, which may have grown since."""
         known = (each.quantity for each in self.answers.values() if each.scalar)
-        return quantity <= max((self.quantity, *map(ceil, known)))
-
-    def _listed(self, oci_property: str) -> CPUSet:
-        if self.refused:
-            return CPUSet()
-        lists = (each.value for each in self.answers.values() if each.oci_property == oci_property)
-        return CPUSet.parse_or_empty(next(lists, ""))
+        # An answer that breaks a rule may have any number.
+        return quantity <= max((self.quantity, *map(ceil, filter(isfinite, known))))
 
 
 Record = Mapping["ContainerRef", Mapping[str, Given]]
@@ -186,30 +186,42 @@ class PluginFacts:
             before its container starts.
         given: every answer.
         refusals: container → why a plugin, or all together, refuse it.
+        names: resource of pods → the plugin's, for those that plugins serve under another name.
         own: container → the CPUs of an exclusive answer.
         shared: container → the CPUs of another answer.
         memory: container → the NUMA nodes for its memory.
+        properties: container → what else it must have.
     """
 
     served: frozenset[str] = frozenset()
     given: Record = field(default_factory=dict)
     refusals: Mapping[ContainerRef, str] = field(default_factory=dict)
+    names: Mapping[str, ServedAs] = field(default_factory=dict)
     own: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     shared: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     memory: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
+    properties: Mapping[ContainerRef, Properties] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         found: dict[bool, dict[ContainerRef, CPUSet]] = {True: {}, False: {}}
         memory: dict[ContainerRef, CPUSet] = {}
+        properties: dict[ContainerRef, Properties] = {}
         for ref, by_resource in self.given.items():
+            if found_here := properties_of(by_resource.values()):
+                properties[ref] = found_here
             for given in by_resource.values():
                 if cpus := given.cpus:
                     found[given.exclusive][ref] = cpus
                 if nodes := given.memory:
                     memory[ref] = nodes
         object.__setattr__(self, "memory", memory)
+        object.__setattr__(self, "properties", properties)
         object.__setattr__(self, "own", found[True])
         object.__setattr__(self, "shared", found[False])
+
+    def served_as(self, resource: str) -> ServedAs:
+        """Return under which name a plugin serves a resource of pods."""
+        return self.names.get(resource) or ServedAs(resource)
 
     def texts(self, container: ContainerRef) -> tuple[dict[str, str], dict[str, str]]:
         """Return the variables and annotations that a container is created with.
@@ -224,6 +236,17 @@ class PluginFacts:
                     env |= answer.env
                     annotations |= answer.annotations
         return env, annotations
+
+
+def properties_of(given: Iterable[Given]) -> Properties:
+    """Return what the answers for a container set beside its CPUs and NUMA nodes.
+
+    No answer that counts has a bad value; a record may have one that another agent accepted.
+    """
+    values = {name: value for each in given for name, value in each.values.items()}
+    with suppress(BadProperty):
+        return Properties.of(values)
+    return NO_PROPERTIES
 
 
 class AnswerAwaited(PlacementError):

@@ -18,6 +18,7 @@ from cpupool.core.errors import (
     CPUPoolError,
     RuntimeUnreachable,
 )
+from cpupool.core.properties import Properties
 from cpupool.manager.ports import ContainerRuntime, Writer
 from cpupool.telemetry import log as logs
 
@@ -162,7 +163,24 @@ class Writers:
     def limit(
         self, tree: BandwidthTree, path: str, container: ContainerID, bandwidth: Bandwidth
     ) -> Writer:
-        """Set how long a container may run, through the writer of its CPUs; return that writer.
+        """Set how long a container may run, as `adjust`."""
+        wanted = Properties(bandwidth=bandwidth)
+        return self.adjust(path, container, wanted, partial(tree.limit, path, bandwidth))
+
+    def adjust(
+        self,
+        path: str,
+        container: ContainerID,
+        properties: Properties,
+        directly: Callable[[], None],
+    ) -> Writer:
+        """Set properties of a container through the writer of its CPUs; return that writer.
+
+        Args:
+            path: its cgroup.
+            container: its id.
+            properties: what is set.
+            directly: sets the same without the runtime.
 
         Raises:
             CgroupNotFound: it has ended.
@@ -172,11 +190,11 @@ class Writers:
         writer = self.of(container, None, new=False)
         runtime = self._runtime(writer)
         if runtime is None:
-            tree.limit(path, bandwidth)
+            directly()
             return writer
         try:
             with self._announced(writer, container, CPUSet()):
-                runtime.limit(container, bandwidth)
+                runtime.adjust(container, properties)
         except ContainerNotFound as error:
             raise CgroupNotFound(path) from error
         return writer

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
+from cpupool.channel import limit
 from cpupool.core.errors import AllocationError, UnavailableDevices
 from cpupool.telemetry import log as logs
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
 log = logs.get(__name__)
+
+MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
+"""The limit of other gRPC libraries, unless it is set."""
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -55,6 +59,7 @@ def streaming(
 
 
 async def _received(stream: Stream[_Request, Any]) -> _Request:
+    limit(stream, MAX_REQUEST_BYTES)
     try:
         request = await stream.recv_message()
     except NotImplementedError as error:

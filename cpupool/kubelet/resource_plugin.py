@@ -31,6 +31,10 @@ _REGISTRATION: Final = "/pluginregistration.Registration"
 TYPE: Final = "ResourcePlugin"
 VERSION: Final = "v1alpha1"
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+_MAX_CONTAINER_BYTES: Final = 128 * 1024
+"""Of an answer about one container: the agent keeps it, and records it."""
+_MOST_NODES: Final = 1024
+"""The most NUMA nodes of a Linux kernel."""
 _CALL_S: Final = 10.0
 _PRE_START_S: Final = 30.0
 """The deadlines of Katalyst's manager."""
@@ -55,6 +59,10 @@ class Introduction(NamedTuple):
     resource: str
     endpoint: Path
     options: PluginOptions
+
+
+class _OutOfBounds(Exception):
+    """An answer that no plugin needs; its text says what is in it."""
 
 
 class ResourcePlugin:
@@ -89,7 +97,8 @@ class ResourcePlugin:
         reply = resourceplugin_pb2.ResourceHintsResponse
         found = self._ask("asked for hints", "GetTopologyHints", _request(question), reply)
         entries = (entry for entry in found.resource_hints if entry.key == self.resource)
-        return next(map(_hints, entries), None)
+        with self._reading():
+            return next(map(_hints, entries), None)
 
     def allocate(self, question: Question, hint: TopologyHint | None = None) -> Answers:
         """Return what a container gets; nothing if the plugin has nothing to do for it.
@@ -104,7 +113,8 @@ class ResourcePlugin:
             asked.hint.preferred = hint.preferred
         reply = resourceplugin_pb2.ResourceAllocationResponse
         given = self._ask("asked to allocate", "Allocate", asked, reply)
-        return _answers(given.allocation_result)
+        with self._reading():
+            return _answers(given.allocation_result)
 
     def allocations(self) -> Mapping[ContainerRef, Answers]:
         """Return what every container that it knows has now."""
@@ -114,11 +124,12 @@ class ResourcePlugin:
             resourceplugin_pb2.GetResourcesAllocationRequest(),
             resourceplugin_pb2.GetResourcesAllocationResponse,
         )
-        return {
-            ContainerRef(uid, name): _answers(allocation)
-            for uid, containers in found.pod_resources.items()
-            for name, allocation in containers.container_resources.items()
-        }
+        with self._reading():
+            return {
+                ContainerRef(uid, name): _answers(allocation)
+                for uid, containers in found.pod_resources.items()
+                for name, allocation in containers.container_resources.items()
+            }
 
     def remove(self, pod_uid: str) -> None:
         """Let it forget a pod that has ended; it may not know the pod."""
@@ -153,6 +164,15 @@ class ResourcePlugin:
                 )
         except CallFailed as failure:
             raise _failure(self.resource, purpose, failure) from failure
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Make an answer that is out of bounds a refusal."""
+        try:
+            yield
+        except _OutOfBounds as excess:
+            why = f"has answered with {excess}"
+            raise PluginError(self.resource, why, "its log has more", refused=True) from excess
 
     @contextmanager
     def _listed(self, channel: Channel) -> Iterator[None]:
@@ -244,16 +264,27 @@ def _request(question: Question) -> resourceplugin_pb2.ResourceRequest:
 
 def _hints(entry: resourceplugin_pb2.HintsEntry) -> Hints:
     """Return the hints of an entry; without a value it says that there is no preference."""
+    _bound(entry)
     return _listed(entry.value) if entry.HasField("value") else None
 
 
 def _listed(hints: resourceplugin_pb2.ListOfTopologyHints) -> tuple[TopologyHint, ...]:
+    for hint in hints.hints:
+        if (last := max(hint.nodes, default=0)) >= _MOST_NODES:
+            raise _OutOfBounds(f"the NUMA node {last}, which no machine has")
     return tuple(
         TopologyHint(frozenset(hint.nodes) or None, hint.preferred) for hint in hints.hints
     )
 
 
+def _bound(of_container: Message) -> None:
+    if (length := of_container.ByteSize()) > _MAX_CONTAINER_BYTES:
+        most = _MAX_CONTAINER_BYTES
+        raise _OutOfBounds(f"{length} bytes for one container, more than {most}")
+
+
 def _answers(allocation: resourceplugin_pb2.ResourceAllocation) -> dict[str, Answer]:
+    _bound(allocation)
     entries: Iterable[resourceplugin_pb2.AllocationEntry] = allocation.resource_allocation
     return {entry.key: _answer(entry.value) for entry in entries if entry.HasField("value")}
 

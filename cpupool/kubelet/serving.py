@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 _CALL_S: Final = 10.0
 _TURNS: Final = 5
 """Until what the kernel has connected is a connection of the loop: four, and one more."""
-_MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
-"""The limit of other gRPC libraries, unless it is set."""
 
 T = TypeVar("T")
 
@@ -126,7 +124,7 @@ class Server(server.Server):
     """
 
     def __init__(self, service: Service) -> None:
-        super().__init__([service], codec=Codec(_MAX_REQUEST_BYTES))
+        super().__init__([service], codec=Codec())
         self._connections = WeakSet[H2Protocol]()
         self._path: Path | None = None
 

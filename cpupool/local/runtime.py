@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.api import nri_pb2
@@ -42,12 +42,16 @@ class Instance:
         pid: its process.
         cgroup: its cgroup, relative to the kubelet's cgroup root.
         environment: the environment of the process.
+        adjusted: what the NRI plugin has set beside CPUs; the small runtime only notes it.
     """
 
     id: ContainerID
     pid: int
     cgroup: str
     environment: Mapping[str, str]
+    adjusted: nri_pb2.LinuxContainerAdjustment = field(
+        default_factory=nri_pb2.LinuxContainerAdjustment
+    )
 
 
 class EmbeddedRuntime:
@@ -103,23 +107,23 @@ class EmbeddedRuntime:
         """
         identifier = ContainerID(secrets.token_hex(32))
         cgroup = f"{pod_cgroup(pod)}/{identifier}"
-        described, cpus = None, ""
+        described, adjusted = None, nri_pb2.LinuxContainerAdjustment()
         if self._nri and container:
             described = _described(pod, container, environment, annotations)
             described.id, described.pod_sandbox_id = identifier, self._sandbox_of[pod.cgroup_uid]
             answer = self._nri.create(described)
             self._obey(answer.update)
             environment = {**environment, **{pair.key: pair.value for pair in answer.adjust.env}}
-            cpus = answer.adjust.linux.resources.cpu.cpus
-            described.linux.resources.cpu.cpus = cpus
+            adjusted = answer.adjust.linux
+            described.linux.resources.cpu.cpus = adjusted.resources.cpu.cpus
             described.annotations.update(answer.adjust.annotations)
         with ExitStack() as undo:
             undo.callback(self._remove, identifier, cgroup)
             self._cgroups.make(cgroup)
             with self._lock:
                 self._cgroup_of[identifier] = cgroup
-            if cpus:
-                self._set(identifier, CPUSet.parse(cpus))
+            if cpus := CPUSet.parse(adjusted.resources.cpu.cpus):
+                self._set(identifier, cpus)
             label = container.name if container else "sandbox"
             process = Process(f"{pod.namespace}/{pod.name}/{label}", environment)
             undo.callback(process.kill)
@@ -134,7 +138,7 @@ class EmbeddedRuntime:
         elif self._nri:
             self._sandbox_of[pod.cgroup_uid] = identifier
             self._nri.sandbox_runs(_sandbox(identifier, pod))
-        return Instance(identifier, process.pid, cgroup, environment)
+        return Instance(identifier, process.pid, cgroup, environment, adjusted)
 
     def stop(self, instance: Instance) -> None:
         """End a container and remove its cgroup."""

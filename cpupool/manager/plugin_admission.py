@@ -88,8 +88,9 @@ def plan(
         resource: katalyst.question(pod, container, resource, quantity)
         for resource, quantity in plugin_requests.asked(facts, grants, pod, container).items()
     }
-    if not open_ or not asked.keys() <= plugins.keys():
-        return Plan()
+    contradiction = plugin_requests.contradiction(facts, container)
+    if contradiction or not open_ or not asked.keys() <= plugins.keys():
+        return Plan(refused=contradiction if open_ else "")
     if facts.pools.cpu_manager.topology_policy is TopologyPolicy.NONE:
         return Plan(allocate=tuple((asked[resource], None) for resource in sorted(open_)))
     if plugin_requests.awaits_devices(facts, pod):

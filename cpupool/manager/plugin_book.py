@@ -34,18 +34,24 @@ class AnswerBook:
 
     Args:
         names: the names that only cpupool uses.
-        broken: called with the resource and the rule for each new answer that breaks one.
+        broken: called with the resource and the rule for an answer that breaks one, unless the
+            answer before has broken it in the same way: a plugin may repeat it every three seconds.
+        v2: whether the node has cgroup version 2.
 
     Attributes:
         changes: how often an answer has changed.
     """
 
-    def __init__(self, names: Names, broken: Callable[[str, Broken], None]) -> None:
+    def __init__(
+        self, names: Names, broken: Callable[[str, Broken], None], *, v2: bool = True
+    ) -> None:
         self._names = names
+        self._v2 = v2
         self._broken = broken
         self.changes = 0
         self._given: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
         self._own: dict[_Key, CPUSet] = {}
+        self._told: dict[_Key, Broken] = {}
 
     def load(self, record: Record) -> None:
         """Take the answers that an earlier agent recorded."""
@@ -111,7 +117,7 @@ class AnswerBook:
         An answer may name CPUs that another of them leaves, so those that count come first.
         """
         waiting = dict(answered)
-        judge = Judge(now.resolution.view, now.facts.policy, self._names)
+        judge = self._judge(now)
         while True:
             verdicts = {key: self._verdict(judge, key, given) for key, given in waiting.items()}
             good = [key for key, verdict in verdicts.items() if verdict is None]
@@ -125,7 +131,7 @@ class AnswerBook:
 
     def judge_again(self, now: Snapshot) -> None:
         """Judge the answers that do not count by the node of now."""
-        judge = Judge(now.resolution.view, now.facts.policy, self._names)
+        judge = self._judge(now)
         for key, given in tuple(self._entries()):
             if given.refused and self._verdict(judge, key, given) is None:
                 self._enter(key, replace(given, refused=""))
@@ -136,18 +142,22 @@ class AnswerBook:
         for ref in [ref for ref in self._given if ref.pod == pod]:
             for resource in self._given.pop(ref):
                 self._own.pop((ref, resource), None)
+                self._told.pop((ref, resource), None)
 
     def _entries(self) -> Iterator[tuple[_Key, Given]]:
         for ref, by_resource in self._given.items():
             for resource, given in by_resource.items():
                 yield (ref, resource), given
 
+    def _judge(self, now: Snapshot) -> Judge:
+        return Judge(now.resolution.view, now.facts.policy, self._names, v2=self._v2)
+
     def _verdict(self, judge: Judge, key: _Key, given: Given) -> Broken | None:
         ref, resource = key
         others = {name: each for name, each in self.of(ref).items() if name != resource}
         own = {other: cpus for other, cpus in self._own.items() if other != key}
         return judge.verdict(
-            ref.pod,
+            ref,
             given,
             others,
             elsewhere=CPUSet.union(
@@ -160,10 +170,10 @@ class AnswerBook:
         ref, resource = key
         before = self.of(ref).get(resource)
         refused = replace(given, refused=verdict.why)
-        if before == refused:
-            return
-        self._broken(resource, verdict)
-        if before is None or before.refused:
+        if self._told.get(key) != verdict:
+            self._told[key] = verdict
+            self._broken(resource, verdict)
+        if before is None or (before.refused and before != refused):
             self._enter(key, refused)
 
     def _enter(self, key: _Key, given: Given) -> None:
@@ -171,5 +181,7 @@ class AnswerBook:
         self.changes += 1
         self._given[ref][resource] = given
         self._own.pop(key, None)
+        if not given.refused:
+            self._told.pop(key, None)
         if given.exclusive and (cpus := given.cpus):
             self._own[key] = cpus

@@ -30,7 +30,7 @@ _NOTHING: Final[Mapping[str, float]] = {}
 
 
 def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
-    """Return the resources for which plugins are asked, and how much the container requests.
+    """Return the plugins' resources for which they are asked, and how much of each.
 
     A container that requests a pool has the pool's CPUs, and a pod with CPUs of an earlier policy
     keeps these: no plugin is asked for their `cpu`.
@@ -49,11 +49,27 @@ def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> M
         or bool(container.requests)
         or (has is not None and has.source is Source.POLICY)
     )
+    requested = ((facts.plugins.served_as(name), amount) for name, amount in _sorted(container))
     return {
-        resource: quantity
-        for resource, quantity in sorted(container.quantities.items())
-        if resource in served and not (outside and resource == CPU)
+        as_.resource: amount / as_.divisor
+        for as_, amount in requested
+        if as_.resource in served and not (outside and as_.resource == CPU)
     }
+
+
+def contradiction(facts: NodeFacts, container: Container) -> str:
+    """Return that a container requests one resource of a plugin by two names, or nothing."""
+    found: dict[str, str] = {}
+    for name, _ in _sorted(container):
+        resource = facts.plugins.served_as(name).resource
+        if resource in facts.plugins.served and resource in found:
+            return f"requests {found[resource]} and {name}, which are the plugin's {resource}"
+        found[resource] = name
+    return ""
+
+
+def _sorted(container: Container) -> list[tuple[str, float]]:
+    return sorted(container.quantities.items())
 
 
 def lacking(
@@ -68,6 +84,18 @@ def lacking(
     }
 
 
+def unclear(facts: NodeFacts, pod: Pod, container: str) -> bool:
+    """Return whether it is not known yet if a container may start without an answer.
+
+    So it is in an agent that has just started: until it knows the pools, and what an earlier agent
+    chose, it refuses no pod.
+    """
+    if facts.recovered or (facts.configured and not facts.pools.places):
+        return False
+    spec = (found.quantities.keys() for found in pod.containers if found.name == container)
+    return not katalyst.is_left_out(pod) and any(facts.plugins.served & names for names in spec)
+
+
 def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
     """Return whether the NUMA nodes of a pod's devices are to be known before it is admitted."""
     if (
@@ -75,10 +103,13 @@ def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
         or pod.cgroup_uid in facts.device_nodes
     ):
         return False
-    asks = {
-        name for each in pod.containers for name in each.quantities if is_extended(name)
-    } - facts.plugins.served
-    return bool(asks) or any(container.requests for container in pod.containers)
+    plugins = facts.plugins
+    asks = any(
+        is_extended(name) and plugins.served_as(name).resource not in plugins.served
+        for each in pod.containers
+        for name in each.quantities
+    )
+    return asks or any(container.requests for container in pod.containers)
 
 
 def refusals(facts: NodeFacts, grants: Grants, pods: Iterable[Pod]) -> Mapping[str, Refusal]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.devices import PodDevices
+    from cpupool.core.properties import Properties
     from cpupool.core.quota import Bandwidth
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
@@ -275,14 +276,14 @@ class ContainerRuntime(Protocol):
         """
         ...
 
-    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
-        """Set through the runtime how long a container may run in each period.
+    def adjust(self, container: ContainerID, properties: Properties) -> None:
+        """Set properties of a container through the runtime; an OOM score stays as it is.
 
         Raises:
             ContainerNotFound: the container has ended.
             RuntimeBusy: the agent may repeat the call in a moment.
             RuntimeSilent: the runtime does not answer.
-            RuntimeRefused: the runtime did not set it.
+            RuntimeRefused: the runtime did not set them.
         """
         ...
 

@@ -21,6 +21,7 @@ from cpupool.core.devices import (
 )
 from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.properties import NO_PROPERTIES
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, requested, sightings
 from cpupool.manager.ports import POD_ITSELF
@@ -193,11 +194,13 @@ def resolve(
         has = view.chosen.get(pod.cgroup_uid)
         ref = ContainerRef(pod.cgroup_uid, container.name)
         nodes = facts.plugins.memory.get(ref)
+        properties = facts.plugins.properties.get(ref, NO_PROPERTIES)
         found = placed_before.get(key)
         if found and found.pod is pod and found.container is container:
             # The CPUs of an owner do not depend on the other grants.
             owns = has and has is owners_before.get(pod.cgroup_uid) and not container.requests
             owns = owns and nodes is None and found.assignment.memory is None
+            owns = owns and properties == found.assignment.properties
             if same or (owns and found.assignment.placement is Placement.POLICY):
                 containers[key] = found
                 continue
@@ -211,6 +214,8 @@ def resolve(
             placed = facts.policy.place(view, Demand(pod, container))
         if nodes is not None:
             placed = replace(placed, memory=MemoryNodes(nodes))
+        if properties:
+            placed = replace(placed, properties=properties)
         containers[key] = PlacedContainer(pod, container, placed)
     if same:
         return replace(same, containers=containers)
@@ -250,7 +255,8 @@ def _unchanged_owners(before: Snapshot, facts: NodeFacts, view: NodeView) -> Map
 
 def _placing(facts: NodeFacts) -> tuple[object, ...]:
     """Return the facts that a placement depends on beside the view."""
-    return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus, facts.plugins.memory
+    plugins = facts.plugins.memory, facts.plugins.properties
+    return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus, plugins
 
 
 def join_devices(

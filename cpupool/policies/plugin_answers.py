@@ -8,6 +8,7 @@ are counted.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
@@ -17,7 +18,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
 from cpupool.core.grants import Source
 from cpupool.core.names import is_reserved_variable
-from cpupool.core.resource_plugins import OCIProperty
+from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.core.properties import BadProperty, OCIProperty, Properties, property_named
 from cpupool.policies.qrm import QRMPolicy
 
 if TYPE_CHECKING:
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 
     from cpupool.core.names import Names
     from cpupool.core.resource_plugins import Answer, Given
+    from cpupool.core.workloads import ContainerRef, Pod
     from cpupool.policies.base import CPUManagerPolicy, NodeView
 
-_PROPERTIES: Final = {known.value: known for known in OCIProperty}
 _VARIABLE: Final = re.compile(r"[ -<>-~]+", re.ASCII)
 _ANNOTATION: Final = re.compile(
     r"(?:[a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII
@@ -41,8 +43,14 @@ class Rule(Enum):
 
     PROPERTY = "property"
     """It sets what no container has."""
-    NOT_APPLIED = "not applied"
-    """It sets what cpupool does not apply."""
+    VALUE = "value"
+    """It sets a property to what it cannot be."""
+    VERSION = "version"
+    """It sets what the node's version of cgroups lacks."""
+    TOGETHER = "together"
+    """Its properties do not fit together, or to those of another answer for the container."""
+    CPU_TIME = "cpu time"
+    """It limits the CPU time that cpupool decides, or gives more than the pod has."""
     POLICY = "policy"
     """It names CPUs where the policy is not `qrm`."""
     LIST = "list"
@@ -88,15 +96,17 @@ class Judge:
         view: the node.
         policy: its CPU manager policy.
         names: the names that only cpupool uses.
+        v2: whether the node has cgroup version 2.
     """
 
     view: NodeView
     policy: CPUManagerPolicy
     names: Names
+    v2: bool = True
 
     def verdict(
         self,
-        pod: str,
+        container: ContainerRef,
         given: Given,
         others: Mapping[str, Given],
         *,
@@ -106,7 +116,7 @@ class Judge:
         """Return the first rule that an answer breaks; None if it counts.
 
         Args:
-            pod: the id in the cgroup name of the container's pod.
+            container: the container.
             given: the answer.
             others: the answers to the container's other requests: resource → answer.
             elsewhere: the CPUs of exclusive answers for other pods.
@@ -114,15 +124,17 @@ class Judge:
         """
         for resource, answer in sorted(given.answers.items()):
             left = self._left(elsewhere | beside) if given.exclusive else None
-            for found in self._broken(answer, self._owned(pod) | elsewhere, left):
+            owned = self._owned(container.pod) | elsewhere
+            for found in self._broken(answer, owned, left):
                 return Broken(found.rule, f"the answer for {resource} {found.why}")
         counted = (given, *(each for each in others.values() if not each.refused))
+        answers = [answer for each in counted for answer in each.answers.values()]
+        counts = Counter(answer.oci_property for answer in answers if answer.oci_property)
         for name in sorted({answer.oci_property for answer in given.answers.values()} - {""}):
-            answers = [answer for each in counted for answer in each.answers.values()]
-            count = sum(answer.oci_property == name for answer in answers)
-            if count > 1:
+            if (count := counts[name]) > 1:
                 return Broken(Rule.TWICE, f"{count} answers set {name}")
-        return None
+        values = {answer.oci_property: answer.value for answer in answers if answer.oci_property}
+        return next(self._together(container, values), None)
 
     def _owned(self, pod: str) -> CPUSet:
         """Return the CPUs of other pods, without those of plugins: the answers name these."""
@@ -144,16 +156,16 @@ class Judge:
             left: what an exclusive answer takes CPUs from; None for another answer.
         """
         if answer.oci_property:
-            known = _PROPERTIES.get(answer.oci_property)
-            shown = answer.oci_property[:60]
+            known = property_named(answer.oci_property)
             if known is None:
+                shown = answer.oci_property[:60]
                 yield Broken(Rule.PROPERTY, f"sets {shown!r}, which no container has")
-            elif not known.applied:
-                yield Broken(Rule.NOT_APPLIED, f"sets {shown}, which cpupool does not apply yet")
             elif known is OCIProperty.CPUSET_MEMS:
                 yield from self._memory(answer)
-            else:
+            elif known is OCIProperty.CPUSET_CPUS:
                 yield from self._cpus(answer, owned, left)
+            else:
+                yield from self._value(known, answer.value)
         amounts = (answer.quantity, *map(float, answer.by_node.values()))
         if not all(isfinite(amount) and amount >= 0 for amount in amounts):
             yield Broken(Rule.QUANTITY, f"has the quantity {answer.quantity}")
@@ -191,6 +203,47 @@ class Judge:
             yield found
         elif strange := found - CPUSet(self.view.topology.nodes):
             yield Broken(Rule.OUTSIDE, f"names NUMA nodes {strange}, which the machine lacks")
+
+    def _value(self, known: OCIProperty, value: str) -> Iterator[Broken]:
+        try:
+            Properties.of({known.value: value})
+        except BadProperty as error:
+            yield Broken(Rule.VALUE, str(error))
+        else:
+            if known is OCIProperty.UNIFIED and not self.v2:
+                yield Broken(Rule.VERSION, "sets Unified, and this node has cgroup version 1")
+
+    def _together(self, container: ContainerRef, values: Mapping[str, str]) -> Iterator[Broken]:
+        """Find what properties of a container break that each alone does not."""
+        if OCIProperty.CPU_PERIOD.value in values and OCIProperty.CPU_QUOTA.value not in values:
+            yield Broken(Rule.TOGETHER, "CpuPeriod is set without CpuQuota")
+        wanted = Properties.of(values)
+        limit, swap = wanted.memory_bytes, wanted.swap_bytes
+        if swap is not None:
+            if limit is None:
+                why = "MemorySwapLimitInBytes is set without MemoryLimitInBytes"
+                yield Broken(Rule.TOGETHER, why)
+            elif swap >= 0 and not 0 <= limit <= swap:
+                why = f"MemorySwapLimitInBytes {swap} is less than the memory, {limit}"
+                yield Broken(Rule.TOGETHER, why)
+        pod = next((each for each in self.view.pods if each.cgroup_uid == container.pod), None)
+        if pod is None or wanted.bandwidth is None:
+            return
+        if self._decides_cpu_time(pod, container.name):
+            why = "a container with CPUs of a pool, or of the CPU manager, has the quota of cpupool"
+            yield Broken(Rule.CPU_TIME, f"CpuQuota is set: {why}")
+        if pod.limit_milli is not None and wanted.bandwidth.cpus is not None:
+            milli = wanted.bandwidth.cpus * MILLI_PER_CPU
+            if milli > pod.limit_milli:
+                why = f"CpuQuota is {float(milli):g} milli-CPUs, and the pod has {pod.limit_milli}"
+                yield Broken(Rule.CPU_TIME, why)
+
+    def _decides_cpu_time(self, pod: Pod, name: str) -> bool:
+        """Return whether cpupool decides the CPU time of a container; not if a plugin owns it."""
+        if any(container.name == name and container.requests for container in pod.containers):
+            return True
+        grant = self.view.chosen.get(pod.cgroup_uid)
+        return bool(grant and grant.source is not Source.PLUGIN and grant.part(name))
 
     def _texts(self, answer: Answer) -> Iterator[Broken]:
         for name, value in answer.env.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.properties import NO_PROPERTIES
 from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce import notices
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cpupool.core.names import Names
+    from cpupool.core.properties import Properties
     from cpupool.core.workloads import ContainerID
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.ports import EventSink
@@ -98,11 +101,11 @@ class Answers:
             if held:
                 return self._hold(message, why)
         wanted = self._wanted(container.key, now)
-        environment, annotations = _of_plugins(container, now)
-        if wanted is None and not (environment or annotations):
+        environment, annotations, properties = _of_plugins(container, now)
+        if wanted is None and not (environment or annotations or properties):
             self._runtime.answer_create(message, None)
             return "unchanged"
-        wanted = wanted or CPUAssignment(Placement.DEFAULT)
+        wanted = wanted or CPUAssignment(Placement.DEFAULT, properties=properties)
         environment |= wanted.environment
         pod = now.resolution.pods.get(container.key[0]) if container.key else None
         essential = pod is not None and pod.essential
@@ -117,7 +120,6 @@ class Answers:
                     return self._hold(message, str(error))
         adjustment = Adjustment(
             wanted.cpus,
-            _bandwidth(wanted, container.cpu.quota_us, container.cpu.period_us),
             {
                 name: value
                 for name, value in environment.items()
@@ -125,6 +127,7 @@ class Answers:
             },
             {**annotations, **wanted.annotations(self._names)},
             memory,
+            _properties(wanted, container.cpu.quota_us, container.cpu.period_us),
         )
         updates: list[Update] = []
         if wanted.exclusive:
@@ -168,10 +171,10 @@ class Answers:
             outcome = wanted.placement.value
             # Neither None nor 0 changes what the container has.
             asked, has = message.asked, container.cpu
-            bandwidth = _bandwidth(
+            properties = _properties(
                 wanted, asked.quota_us or has.quota_us, asked.period_us or has.period_us
             )
-            update = Update(container.id, wanted.cpus, bandwidth)
+            update = Update(container.id, wanted.cpus, properties)
         self._runtime.answer_update(message, update)
         return outcome
 
@@ -235,18 +238,21 @@ class Answers:
         return assignment if known and assignment.cpus else None
 
 
-def _of_plugins(container: NRIContainer, now: Snapshot) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables and annotations that plugins for resources give a container."""
-    known = container.known
+def _of_plugins(
+    container: NRIContainer, now: Snapshot
+) -> tuple[dict[str, str], dict[str, str], Properties]:
+    """Return the variables, annotations and properties that plugins give a container."""
+    known, plugins = container.known, now.facts.plugins
     if known is None:
-        return {}, {}
-    return now.facts.plugins.texts(ContainerRef(known.pod, known.name))
+        return {}, {}, NO_PROPERTIES
+    ref = ContainerRef(known.pod, known.name)
+    return *plugins.texts(ref), plugins.properties.get(ref, NO_PROPERTIES)
 
 
-def _bandwidth(
-    wanted: CPUAssignment, quota_us: int | None, period_us: int | None
-) -> Bandwidth | None:
-    """Return the CPU time that a container starts with; None for no change."""
+def _properties(wanted: CPUAssignment, quota_us: int | None, period_us: int | None) -> Properties:
+    """Return what a container starts with; its CPU time only if that is not what is asked for."""
+    if wanted.limit is None:
+        return wanted.properties
     asked = Bandwidth(quota_us or UNLIMITED_US, period_us or PERIOD_US)
-    start = asked if wanted.limit is None else wanted.limit.start(asked)
-    return None if start == asked else start
+    start = wanted.limit.start(asked)
+    return replace(wanted.properties, bandwidth=None if start == asked else start)

@@ -11,6 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
 from cpupool.enforce import notices
 from cpupool.enforce.intruders import intruders
+from cpupool.manager import plugin_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _RELEASE: Final = "--nri-missing-facts=release"
+_JUST_STARTED: Final = "the agent has just started, and does not know yet which CPUs have an owner"
 _SHOWN: Final = 3
 """The most containers that a message names."""
 
@@ -105,7 +107,7 @@ class Obstacles:
             return Obstacle(pod, "this node's pools are not known yet", "look at the agent's log")
         if refused := self._refused(pod, now):
             return refused
-        if unknown := _unknown(container, pod, now) or _unlisted(container, pod, now):
+        if unknown := _unknown(container, pod, now) or _unanswered(container, pod, now):
             return Obstacle(pod, unknown, "look at the agent's log for what it waits for")
         assignment = now.assignment(key)
         if assignment.cause is None or not assignment.cause.may_pass:
@@ -169,21 +171,24 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
     if not (asks or any(found.whole_cpus for found in spec)):
         return ""
     if not now.facts.recovered:
-        return "the agent has just started, and does not know yet which CPUs have an owner"
+        return _JUST_STARTED
     if not listed and not known.devices:
         return "the API server has not listed its pod yet, which may ask for CPUs of its own"
     return ""
 
 
-def _unlisted(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
-    """Return that a pod is not listed yet which may request a resource of a plugin, or nothing.
+def _unanswered(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
+    """Return what is not known yet about a container that may request a plugin's resource.
 
-    Without the API server a static pod is never listed.
+    It is nothing where no plugin serves a resource. Without the API server a static pod is never
+    listed.
     """
-    listed = pod is not None and pod.qos is not None
-    if not now.facts.plugins.served or listed or container.static:
+    if not now.facts.plugins.served or container.static:
         return ""
-    return "the API server has not listed its pod yet, which may request a plugin's resource"
+    if pod is None or pod.qos is None:
+        return "the API server has not listed its pod yet, which may request a plugin's resource"
+    unclear = container.known and plugin_requests.unclear(now.facts, pod, container.known.name)
+    return _JUST_STARTED if unclear else ""
 
 
 def _named(intruder: Intruder, resolution: Resolution) -> str:

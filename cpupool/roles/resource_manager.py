@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from cpupool.core.resource_plugins import Answers, Given
+    from cpupool.core.resource_plugins import Answers, Given, ServedAs
     from cpupool.core.workloads import Container, Pod
     from cpupool.host.answer_record import AnswerRecord
     from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
@@ -50,6 +50,8 @@ NAME: Final = "resource manager"
 RECONCILE_S: Final = 3.0
 """As the kubelet's flag of the proposal."""
 _LOOK_S: Final = 30.0
+_ITS_LIST: Final = ""
+"""What a plugin is asked for beside pods, which have ids."""
 _GRACE_S: Final = 300.0
 """How long a resource counts as served after its plugin is gone (endpointStopGracePeriod)."""
 
@@ -65,6 +67,8 @@ class ResourceManager:
         metrics: where answers are counted.
         health: receives the beats of the loop.
         changed: called when there are other answers.
+        v2: whether the node has cgroup version 2.
+        names: as for `PluginFacts`.
         reconcile_s: how often plugins are asked for what containers have now.
         now_s: a monotonic clock.
     """
@@ -78,6 +82,8 @@ class ResourceManager:
         metrics: Metrics,
         health: Health,
         changed: Callable[[], None],
+        v2: bool = True,
+        names: Mapping[str, ServedAs] | None = None,
         reconcile_s: float = RECONCILE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,20 +94,20 @@ class ResourceManager:
         self._metrics = metrics
         self._health = health
         self._changed = changed
+        self._names = names or {}
         self._reconcile_s = reconcile_s
         self._now_s = now_s
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._registry = PluginRegistry(
             folders, self._post, changed=self.look, registered=self._registered
         )
-        self._book = AnswerBook(manager.names, self._broken)
-        self._admitter = PluginAdmitter(
-            self._book, lambda: self._registry.plugins, manager.snapshot, now_s
-        )
+        self._book = AnswerBook(manager.names, self._broken, v2=v2)
+        self._admitter = PluginAdmitter(self._book, self._listed_once, manager.snapshot, now_s)
         self._recalled = threading.Event()
         self._lost_s: dict[str, float] = {}
         self._removed: defaultdict[str, set[str]] = defaultdict(set)
         self._asked: set[tuple[str, str]] = set()
+        self._unlisted: set[str] = set()
         self._due_s: dict[str, float] = {}
         self._complaints: dict[str, str] = {}
         self._published: object = None
@@ -172,11 +178,23 @@ class ResourceManager:
     def _registered(self, resource: str, worker: PluginWorker | None) -> None:
         self._admitter.lost(resource)
         self._asked = {asked for asked in self._asked if asked[0] != resource}
+        self._unlisted.discard(resource)
         if worker is None:
             self._lost_s[resource] = self._now_s()
-        else:
-            self._lost_s.pop(resource, None)
-            self._due_s.pop(resource, None)
+            return
+        self._lost_s.pop(resource, None)
+        self._due_s.pop(resource, None)
+        if worker.options.reconciled:
+            self._unlisted.add(resource)
+
+    def _listed_once(self) -> Mapping[str, PluginWorker]:
+        """Return the plugins that may allocate.
+
+        A plugin that lists what containers have does so first: an agent that was killed may have
+        asked it without a record of the answer.
+        """
+        plugins = self._registry.plugins
+        return {name: worker for name, worker in plugins.items() if name not in self._unlisted}
 
     def _broken(self, resource: str, broken: Broken) -> None:
         self._metrics.answer_refused(resource, broken.rule.value)
@@ -192,7 +210,7 @@ class ResourceManager:
             ref: {resource: each for resource, each in by.items() if ready(ref, resource)}
             for ref, by in self._book.record.items()
         }
-        return PluginFacts(self._served(), given, dict(self._admitter.refusals))
+        return PluginFacts(self._served(), given, dict(self._admitter.refusals), self._names)
 
     def _publish(self) -> None:
         """Record the answers, and only then make them facts."""
@@ -240,11 +258,11 @@ class ResourceManager:
         waits = [now_s + _LOOK_S]
         for resource, worker in self._registry.plugins.items():
             # The answer to an earlier question wakes the loop.
-            if not worker.options.reconciled or (resource, "") in self._asked:
+            if not worker.options.reconciled or (resource, _ITS_LIST) in self._asked:
                 continue
             if now_s >= self._due_s.get(resource, now_s):
                 self._due_s[resource] = now_s + self._reconcile_s
-                self._ask(resource, "", _allocations, partial(self._listed, resource))
+                self._ask(resource, _ITS_LIST, _allocations, partial(self._listed, resource))
             waits.append(self._due_s[resource])
         return min(waits)
 
@@ -263,6 +281,8 @@ class ResourceManager:
 
         def finished(found: _T | PluginError) -> None:
             self._asked.discard(key)
+            if what == _ITS_LIST:
+                self._unlisted.discard(resource)
             if isinstance(found, PluginError):
                 self._complain(resource, str(found))
             else:

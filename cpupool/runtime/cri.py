@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from cpupool.channel import Channel
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
-    from cpupool.core.quota import Bandwidth
+    from cpupool.core.properties import Properties
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import ContainerID
 
@@ -226,18 +226,24 @@ class CRI:
             for call in [pool.submit(each) for each in calls]:
                 call.result()
 
-    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
-        """Let the runtime set how long a container may run in each period, and nothing else.
+    def adjust(self, container: ContainerID, properties: Properties) -> None:
+        """Let the runtime set properties of a container, and nothing else.
 
         Raises:
             ContainerNotFound: it has ended.
             RuntimeSilent: the runtime does not answer.
             RuntimeRefused: it did not.
         """
-        quota = LinuxContainerResources(
-            cpu_quota=bandwidth.quota_us, cpu_period=bandwidth.period_us
+        resources = LinuxContainerResources(
+            cpu_shares=properties.shares,
+            memory_limit_in_bytes=properties.memory_bytes,
+            memory_swap_limit_in_bytes=properties.swap_bytes,
+            unified=properties.unified,
         )
-        self._change(container, f"the CPU quota {bandwidth}", quota)
+        if properties.bandwidth is not None:
+            resources.cpu_quota = properties.bandwidth.quota_us
+            resources.cpu_period = properties.bandwidth.period_us
+        self._change(container, str(properties), resources)
 
     def _change(
         self, container: ContainerID, what: str, resources: LinuxContainerResources

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.names import Names
-    from cpupool.core.quota import Bandwidth
+    from cpupool.core.properties import Properties
     from cpupool.core.workloads import ContainerID
     from cpupool.runtime.nri_connection import Launch
     from cpupool.runtime.nri_messages import (
@@ -285,10 +285,10 @@ class NRIRuntime:
             if updates:
                 self._ask(updates, f"CPUs {updates[0].cpus}")
 
-    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
-        """Let the runtime set how long a container may run; raises as the port says."""
-        update = Update(container, CPUSet(), bandwidth, ignore_failure=False)
-        self._change(update, f"the CPU quota {bandwidth}")
+    def adjust(self, container: ContainerID, properties: Properties) -> None:
+        """Let the runtime set properties of a container; raises as the port says."""
+        update = Update(container, CPUSet(), properties, ignore_failure=False)
+        self._change(update, str(properties))
 
     @contextmanager
     def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
@@ -296,7 +296,7 @@ class NRIRuntime:
         with self._changed:
             # The runtime would wait for the same lock.
             if self._waits():
-                what = f"CPUs {cpus}" if cpus else "a CPU quota"
+                what = f"CPUs {cpus}" if cpus else "its properties"
                 raise RuntimeBusy(container, what, _WAITS_ITSELF)
             self._expected[container] = cpus
         try:

@@ -11,11 +11,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.properties import NO_PROPERTIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cpupool.core.quota import Bandwidth
+    from cpupool.core.properties import Properties
     from cpupool.core.workloads import ContainerID, RuntimeContainer
     from cpupool.manager.facts import ContainerKey
 
@@ -258,17 +259,17 @@ class Adjustment:
 
     Attributes:
         cpus: what it runs on; an empty set changes nothing.
-        bandwidth: how long it may run in each period; None changes nothing.
         environment: variables to set.
         annotations: annotations to set; the runtime shows them as the container's own.
         memory: the NUMA nodes of its memory; an empty set changes nothing.
+        properties: what else it has.
     """
 
     cpus: CPUSet
-    bandwidth: Bandwidth | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     memory: CPUSet = field(default_factory=CPUSet)
+    properties: Properties = NO_PROPERTIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +279,11 @@ class Update:
     Attributes:
         container: its id.
         cpus: as in `Adjustment`.
-        bandwidth: as in `Adjustment`.
+        properties: as in `Adjustment`; an OOM score stays as it is.
         ignore_failure: whether the runtime keeps a failure to itself.
     """
 
     container: ContainerID
     cpus: CPUSet
-    bandwidth: Bandwidth | None = None
+    properties: Properties = NO_PROPERTIES
     ignore_failure: bool = True

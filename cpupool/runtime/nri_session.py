@@ -25,7 +25,6 @@ from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.nri_messages import (
     Configured,
     ContainerState,
-    CPUResources,
     CreateContainer,
     Ended,
     NRIContainer,
@@ -39,6 +38,7 @@ from cpupool.runtime.nri_messages import (
     UpdateContainer,
     Updated,
 )
+from cpupool.runtime.nri_resources import read_cpu, write_adjustment, write_update
 from cpupool.wire import nri_mux, orchestration, ttrpc
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
-    from cpupool.core.quota import Bandwidth
     from cpupool.runtime.nri_messages import Adjustment, Message, Update
 
 MemoryOf: TypeAlias = "Mapping[ContainerID, CPUSet]"
@@ -116,7 +115,7 @@ class Session:
         self._name = name
         self._index = index
         self._names = names
-        self._written = partial(_written, memory)
+        self._written = partial(write_update, memory)
         self._mux = nri_mux.Decoder()
         self._requests = ttrpc.Decoder()
         self._responses = ttrpc.Decoder()
@@ -189,15 +188,9 @@ class Session:
             ValueError: no such call waits for this answer.
         """
         answer = nri_pb2.CreateContainerResponse(update=map(self._written, updates))
-        if adjustment is not None:
-            env = answer.adjust.env
-            for name, value in adjustment.environment.items():
-                env.add(key=name, value=value)
-            answer.adjust.annotations.update(adjustment.annotations)
-            if cpu := _cpu(adjustment.cpus, adjustment.bandwidth):
-                answer.adjust.linux.resources.cpu.CopyFrom(cpu)
-            if adjustment.memory:
-                answer.adjust.linux.resources.cpu.mems = str(adjustment.memory)
+        # A field that is set is sent, also if it has no content.
+        if adjustment is not None and (written := write_adjustment(adjustment)).ByteSize():
+            answer.adjust.CopyFrom(written)
         self._answer(call, CreateContainer, answer)
 
     def answer_start(self, call: int) -> None:
@@ -353,7 +346,7 @@ class Session:
         body = nri_pb2.UpdateContainerRequest.FromString(request.payload)
         self._owed[call] = UpdateContainer
         container = self._read(body.pod, body.container)
-        return UpdateContainer(call, container, _read(body.linux_resources.cpu))
+        return UpdateContainer(call, container, read_cpu(body.linux_resources.cpu))
 
     def _state_change(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
         body = nri_pb2.StateChangeEvent.FromString(request.payload)
@@ -412,7 +405,7 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
     return NRIContainer(
         ContainerID(container.id),
         _known(pod, container, names),
-        _read(container.linux.resources.cpu),
+        read_cpu(container.linux.resources.cpu),
         dict(variable.split("=", 1) for variable in container.env if "=" in variable),
         _STATES.get(container.state, ContainerState.UNKNOWN),
         _whole_cpus(pod, container),
@@ -457,33 +450,3 @@ def _whole_cpus(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> int:
 
 def _deadline_s(request: ttrpc_pb2.Request) -> float | None:
     return request.timeout_nano / 1e9 if request.timeout_nano > 0 else None
-
-
-def _read(cpu: nri_pb2.LinuxCPU) -> CPUResources:
-    return CPUResources(
-        cpu.cpus,
-        cpu.quota.value if cpu.HasField("quota") else None,
-        cpu.period.value if cpu.HasField("period") else None,
-    )
-
-
-def _written(memory: MemoryOf, update: Update) -> nri_pb2.ContainerUpdate:
-    written = nri_pb2.ContainerUpdate(
-        container_id=update.container, ignore_failure=update.ignore_failure
-    )
-    if cpu := _cpu(update.cpus, update.bandwidth):
-        # With each update a runtime writes all that it remembers of a container.
-        cpu.mems = str(memory.get(update.container, ""))
-        written.linux.resources.cpu.CopyFrom(cpu)
-    return written
-
-
-def _cpu(cpus: CPUSet, bandwidth: Bandwidth | None) -> nri_pb2.LinuxCPU | None:
-    """Write what is to be set; None for nothing."""
-    if not cpus and bandwidth is None:
-        return None
-    written = nri_pb2.LinuxCPU(cpus=str(cpus))
-    if bandwidth is not None:
-        written.quota.value = bandwidth.quota_us
-        written.period.value = bandwidth.period_us
-    return written

@@ -6,8 +6,6 @@ again, so the file outlives the agent and, as the plugins' own state, a reboot.
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,38 +13,36 @@ from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.resource_plugins import Answer, Given
 from cpupool.core.workloads import ContainerRef
 from cpupool.wire.checkpoints import Reader
+from cpupool.wire.sealed import Sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cpupool.core.resource_plugins import Record
 
-_READER: Final = Reader(
-    "the record of answers", "the plugins are asked again; remove it if that repeats"
+_FILE: Final = Sealed(
+    Reader("the record of answers", "the plugins are asked again; remove it if that repeats"), 1
 )
-_VERSION: Final = 1
 
 
 def encode(record: Record) -> bytes:
     """Write a record."""
-    entries = [
-        {
-            "pod": ref.pod,
-            "container": ref.name,
-            "resource": resource,
-            "quantity": given.quantity,
-            "exclusive": given.exclusive,
-            "refused": given.refused,
-            "hint": None if given.hint is None else _hint(given.hint),
-            "answers": {name: _answer(answer) for name, answer in given.answers.items()},
-        }
-        for ref, by_resource in record.items()
-        for resource, given in by_resource.items()
-    ]
-    return json.dumps(
-        {"version": _VERSION, "checksum": _checksum(entries), "entries": entries},
-        separators=(",", ":"),
-    ).encode()
+    return _FILE.encode(
+        [
+            {
+                "pod": ref.pod,
+                "container": ref.name,
+                "resource": resource,
+                "quantity": given.quantity,
+                "exclusive": given.exclusive,
+                "refused": given.refused,
+                "hint": None if given.hint is None else _hint(given.hint),
+                "answers": {name: written(answer) for name, answer in given.answers.items()},
+            }
+            for ref, by_resource in record.items()
+            for resource, given in by_resource.items()
+        ]
+    )
 
 
 def parse(data: bytes) -> Record:
@@ -55,29 +51,18 @@ def parse(data: bytes) -> Record:
     Raises:
         RemoteProtocolError: the file is damaged, or is not such a file.
     """
-    document = _READER.document(data)
-    version = document.get("version")
-    if version != _VERSION:
-        raise _READER.damaged(f"its version is {str(version)[:20]}, and not {_VERSION}")
-    entries = _READER.typed(document.get("entries"), list, "entries")
-    if document.get("checksum") != (right := _checksum(entries)):
-        raise _READER.damaged(f"its checksum is not {right}, that of its content")
     record: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
-    for entry in entries:
+    for entry in _FILE.entries(data):
         # The checksum is right: an agent of this version has written every entry.
         given = Given(
             entry["quantity"],
-            {name: _answer_of(written) for name, written in entry["answers"].items()},
+            {name: read(each) for name, each in entry["answers"].items()},
             None if entry["hint"] is None else _hint_of(entry["hint"]),
             exclusive=entry["exclusive"],
             refused=entry["refused"],
         )
         record[ContainerRef(entry["pod"], entry["container"])][entry["resource"]] = given
     return dict(record)
-
-
-def _checksum(entries: object) -> int:
-    return zlib.crc32(json.dumps(entries, separators=(",", ":"), sort_keys=True).encode())
 
 
 def _hint(hint: TopologyHint) -> dict[str, Any]:
@@ -89,7 +74,8 @@ def _hint_of(written: Mapping[str, Any]) -> TopologyHint:
     return TopologyHint(None if nodes is None else frozenset(nodes), written["wish"])
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def written(answer: Answer) -> dict[str, Any]:
+    """Return an answer as JSON values."""
     return {
         "property": answer.oci_property,
         "value": answer.value,
@@ -103,16 +89,17 @@ def _answer(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _answer_of(written: Mapping[str, Any]) -> Answer:
-    hints = written["hints"]
+def read(entry: Mapping[str, Any]) -> Answer:
+    """Return an answer from the values that `written` has returned."""
+    hints = entry["hints"]
     return Answer(
-        written["property"],
-        written["value"],
-        written["quantity"],
-        scalar=written["scalar"],
-        of_node=written["ofNode"],
-        env=written["env"],
-        annotations=written["annotations"],
+        entry["property"],
+        entry["value"],
+        entry["quantity"],
+        scalar=entry["scalar"],
+        of_node=entry["ofNode"],
+        env=entry["env"],
+        annotations=entry["annotations"],
         hints=None if hints is None else tuple(_hint_of(hint) for hint in hints),
-        by_node=dict(written["byNode"]),
+        by_node=dict(entry["byNode"]),
     )

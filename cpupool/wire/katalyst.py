@@ -13,6 +13,8 @@ from cpupool.core.resource_plugins import ContainerRole, Question
 from cpupool.core.workloads import ContainerKind, ContainerRef, PodDescription
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.workloads import Container, Pod
 
 POD_ROLE: Final = "katalyst.kubewharf.io/pod_role"
@@ -72,12 +74,18 @@ def question(pod: Pod, container: Container, resource: str, quantity: float) -> 
         siblings.index(container),
         resource,
         quantity,
-        labels.get(POD_ROLE) or annotations.get(POD_ROLE) or annotations.get(PROPOSED_ROLE, ""),
+        pod_role(labels, annotations),
         annotations.get(POD_TYPE) or annotations.get(PROPOSED_TYPE, ""),
         labels,
         annotations,
         pod.qos.value if pod.qos else "",
     )
+
+
+def pod_role(labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
+    """Return the role of a pod for plugins; empty for none."""
+    named = labels.get(POD_ROLE) or annotations.get(POD_ROLE)
+    return named or annotations.get(PROPOSED_ROLE, "")
 
 
 def _role(pod: Pod, container: Container, main: str) -> ContainerRole:

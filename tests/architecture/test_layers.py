@@ -23,6 +23,8 @@ VIOLATIONS = [
     ("layers", "manager/report", "cpupool.enforce.writers"),
     ("manager", "manager/facts", "cpupool.manager.resolve"),
     ("roles", "roles/cpusetter", "cpupool.roles.device_manager"),
+    ("plugins", "plugins/base", "cpupool.plugins.cpu"),
+    ("decided", "plugins/cpu", "cpupool.host.files"),
     ("api", "roles/device_manager", "cpupool.api.deviceplugin_pb2"),
     ("grpc", "roles/device_manager", "grpc"),
     ("grpc", "roles/device_manager", "grpclib"),

@@ -52,7 +52,7 @@ ELSEWHERE = {
     },
     "tests/unit/test_app.py": {"one_agent", "setup", "signals"},
     "tests/scenarios/device_manager": {"roles/device_manager", "roles/mount_keeper"},
-    "tests/unit/runtime/nri_session": {"runtime/nri_messages"},
+    "tests/unit/runtime/nri_session": {"runtime/nri_messages", "runtime/nri_resources"},
     "tests/unit/kubelet/device_plugin": {"kubelet/methods"},
     "tests/properties/test_wait_budget.py": {"roles/wait_budget"},
     "tests/scenarios/certs": {
@@ -61,6 +61,17 @@ ELSEWHERE = {
     },
     "tests/scenarios/webhook": {"roles/webhook"},
     "tests/unit/wire": {"wire/checkpoints"},
+    "tests/unit/plugins": {
+        *(
+            "core/nics",
+            "core/plugin_config",
+            "core/plugin_state",
+            "plugins/base",
+            "plugins/placing",
+        ),
+    },
+    "tests/unit/host/test_answer_record.py": {"host/record_file"},
+    "tests/unit/wire/test_answer_record.py": {"wire/sealed"},
     "mypy: protocols only": {"manager/ports"},
     "nothing: a number": {"version"},
 }

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
-from cpupool.core.resource_plugins import Answer, OCIProperty, PluginFacts
+from cpupool.core.properties import OCIProperty
+from cpupool.core.resource_plugins import Answer, PluginFacts
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.policies.base import DEFAULT
 from cpupool.policies.plugin_answers import Rule
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from cpupool.policies.plugin_answers import Broken
 
 ANSWERS: Final = 10_000
-PODS: Final = [pod(f"p{n}", level="dedicated_cores" if n % 2 else "") for n in range(6)]
+PODS: Final = [
+    pod(f"p{n}", level="dedicated_cores" if n % 2 else "", limit_milli=4000) for n in range(6)
+]
 NAMES: Final = Names()
 
 
@@ -43,7 +46,7 @@ class Fuzz:
         self.broken: Counter[Rule] = Counter()
         self.made = self.accepted = 0
         self.manager: Manager = manager(*PODS)
-        self.book = AnswerBook(NAMES, self._note)
+        self.book = AnswerBook(NAMES, self._note, v2=False)
 
     def _note(self, _resource: str, broken: Broken) -> None:
         self.broken[broken.rule] += 1
@@ -70,7 +73,7 @@ class Fuzz:
         pick: Callable[..., Any] = self._random.choice
         more = self._random.randrange(8) if self._random.random() < 0.2 else usual
         answer = Answer("CpusetCpus", str(CPUSet.of(usual, more)), 2.0)
-        if self._random.random() < 0.6:
+        if self._random.random() < 0.65:
             return answer
         return replace(
             answer,
@@ -78,7 +81,10 @@ class Fuzz:
                 (
                     {"value": pick(("0-3", "3-9", "", "7-", "\0", "1,,2", "99999", "0-7", "0"))},
                     {"oci_property": pick((*(each.value for each in OCIProperty), "Memory", ""))},
-                    {"quantity": pick((float("nan"), -1.0, float("inf")))},
+                    {
+                        "quantity": pick((float("nan"), -1.0, float("inf"))),
+                        "scalar": pick((True, False)),
+                    },
                     {"env": pick(({"A=": ""}, {"CPU_POOLS": "1"}, {"EXCLUSIVE_CPUS": "1"}))},
                     {
                         "annotations": pick(
@@ -86,6 +92,11 @@ class Fuzz:
                         )
                     },
                     {"by_node": {0: -1}},
+                    {"oci_property": "CpuShares", "value": pick(("512", "0"))},
+                    {"oci_property": "CpuQuota", "value": pick(("100000", "900000", "-1"))},
+                    {"oci_property": "CpuPeriod", "value": "100000"},
+                    {"oci_property": "MemorySwapLimitInBytes", "value": str(1 << 30)},
+                    {"oci_property": "Unified", "value": pick(("io.weight=10", "cpu.max=1"))},
                 )
             ),
         )
@@ -115,6 +126,10 @@ def check(node: Manager) -> None:
         assert cpus.isdisjoint(view.extents[DEFAULT])
     for ref_, cpus in facts.plugins.shared.items():
         assert cpus, ref_
+    for wanted in facts.plugins.properties.values():
+        assert not wanted.unified
+        assert wanted.swap_bytes is None
+        assert wanted.bandwidth is None or (wanted.bandwidth.cpus or 0) <= 4
 
 
 def test_no_answer_harms_the_node() -> None:

@@ -168,7 +168,7 @@ def message(*pieces: bytes, end: tuple[tuple[str, str], ...] = END) -> Callable[
         pytest.param(message(b"\0\0"), Status.INTERNAL, id="a length that is cut"),
         pytest.param(message(b"\0\0\0\0\1\xff"), Status.INTERNAL, id="no message"),
         pytest.param(message(b"\1\0\0\0\0"), Status.INTERNAL, id="a compressed answer"),
-        pytest.param(message(b"\0\xff\xff\xff\xff"), Status.INTERNAL, id="a length of 4 GiB"),
+        pytest.param(message(b"\0\0\0\x03\xe9"), Status.RESOURCE_EXHAUSTED, id="a byte too much"),
         pytest.param(message(EMPTY, end=(("grpc-status", "x"),)), Status.UNKNOWN, id="status x"),
         pytest.param(message(EMPTY, end=(("a", "b"),)), Status.UNKNOWN, id="no status"),
         pytest.param(message(EMPTY, end=(("grpc-status", "99"),)), Status.UNKNOWN, id="status 99"),
@@ -200,6 +200,20 @@ def test_what_is_no_answer_is_one_kind_of_error(
         except CallFailed as failed:
             found, words = failed.status, failed.details
     assert found is status, words
+
+
+def test_what_is_too_long_is_not_waited_for(folder: Path) -> None:
+    def promise(http: H2Connection, stream: int) -> None:
+        http.send_headers(stream, BEGIN)
+        http.send_data(stream, b"\0\xff\xff\xff\xffx")
+
+    with (
+        answering(folder / "a.sock", promise),
+        opened(folder / "a.sock", FEW_BYTES) as channel,
+        pytest.raises(CallFailed, match="has 4294967295 bytes, more than 1000") as long,
+    ):
+        ask(channel)
+    assert long.value.status is Status.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("bytes_", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 3000])

@@ -14,6 +14,7 @@ from cpupool import cli
 from cpupool.commands import agent
 from cpupool.config.settings import OPTIONS, AgentSettings
 from cpupool.core.names import STARTER
+from cpupool.core.resource_plugins import ServedAs
 from cpupool.manager.ports import Writer
 from cpupool.roles.nri_answers import MissingFacts
 from cpupool.runtime.nri_connection import Launch
@@ -122,6 +123,12 @@ def test_the_way_of_enforcement_may_be_left_to_the_agent(
     options: list[str], writer: Writer | None
 ) -> None:
     assert settings(*options).enforcement is writer
+
+
+def test_the_setting_names_the_plugins_resource() -> None:
+    found = settings("--resource-plugin-names", "example.com/milli=cpu:1000")
+    assert found.plugin_names == {"example.com/milli": ServedAs("cpu", 1000)}
+    assert settings().plugin_names == {}
 
 
 def test_a_plugin_that_the_runtime_has_started_is_one(

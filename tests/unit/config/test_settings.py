@@ -7,6 +7,7 @@ import pytest
 from cpupool.config import settings
 from cpupool.config.settings import OPTIONS, AgentSettings, SettingRefused
 from cpupool.core.errors import ConfigError
+from cpupool.core.resource_plugins import ServedAs
 
 FILE = "settings.yaml"
 
@@ -109,6 +110,18 @@ def test_an_empty_file_sets_nothing(text: str) -> None:
             "configmap: a/b/c",
             "1:12: configmap: 'a/b/c' is no name of a ConfigMap; write NAMESPACE/NAME",
         ),
+        (
+            "resource-plugin-names: milli=cpu:0",
+            "1:24: resource-plugin-names: 'milli=cpu:0' maps no resource; write POD=PLUGIN[:DIV",
+        ),
+        (
+            "resource-plugin-names: 'a=b, a=c'",
+            "1:24: resource-plugin-names: a is mapped twice; keep one of the two",
+        ),
+        (
+            "resource-plugin-names: a=b,b=c",
+            "1:24: resource-plugin-names: a is mapped to b, which is mapped, too; name the plugin",
+        ),
         ("verbose: on", "1:10: verbose: 'on' is neither true nor false; write true or false"),
         (
             "enforcement: nrii",
@@ -159,3 +172,18 @@ def test_a_switch_may_be_off() -> None:
     assert settings.switch("false") is False
     with pytest.raises(SettingRefused, match="neither true nor false"):
         settings.switch("")
+
+
+def test_a_plugin_may_serve_a_resource_under_another_name() -> None:
+    text = settings.resource_names("example.com/milli=cpu:1000, nic=example.com/nic")
+    assert settings.served_as(text) == {
+        "example.com/milli": ServedAs("cpu", 1000),
+        "nic": ServedAs("example.com/nic"),
+    }
+    assert settings.served_as("") == {}
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=a", "a=b:", "a=b:x", "a=b:-1", "a b=c", "a=b/c/d"])
+def test_what_maps_no_resource_is_refused(text: str) -> None:
+    with pytest.raises(SettingRefused, match="maps no resource"):
+        settings.served_as(text)

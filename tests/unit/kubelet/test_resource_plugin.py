@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -198,6 +199,54 @@ def test_a_plugin_without_alignment_gets_no_hint(double: PluginDouble) -> None:
     assert not resourceplugin_pb2.ResourceRequest.FromString(double.asked["Allocate"][0]).HasField(
         "hint"
     )
+
+
+@pytest.mark.parametrize(
+    ("allocated", "words"),
+    [
+        (
+            ResourceAllocationInfo(envs={"A": "x" * 140_000}),
+            "has answered with 1400.. bytes for one container, more than 131072",
+        ),
+        (
+            ResourceAllocationInfo(resource_hints={"hints": [HintMessage(nodes=[0, 2**63])]}),
+            "has answered with the NUMA node 9223372036854775808, which no machine has",
+        ),
+    ],
+)
+def test_an_answer_has_bounds(
+    double: PluginDouble, plugin: ResourcePlugin, allocated: ResourceAllocationInfo, words: str
+) -> None:
+    entry = AllocationEntry(key="cpu", value=allocated)
+    allocation = ResourceAllocation(resource_allocation=[entry])
+    double.answers(
+        "Allocate", resourceplugin_pb2.ResourceAllocationResponse(allocation_result=allocation)
+    )
+    found = resourceplugin_pb2.GetResourcesAllocationResponse()
+    found.pod_resources["uid"].container_resources["main"].CopyFrom(allocation)
+    double.answers("GetResourcesAllocation", found)
+    for ask in (partial(plugin.allocate, ASKED), plugin.allocations):
+        with pytest.raises(PluginError, match=words) as bad:
+            ask()
+        assert bad.value.refused
+
+
+@pytest.mark.parametrize(
+    ("hints", "words"),
+    [
+        ([HintMessage(nodes=[1024])], "the NUMA node 1024, which no machine has"),
+        ([HintMessage(nodes=[0])] * 30_000, "bytes for one container, more than"),
+    ],
+)
+def test_hints_have_bounds(
+    double: PluginDouble, plugin: ResourcePlugin, hints: list[HintMessage], words: str
+) -> None:
+    found = resourceplugin_pb2.HintsEntry(key="cpu", value=ListOfTopologyHints(hints=hints))
+    double.answers(
+        "GetTopologyHints", resourceplugin_pb2.ResourceHintsResponse(resource_hints=[found])
+    )
+    with pytest.raises(PluginError, match=words):
+        plugin.hints(ASKED)
 
 
 def test_what_every_container_has_now(double: PluginDouble, plugin: ResourcePlugin) -> None:

@@ -125,7 +125,7 @@ class Plugin:
             self._session.refuse(call, "no CPUs")
         else:
             self.containers[name] = container.id
-            adjustment = Adjustment(CPU, None, {"EXCLUSIVE_CPUS": str(CPU)}, {"a/b": "c"})
+            adjustment = Adjustment(CPU, {"EXCLUSIVE_CPUS": str(CPU)}, {"a/b": "c"})
             self._session.answer_create(call, adjustment, self.updates)
 
 

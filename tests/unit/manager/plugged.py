@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cpupool.core.cpu_manager import QRM, CPUManager, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.resource_plugins import Answer, Given, PluginFacts
+from cpupool.core.resource_plugins import Answer, Given, PluginFacts, ServedAs
 from cpupool.core.workloads import (
     Container,
     ContainerID,
@@ -85,10 +85,11 @@ def manager(
     served: tuple[str, ...] = ("cpu",),
     refusals: Mapping[ContainerRef, str] | None = None,
     configured: NodePools | None = None,
+    names: Mapping[str, ServedAs] | None = None,
 ) -> Manager:
     made = Manager()
     made.reconfigure(configured or pools(), MACHINE.topology())
-    facts = PluginFacts(frozenset(served), given or {}, refusals or {})
+    facts = PluginFacts(frozenset(served), given or {}, refusals or {}, names or {})
     made.observe(pods=pods, plugins=facts)
     made.adopt(())
     return made

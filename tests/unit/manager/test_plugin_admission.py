@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
-from cpupool.core.resource_plugins import Answer, Given, PluginOptions
+from cpupool.core.resource_plugins import Answer, Given, PluginOptions, ServedAs
 from cpupool.manager.plugin_admission import Heard, Plan, plan
 from tests.unit.manager.plugged import container, cpus, manager, pod, pools, ref
 
@@ -89,6 +90,13 @@ def test_an_answer_that_breaks_a_rule_is_not_asked_for_again() -> None:
     assert planned(node(TopologyPolicy.NONE, given)) == Plan()
 
 
+@pytest.mark.parametrize("amount", [math.nan, math.inf])
+def test_nor_is_one_whose_quantity_is_no_amount(amount: float) -> None:
+    answer = Answer("CpusetCpus", "1", amount, scalar=True)
+    given = {"cpu": Given(2.0, {"cpu": answer}, refused="it is bad"), NIC: Given(1.0)}
+    assert planned(node(TopologyPolicy.NONE, given)) == Plan()
+
+
 def test_a_request_that_has_grown_is_asked_for_again() -> None:
     given = {"cpu": Given(1.0), NIC: Given(1.0)}
     assert allocated(planned(node(TopologyPolicy.NONE, given))) == {"cpu": None}
@@ -137,3 +145,16 @@ def test_a_question_has_the_quantity() -> None:
     more = replace(POD, containers=(replace(POD.containers[0], quantities={"cpu": 3.0}),))
     ((question, _),) = planned(node(TopologyPolicy.NONE, of=more), of=more).allocate
     assert question.quantity == 3.0
+
+
+@pytest.mark.parametrize("policy", [TopologyPolicy.NONE, TopologyPolicy.RESTRICTED])
+def test_a_resource_that_is_requested_by_two_names_is_refused(policy: TopologyPolicy) -> None:
+    of = pod("a", container(cpu=2.0, more={"example.com/milli": 1000.0}))
+    names = {"example.com/milli": ServedAs("cpu", 1000)}
+    on = manager(of, configured=pools(topology=policy), names=names)
+    plugins = {"cpu": ALIGNED}
+    assert planned(on, plugins, of=of) == Plan(
+        refused="requests cpu and example.com/milli, which are the plugin's cpu"
+    )
+    # Without a plugin that serves it nothing contradicts.
+    assert planned(manager(of, served=(), names=names), plugins, of=of) == Plan()

@@ -62,6 +62,20 @@ def test_a_bad_answer_leaves_the_last_good_one_and_is_counted_once() -> None:
     assert node.broken == ["cpu: outside"]
 
 
+def test_an_answer_that_stays_bad_is_told_once() -> None:
+    node = Node()
+    node.take(a=own("2-3"))
+    for _ in range(3):
+        node.take(a=own("8-9"))
+    assert node.broken == ["cpu: outside"]
+    node.take(a=own("3-4"))
+    node.take(a=own("8-9"))
+    assert node.broken == ["cpu: outside"] * 2
+    node.book.forget("a-uid")
+    node.take(a=own("8-9"))
+    assert node.broken == ["cpu: outside"] * 3
+
+
 def test_without_a_good_one_the_bad_one_is_kept_and_does_not_count() -> None:
     node = Node()
     node.take(a=own("8-9"))

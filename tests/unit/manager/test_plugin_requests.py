@@ -7,21 +7,33 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.assignments import MemoryNodes
+from cpupool.core.assignments import MemoryNodes, Placement
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.resource_plugins import Answer, Given, PluginFacts
-from cpupool.core.workloads import ContainerID, ContainerKind
+from cpupool.core.pools import NodePools
+from cpupool.core.properties import NO_PROPERTIES, Properties
+from cpupool.core.resource_plugins import Answer, Given, PluginFacts, ServedAs
+from cpupool.core.workloads import ContainerID, ContainerKind, QoSClass
 from cpupool.manager import plugin_requests
+from cpupool.manager.manager import Manager
 from cpupool.wire import katalyst
 from tests import builders
-from tests.unit.manager.plugged import container, cpus, manager, pod, pools, ref, starts
+from tests.unit.manager.plugged import (
+    MACHINE,
+    container,
+    cpus,
+    manager,
+    pod,
+    pools,
+    ref,
+    starts,
+)
 
 if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
-    from cpupool.manager.manager import Manager
 
 NIC = "example.com/nic"
+BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 
 
 def asked(node: Manager, of: Pod, index: int = 0) -> dict[str, float]:
@@ -57,6 +69,24 @@ def test_plugins_are_asked_for_the_resources_that_they_serve(
     of: Pod, resources: dict[str, float]
 ) -> None:
     assert asked(manager(of, served=("cpu", NIC)), of) == resources
+
+
+MILLI = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+NAMES = {MILLI: ServedAs("cpu", 1000), "example.com/net": ServedAs(NIC)}
+
+
+def test_a_resource_is_asked_for_under_the_name_and_in_the_unit_of_its_plugin() -> None:
+    of = pod("a", container(more={MILLI: 2500.0, "example.com/net": 3.0}))
+    node = manager(of, served=("cpu", NIC), names=NAMES)
+    assert asked(node, of) == {"cpu": 2.5, NIC: 3.0}
+    assert asked(manager(of, served=(MILLI,), names=NAMES), of) == {}
+    static = manager(of, served=("cpu", NIC), names=NAMES, configured=pools("static"))
+    assert asked(static, of) == {NIC: 3.0}
+    # No device plugin serves it, so nothing of the kubelet is awaited.
+    node = manager(of, served=("cpu", NIC), names=NAMES, configured=pools(topology=BEST_EFFORT))
+    assert not plugin_requests.awaits_devices(node.snapshot().facts, of)
+    node = manager(of, served=("cpu",), names=NAMES, configured=pools(topology=BEST_EFFORT))
+    assert plugin_requests.awaits_devices(node.snapshot().facts, of)
 
 
 def test_without_the_policy_no_plugin_is_asked_for_cpus() -> None:
@@ -118,6 +148,37 @@ def test_who_must_have_an_answer_waits_for_it(of: Pod, holds: bool | None) -> No
 def test_a_pod_that_does_not_start_yet_is_not_refused() -> None:
     of = pod("a", level="dedicated_cores")
     assert held(manager(of), of) is None
+
+
+@pytest.mark.parametrize(
+    ("of", "unclear"),
+    [
+        (pod("a"), True),
+        (pod("a", container(memory=1.0)), False),
+        (pod("a", daemon=True), False),
+        (builders.pod("a", container()), False),
+    ],
+)
+def test_before_the_agent_knows_its_node_it_is_unclear_who_may_start(
+    of: Pod, *, unclear: bool
+) -> None:
+    def found() -> bool:
+        return plugin_requests.unclear(node.snapshot().facts, of, "main")
+
+    node = Manager()
+    node.observe(pods=(of,), plugins=PluginFacts(frozenset({"cpu"})))
+    assert found() is unclear
+    node.reconfigure(pools(), MACHINE.topology())
+    assert found() is unclear
+    node.adopt(())
+    assert not found()
+
+
+def test_a_node_without_pools_knows_all() -> None:
+    node = Manager()
+    node.observe(plugins=PluginFacts(frozenset({"cpu"})))
+    node.reconfigure(NodePools.of(), MACHINE.topology())
+    assert not plugin_requests.unclear(node.snapshot().facts, pod("a"), "main")
 
 
 def test_of_two_containers_the_first_without_an_answer_is_named() -> None:
@@ -236,6 +297,41 @@ def test_a_container_takes_its_memory_from_the_nodes_of_its_answer() -> None:
     bad = replace(memory, refused="it is bad")
     node.observe(plugins=PluginFacts(frozenset({"cpu"}), {ref("a"): {"memory": bad}}))
     assert nodes() is None
+
+
+@pytest.mark.parametrize("level", ["", "dedicated_cores"])
+def test_a_container_follows_the_properties_of_its_answers(level: str) -> None:
+    of = pod("a", container(running=True), level=level)
+    node = manager(of)
+
+    def now(**values: str) -> Properties:
+        """Return what a container must have, with these answers."""
+        answers = {name: Answer(name, value) for name, value in values.items()}
+        own = cpus("2", exclusive=bool(level))
+        given = {ref("a"): {"memory": Given(1.0, answers), "cpu": own}}
+        node.observe(plugins=PluginFacts(frozenset({"cpu"}), given))
+        return node.snapshot().assignment(("a-uid", ContainerID("main-id"))).properties
+
+    assert now() == NO_PROPERTIES
+    assert now(CpuShares="512") == Properties(512)
+    assert now(CpuShares="2", OomScoreAdj="5") == Properties(2, oom_score_adj=5)
+    # The record of another agent may have a value that this one refuses.
+    assert now(CpuShares="1") == NO_PROPERTIES
+
+
+def test_a_container_with_cpus_of_the_policy_follows_them_too() -> None:
+    main = builders.container("main", cpu=2000)
+    of = replace(builders.pod("a", main), qos=QoSClass.GUARANTEED)
+    node = manager(of, configured=pools("static"))
+
+    def now(shares: str) -> tuple[Placement, Properties]:
+        given = {ref("a"): {NIC: Given(1.0, {NIC: Answer("CpuShares", shares)})}}
+        node.observe(plugins=PluginFacts(frozenset({NIC}), given))
+        assignment = node.snapshot().assignment(("a-uid", ContainerID("main-id")))
+        return assignment.placement, assignment.properties
+
+    assert now("512") == (Placement.POLICY, Properties(512))
+    assert now("2") == (Placement.POLICY, Properties(2))
 
 
 def test_the_texts_of_answers_that_count_are_joined() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,11 +14,18 @@ from cpupool.core.grants import Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.resource_plugins import Answer, Given
+from cpupool.core.workloads import ContainerRef
 from cpupool.policies.base import NodeView
 from cpupool.policies.none import NonePolicy
 from cpupool.policies.plugin_answers import Judge, Rule
 from cpupool.policies.qrm import QRMPolicy
+from tests import builders
 from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.workloads import Pod
 
 MACHINE = MACHINES["arm_no_smt"].without("7").topology()
 POOLS = NodePools.of(
@@ -34,6 +41,7 @@ def grant(pod: str, cpus: str, source: Source) -> Grant:
 
 GRANTS = Grants().adding([grant("old", "1", Source.POLICY), grant("mine", "2", Source.PLUGIN)])
 VIEW = NodeView(MACHINE, POOLS, POOLS.default_cpus(MACHINE), GRANTS, GRANTS.cpus)
+MINE = ContainerRef("mine", "main")
 JUDGE = Judge(VIEW, QRMPolicy.of_pools(POOLS, MACHINE), Names())
 
 
@@ -48,7 +56,7 @@ def rule(
     """Return the rule that an answer for the pod `mine` breaks."""
     given = Given(1.0, {"cpu": answer}, exclusive=exclusive)
     broken = judge.verdict(
-        "mine", given, {}, elsewhere=CPUSet.parse(elsewhere), beside=CPUSet.parse(beside)
+        MINE, given, {}, elsewhere=CPUSet.parse(elsewhere), beside=CPUSet.parse(beside)
     )
     return broken.rule if broken else None
 
@@ -102,10 +110,86 @@ def test_an_exclusive_set_leaves_an_online_cpu_to_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("name", "broken"),
-    [("", None), ("HugepageLimits", Rule.PROPERTY), ("CpuShares", Rule.NOT_APPLIED)],
+    [("", None), ("HugepageLimits", Rule.PROPERTY), ("cpushares", Rule.PROPERTY)],
 )
-def test_what_is_not_applied_is_refused_and_never_dropped(name: str, broken: Rule | None) -> None:
+def test_what_no_container_has_is_refused_and_never_dropped(name: str, broken: Rule | None) -> None:
     assert rule(Answer(name, "0")) is broken
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "broken"),
+    [
+        ("CpuShares", "2", None),
+        ("CpuShares", "0", Rule.VALUE),
+        ("CpuShares", "many", Rule.VALUE),
+        ("CpuQuota", "-1", None),
+        ("MemoryLimitInBytes", "1073741824", None),
+        ("OomScoreAdj", "-998", Rule.VALUE),
+        ("Unified", "io.weight=200,memory.high=max", None),
+        ("Unified", "memory.max=1073741824", Rule.VALUE),
+        ("CpuPeriod", "50000", Rule.TOGETHER),
+        ("MemorySwapLimitInBytes", "1073741824", Rule.TOGETHER),
+    ],
+)
+def test_a_property_has_a_value_that_it_can_have(
+    name: str, value: str, broken: Rule | None
+) -> None:
+    assert rule(Answer(name, value)) is broken
+
+
+def test_version_1_has_no_files_of_version_2() -> None:
+    judge = replace(JUDGE, v2=False)
+    assert rule(Answer("Unified", "io.weight=200"), judge=judge) is Rule.VERSION
+    assert rule(Answer("Unified", "io.weight=0"), judge=judge) is Rule.VALUE
+    assert rule(Answer("CpuShares", "2"), judge=judge) is None
+
+
+def together(values: Mapping[str, str], judge: Judge = JUDGE) -> Rule | None:
+    """Return the rule that the first property breaks beside answers for the others."""
+    (first, *others) = [Given(1.0, {name: Answer(name, value)}) for name, value in values.items()]
+    none = CPUSet()
+    beside = {str(number): other for number, other in enumerate(others)}
+    broken = judge.verdict(MINE, first, beside, elsewhere=none, beside=none)
+    return broken.rule if broken else None
+
+
+def test_properties_of_several_answers_fit_together() -> None:
+    assert together({"CpuPeriod": "50000", "CpuQuota": "25000"}) is None
+    assert together({"CpuQuota": "25000"}) is None
+    swap, limit = "MemorySwapLimitInBytes", "MemoryLimitInBytes"
+    assert together({swap: "20000000", limit: "20000000"}) is None
+    assert together({limit: "20000001", swap: "20000000"}) is Rule.TOGETHER
+    assert together({limit: "-1", swap: "20000000"}) is Rule.TOGETHER
+    assert together({limit: "-1", swap: "-1"}) is None
+    # Another answer that is taken back leaves no swap without memory.
+    assert together({"CpuShares": "2", swap: "20000000"}) is Rule.TOGETHER
+
+
+def on_pod(pod: Pod, grants: Grants = GRANTS) -> Judge:
+    return replace(JUDGE, view=replace(VIEW, pods=(builders.pod("other"), pod), grants=grants))
+
+
+def test_a_container_has_not_more_cpu_time_than_its_pod() -> None:
+    judge = on_pod(replace(builders.pod("mine"), cgroup_uid="mine", limit_milli=1500))
+    assert together({"CpuQuota": "150000"}, judge) is None
+    assert together({"CpuQuota": "150001"}, judge) is Rule.CPU_TIME
+    assert together({"CpuQuota": "75001", "CpuPeriod": "50000"}, judge) is Rule.CPU_TIME
+    assert together({"CpuQuota": "-1"}, judge) is None
+    assert together({"CpuShares": "2"}, judge) is None
+
+
+def test_cpupool_decides_the_cpu_time_of_containers_with_cpus_of_its_own_giving() -> None:
+    plain = replace(builders.pod("mine"), cgroup_uid="mine")
+    asking = builders.container("main", exclusive_a=1)
+    of_pool = replace(plain, containers=(asking,))
+    assert together({"CpuQuota": "150000"}, on_pod(of_pool)) is Rule.CPU_TIME
+    assert together({"CpuShares": "2"}, on_pod(of_pool)) is None
+    beside = replace(of_pool, containers=(replace(asking, name="side"),))
+    assert together({"CpuQuota": "150000"}, on_pod(beside)) is None
+    # A plugin that gives CPUs may limit their use; a policy's CPUs are never throttled.
+    assert together({"CpuQuota": "150000"}, on_pod(plain)) is None
+    chosen = Grants().adding([grant("mine", "2", Source.POLICY)])
+    assert together({"CpuQuota": "150000"}, on_pod(plain, chosen)) is Rule.CPU_TIME
 
 
 def test_only_under_the_policy_a_plugin_names_cpus() -> None:
@@ -169,7 +253,7 @@ def test_annotations_are_legal_and_not_cpupools(key: str, value: str, *, legal: 
 def test_one_answer_names_a_containers_cpus() -> None:
     def verdict(given: Given, **others: Given) -> Rule | None:
         none = CPUSet()
-        broken = JUDGE.verdict("mine", given, others, elsewhere=none, beside=none)
+        broken = JUDGE.verdict(MINE, given, others, elsewhere=none, beside=none)
         return broken.rule if broken else None
 
     cpus, plain = Given(1.0, {"cpu": named("3")}), Given(1.0, {"nic": Answer()})
@@ -185,6 +269,6 @@ def test_one_answer_names_a_containers_cpus() -> None:
 
 def test_the_words_name_the_resource_and_the_fact() -> None:
     given = Given(1.0, {"cpu": named("3-8")})
-    broken = JUDGE.verdict("mine", given, {}, elsewhere=CPUSet(), beside=CPUSet())
+    broken = JUDGE.verdict(MINE, given, {}, elsewhere=CPUSet(), beside=CPUSet())
     assert broken
     assert broken.why == "the answer for cpu names CPUs 8, which are not the policy's"

@@ -12,6 +12,7 @@ import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.resource_plugins import ServedAs
 from cpupool.core.workloads import ContainerKind
 from cpupool.host.answer_record import AnswerRecord
 from cpupool.manager.manager import Manager
@@ -99,6 +100,7 @@ class Node:
             metrics=self.metrics,
             health=Health(),
             changed=self._note,
+            names={"example.com/milli": ServedAs("cpu", 1000)},
             now_s=lambda: self.now_s,
         )
         self.role.recall()
@@ -285,7 +287,7 @@ def test_the_plugin_forgets_a_pod_that_has_ended(node: Node) -> None:
 def test_a_reconciled_plugin_says_what_containers_have_now(node: Node) -> None:
     plugin = node.plugin(need_reconcile=True)
     plugin.answers("Allocate", answer("1-2", envs={"A": "1"}))
-    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    plugin.answers("GetResourcesAllocation", listing())
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "1-2")
     plugin.answers("GetResourcesAllocation", listing(a="3-4", b="5", ended="6"))
@@ -305,9 +307,12 @@ def test_a_reconciled_plugin_says_what_containers_have_now(node: Node) -> None:
 def test_a_plugin_that_has_forgotten_a_container_is_asked_again(node: Node) -> None:
     plugin = node.plugin(need_reconcile=True)
     plugin.answers("Allocate", answer("1-2"))
-    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    plugin.answers("GetResourcesAllocation", listing())
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "1-2")
+    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    node.now_s += 3.0
+    node.until(lambda: len(plugin.asked["GetResourcesAllocation"]) > 1)
     plugin.answers("Allocate", answer("4-5"))
     plugin.answers("GetResourcesAllocation", listing())
     node.now_s += 3.0
@@ -321,6 +326,24 @@ def test_what_a_plugin_lists_of_its_own_accord_counts(node: Node) -> None:
     plugin.answers("GetResourcesAllocation", listing(a="1-2"))
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "1-2")
+
+
+def test_a_plugin_that_lists_does_so_before_it_allocates(node: Node) -> None:
+    """The agent before was killed between an answer and its record."""
+    node.run(pod("a", level=DEDICATED), pod("b"))
+    plugin = node.plugin(need_reconcile=True)
+    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    plugin.answers("Allocate", answer("3"))
+    node.until(lambda: (node.cpus("a"), node.cpus("b")) == ("1-2", "3"))
+    assert asked(plugin) == ["b"]
+
+
+def test_a_plugin_that_cannot_list_allocates(node: Node) -> None:
+    node.run(pod("a"))
+    plugin = node.plugin(need_reconcile=True)
+    plugin.answers("GetResourcesAllocation", FULL)
+    plugin.answers("Allocate", answer("3"))
+    node.until(lambda: node.cpus() == "3")
 
 
 def test_a_plugin_that_is_gone_leaves_its_answers_and_returns(node: Node) -> None:
@@ -404,6 +427,19 @@ def test_a_third_partys_resource_gives_variables_and_annotations(node: Node) -> 
     node.until(lambda: node.manager.snapshot().facts.plugins.texts(ref("a")) == texts)
     (request,) = plugin.asked["Allocate"]
     assert dict(api.ResourceRequest.FromString(request).resource_requests) == {NIC: 2.0}
+
+
+def test_a_plugin_serves_a_resource_of_pods_under_its_own_name(node: Node) -> None:
+    plugin = node.plugin()
+    plugin.answers("Allocate", answer("1-2"))
+    node.run(pod("a", container(more={"example.com/milli": 1500.0})))
+    node.until(lambda: node.cpus() == "1-2")
+    (request,) = map(api.ResourceRequest.FromString, plugin.asked["Allocate"])
+    assert (request.resource_name, dict(request.resource_requests)) == ("cpu", {"cpu": 1.5})
+    both = pod("b", container(cpu=1.0, more={"example.com/milli": 1500.0}), level=DEDICATED)
+    node.run(*node.pods, both)
+    node.until(lambda: "requests cpu and example.com/milli" in node.refusal("b"))
+    assert asked(plugin) == ["a"]
 
 
 def test_a_record_that_cannot_be_written_holds_up_nobody(node: Node) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import pytest
 
-from cpupool.api.cri_pb2 import CONTAINER_EXITED
+from cpupool.api.cri_pb2 import CONTAINER_EXITED, LinuxContainerResources
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ContainerNotFound,
@@ -16,6 +16,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.names import Names
+from cpupool.core.properties import Properties
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.cri import CRI
@@ -224,7 +225,7 @@ class TestUpdate:
         memory = {MAIN: CPUSet.of(1)}
         cri = CRI([runtime.socket], Names(), memory=memory, timeout_s=DEADLINE_S)
         cri.update(MAIN, CPUSet.of(2, 3))
-        cri.limit(MAIN, Bandwidth(50_000))
+        cri.adjust(MAIN, Properties(bandwidth=Bandwidth(50_000)))
         memory.clear()
         cri.update(MAIN, CPUSet.of(2))
         assert runtime.memory == ["1", "1", ""]
@@ -277,17 +278,31 @@ class TestUpdate:
     @pytest.mark.parametrize("quota", [Bandwidth(5_000, 50_000), Bandwidth()])
     def test_a_quota_changes_no_cpus(self, cri: CRI, runtime: FakeCRI, quota: Bandwidth) -> None:
         cri.update(MAIN, CPUS)
-        cri.limit(MAIN, quota)
+        cri.adjust(MAIN, Properties(bandwidth=quota))
 
         assert runtime.quotas == [(MAIN, quota.quota_us, quota.period_us)]
         assert (runtime.updates, cri.cpu_list(MAIN)) == ([(MAIN, "2-3")], "2-3")
 
+    def test_properties_are_set_and_what_is_not_named_stays(
+        self, cri: CRI, runtime: FakeCRI
+    ) -> None:
+        cri.adjust(MAIN, Properties(512, None, 1 << 30, -1, 5, {"io.weight": "50"}))
+
+        assert runtime.asked == [
+            LinuxContainerResources(
+                cpu_shares=512,
+                memory_limit_in_bytes=1 << 30,
+                memory_swap_limit_in_bytes=-1,
+                unified={"io.weight": "50"},
+            )
+        ]
+
     def test_a_quota_that_is_refused(self, cri: CRI, runtime: FakeCRI) -> None:
         with pytest.raises(ContainerNotFound, match=SIDE):
-            cri.limit(SIDE, Bandwidth())
+            cri.adjust(SIDE, Properties(bandwidth=Bandwidth()))
         runtime.failing["UpdateContainerResources"] = grpc.StatusCode.UNKNOWN
         with pytest.raises(RuntimeRefused, match=r"set the CPU quota max 100000: .* told to fail"):
-            cri.limit(MAIN, Bandwidth())
+            cri.adjust(MAIN, Properties(bandwidth=Bandwidth()))
 
     @pytest.mark.parametrize("hangs", [False, True])
     def test_a_runtime_that_does_not_answer(self, runtime: FakeCRI, *, hangs: bool) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.api import nri_pb2
+    from cpupool.core.properties import Properties
     from tests.nri_pods import Container
 
 
@@ -50,9 +51,10 @@ class Calls(ModelRuntime):
         super().update(container, cpus)
         self.answers.append(list(self.ask(str(cpus), None).update))
 
-    def limit(self, container: ContainerID, bandwidth: Bandwidth) -> None:
-        super().limit(container, bandwidth)
-        self.answers.append(list(self.ask("", bandwidth.quota_us).update))
+    def adjust(self, container: ContainerID, properties: Properties) -> None:
+        super().adjust(container, properties)
+        assert properties.bandwidth
+        self.answers.append(list(self.ask("", properties.bandwidth.quota_us).update))
 
 
 @pytest.fixture

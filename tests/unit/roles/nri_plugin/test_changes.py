@@ -8,6 +8,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound, RuntimeBusy, RuntimeRefused, RuntimeSilent
+from cpupool.core.properties import Properties
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from tests.nri_agents import OWNER, PLAIN, Agent, cpu_of, of
@@ -84,7 +85,7 @@ def test_a_runtime_that_does_not_answer_is_asked_nothing_more(folder: Path) -> N
         with pytest.raises(RuntimeSilent):
             agent.runtime.update_all({ContainerID("c2"): CPUSet.of(5)})
         with pytest.raises(RuntimeSilent):
-            agent.runtime.limit(ContainerID("c2"), Bandwidth(400_000))
+            agent.runtime.adjust(ContainerID("c2"), Properties(bandwidth=Bandwidth(400_000)))
         eventually(lambda: len(plugin.updates) == 1, "only one call has come")
         # It says other things meanwhile, and its answer may still come.
         assert cpu_of(plugin.create(of(PLAIN, "c3"))).cpus == "0"
@@ -127,7 +128,7 @@ def test_nothing_is_asked_of_a_runtime_that_waits_for_an_answer(
 
 def test_a_quota_is_set_by_the_runtime_and_no_cpus_are(agent: Agent, plugin: Plugin) -> None:
     plugin.create(of(PLAIN))
-    agent.runtime.limit(ContainerID("c1"), Bandwidth(400_000))
+    agent.runtime.adjust(ContainerID("c1"), Properties(bandwidth=Bandwidth(400_000)))
     ((update,),) = plugin.updates
     cpu = update.linux.resources.cpu
     assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("", 400_000, 100_000)
@@ -135,7 +136,7 @@ def test_a_quota_is_set_by_the_runtime_and_no_cpus_are(agent: Agent, plugin: Plu
     assert agent.runtime.cpu_list(ContainerID("c1")) == "0"
 
     with pytest.raises(ContainerNotFound):
-        agent.runtime.limit(ContainerID("c2"), Bandwidth())
+        agent.runtime.adjust(ContainerID("c2"), Properties(bandwidth=Bandwidth()))
     plugin.failing.add("c1")
     with pytest.raises(RuntimeRefused, match="did not set the CPU quota max 100000"):
-        agent.runtime.limit(ContainerID("c1"), Bandwidth())
+        agent.runtime.adjust(ContainerID("c1"), Properties(bandwidth=Bandwidth()))

@@ -29,10 +29,12 @@ def govern(
     *pods: Pod,
     given: Mapping[ContainerRef, Mapping[str, Given]] | None = None,
     policy: str = "qrm",
+    adopted: bool = True,
 ) -> None:
     """Put the policy in force, with plugins for CPUs and for NICs."""
     agent.manager.reconfigure(pools(policy), MACHINE.topology())
-    agent.manager.adopt(())
+    if adopted:
+        agent.manager.adopt(())
     answer(agent, given or {})
     agent.manager.observe(pods=pods)
 
@@ -57,6 +59,23 @@ def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
     govern(agent, OWN)
     with pytest.raises(Refused, match="own/main is held: the plugin for cpu has not answered"):
         plugin.create(of(OWN))
+
+
+@pytest.mark.parametrize("policy", ["qrm", "none"])
+def test_an_agent_that_has_just_started_lets_no_such_container_pass(
+    agent: Agent, plugin: Plugin, policy: str
+) -> None:
+    """Before it knows the pools, and what an earlier agent chose, it refuses no pod."""
+    answer(agent, {})
+    agent.manager.observe(pods=(WITH_NIC,))
+    with pytest.raises(Refused, match="the agent has just started"):
+        plugin.create(of(WITH_NIC))
+    govern(agent, WITH_NIC, policy=policy, adopted=False)
+    with pytest.raises(Refused, match="the agent has just started"):
+        plugin.create(of(WITH_NIC))
+    agent.manager.adopt(())
+    with pytest.raises(Refused, match=f"the plugin for {NIC} has not answered"):
+        plugin.create(of(WITH_NIC))
 
 
 def test_a_refused_container_is_held_at_once(agent: Agent, plugin: Plugin) -> None:
@@ -104,6 +123,58 @@ def test_a_container_is_created_with_the_memory_of_its_answer(agent: Agent, plug
     govern(agent, OWN, given={ref("own"): both})
     cpu = cpu_of(plugin.create(of(OWN)))
     assert (cpu.cpus, cpu.mems) == ("2-3", "0")
+
+
+def with_properties(**values: str) -> dict[str, Given]:
+    answers = {name: Answer(name, value) for name, value in values.items()}
+    return {"memory": Given(1.0, answers)}
+
+
+def test_a_container_is_created_with_the_properties_of_its_answer(
+    agent: Agent, plugin: Plugin
+) -> None:
+    values = {
+        "CpuShares": "512",
+        "CpuQuota": "25000",
+        "CpuPeriod": "50000",
+        "MemoryLimitInBytes": "1073741824",
+        "MemorySwapLimitInBytes": "-1",
+        "OomScoreAdj": "0",
+        "Unified": "io.weight=50",
+    }
+    govern(agent, WEB, given={ref("web"): with_properties(**values)})
+    linux = plugin.create(of(WEB)).adjust.linux
+    cpu, memory = linux.resources.cpu, linux.resources.memory
+    assert (cpu.cpus, cpu.shares.value) == ("0-7", 512)
+    assert (cpu.quota.value, cpu.period.value) == (25_000, 50_000)
+    assert (memory.limit.value, memory.swap.value) == (1 << 30, -1)
+    assert linux.HasField("oom_score_adj")
+    assert dict(linux.resources.unified) == {"io.weight": "50"}
+
+
+def test_properties_come_where_the_owners_are_not_known_yet(agent: Agent, plugin: Plugin) -> None:
+    given = {ref("net"): {NIC: Given(1.0, {NIC: Answer("CpuShares", "512")})}}
+    govern(agent, WITH_NIC, given=given, policy="static")
+    agent.ready = False
+    cpu = cpu_of(plugin.create(of(WITH_NIC)))
+    assert (cpu.cpus, cpu.shares.value) == ("", 512)
+
+
+def test_cpupools_quota_wins_over_an_answers(agent: Agent, plugin: Plugin) -> None:
+    # A record may have an answer that the rules of today refuse.
+    lifted = pod("pool", container(pool=True))
+    govern(agent, lifted, given={ref("pool"): with_properties(CpuQuota="25000", CpuShares="512")})
+    made = agent.allocated(of(lifted, devices={"exclusive_a": "8"}))
+    cpu = cpu_of(plugin.create(made))
+    assert (cpu.cpus, cpu.shares.value, cpu.HasField("quota")) == ("8", 512, False)
+
+
+def test_an_update_by_another_program_repeats_the_properties(agent: Agent, plugin: Plugin) -> None:
+    govern(agent, WEB, given={ref("web"): with_properties(CpuShares="512", CpuQuota="25000")})
+    plugin.create(of(WEB))
+    (update,) = plugin.update(of(WEB), "0-9", 100_000).update
+    cpu = update.linux.resources.cpu
+    assert (cpu.cpus, cpu.shares.value, cpu.quota.value) == ("0-7", 512, 25_000)
 
 
 def test_also_where_the_agent_does_not_know_the_owners_yet(agent: Agent, plugin: Plugin) -> None:

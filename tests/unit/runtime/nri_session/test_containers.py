@@ -5,6 +5,7 @@ import pytest
 from cpupool.api import nri_pb2
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
+from cpupool.core.properties import Properties
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.nri_messages import (
@@ -42,10 +43,10 @@ class TestCreateContainer:
             1,
             Adjustment(
                 CPUSet.of(2, 3),
-                Bandwidth(200_000, 50_000),
                 {"EXCLUSIVE_CPUS": "2,3"},
                 {"nokia.k8s.io/cpus-chosen": "2-3"},
                 CPUSet.of(0, 1),
+                Properties(bandwidth=Bandwidth(200_000, 50_000)),
             ),
             [Update(ContainerID("c0"), CPUSet.of(4), ignore_failure=False)],
         )
@@ -56,6 +57,8 @@ class TestCreateContainer:
         assert cpu.mems == "0-1"
         assert [(one.key, one.value) for one in answered.adjust.env] == [("EXCLUSIVE_CPUS", "2,3")]
         assert answered.adjust.annotations == {"nokia.k8s.io/cpus-chosen": "2-3"}
+        assert not answered.adjust.linux.resources.HasField("memory")
+        assert not answered.adjust.linux.HasField("oom_score_adj")
         [other] = answered.update
         assert (other.container_id, other.ignore_failure) == ("c0", False)
         assert other.linux.resources.cpu == nri_pb2.LinuxCPU(cpus="4")

@@ -7,6 +7,7 @@ import pytest
 from cpupool.api import nri_pb2
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
+from cpupool.core.properties import Properties
 from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from cpupool.runtime.nri_messages import Configured, Registered, Synchronize, Update
@@ -102,7 +103,7 @@ class TestSynchronize:
         ]
         assert session.outgoing() == b""
         session.answer_synchronize(
-            1, [Update(ContainerID("c1"), CPUSet.of(2, 3), Bandwidth(50_000))]
+            1, [Update(ContainerID("c1"), CPUSet.of(2, 3), Properties(bandwidth=Bandwidth(50_000)))]
         )
         [update] = nri_pb2.SynchronizeResponse.FromString(said(session)[1].payload).update
         assert (update.container_id, update.ignore_failure) == ("c1", True)

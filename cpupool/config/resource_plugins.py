@@ -1,0 +1,174 @@
+"""The file of our plugins for the QoS Resource Manager: pools, and roles of pods.
+
+reserved: "0-1,40-41"
+reservedMemory: 500Mi
+pools:
+  online: {cpus: 76}
+  offline: {weight: 1}
+roles:
+  ETL: {pool: offline}
+  storage-service: {numaNode: same-role}
+nics:
+  eth1: {numaNode: 1, ipv6: "fdbd:dc05:3:155::20", netns: /var/run/netns/ns1, mbits: 25000}
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, Final
+
+from cpupool.config.document import Origin, read
+from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, Problem, QuantityError, refuse_errors
+from cpupool.core.nics import NIC
+from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
+from cpupool.core.quantity import parse as parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.config.document import Table, Value
+
+RESERVED: Final = "reserved"
+RESERVED_MEMORY: Final = "reservedMemory"
+POOLS: Final = "pools"
+ROLES: Final = "roles"
+NICS: Final = "nics"
+_KEYS: Final = (RESERVED, RESERVED_MEMORY, POOLS, ROLES, NICS)
+_CPUS: Final = "cpus"
+_WEIGHT: Final = "weight"
+_POOL: Final = "pool"
+_NUMA_NODE: Final = "numaNode"
+_IPV6: Final = "ipv6"
+_IPV4: Final = "ipv4"
+_NETNS: Final = "netns"
+_MBITS: Final = "mbits"
+_NODE: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
+
+
+def parse(source: str, text: str | bytes) -> PluginConfig:
+    """Read the file.
+
+    Args:
+        source: its name, for messages.
+        text: its content.
+
+    Raises:
+        ConfigError: names everything that is wrong.
+    """
+    problems: list[Problem] = []
+    reader = Reader(problems)
+    table = reader.table(read(text, Origin(source), problems), _KEYS)
+    pools: dict[str, PoolSize] = {}
+    roles: dict[str, Role] = {}
+    reserved, memory_bytes, nics = CPUSet(), 0, []
+    if table is not None:
+        reserved = reader.cpus(table.get(RESERVED)) or CPUSet()
+        memory_bytes = _bytes(reader, table.get(RESERVED_MEMORY))
+        pools = {
+            name: _pool(reader, value) for name, value in entries(reader.table(table.get(POOLS)))
+        }
+        roles = {
+            name: _role(reader, value, pools)
+            for name, value in entries(reader.table(table.get(ROLES)))
+        }
+        nics = [_nic(reader, name, value) for name, value in entries(reader.table(table.get(NICS)))]
+    refuse_errors(problems)
+    return PluginConfig(reserved, pools, roles, memory_bytes, tuple(nics))
+
+
+def refuse_unfit(config: PluginConfig, online: CPUSet) -> None:
+    """Check the file against a machine.
+
+    Raises:
+        ConfigError: no CPU is left for the pools, or the machine lacks reserved CPUs.
+    """
+    if strange := config.reserved - online:
+        what = f"CPUs {strange} are not online"
+        raise ConfigError([Problem(what, "reserve other CPUs", path=RESERVED)])
+    if len(online - config.reserved) < max(1, len(config.pools)):
+        what = f"{len(online - config.reserved)} CPUs are left for {len(config.pools)} pools"
+        raise ConfigError([Problem(what, "reserve fewer CPUs", path=RESERVED)])
+
+
+def _pool(reader: Reader, value: Value) -> PoolSize:
+    table = reader.table(value, (_CPUS, _WEIGHT))
+    if table is None:
+        return PoolSize()
+    cpus, weight = (_number(reader, table.get(key)) for key in (_CPUS, _WEIGHT))
+    if cpus is not None and weight is not None:
+        reader.refuse(value, "a pool has a number of CPUs or a weight", f"remove {_WEIGHT}")
+    return PoolSize(cpus, weight or 1)
+
+
+def _bytes(reader: Reader, value: Value) -> int:
+    written = reader.word(value)
+    if not written:
+        return 0
+    try:
+        amount = parse_quantity(written)
+    except QuantityError as error:
+        reader.refuse(value, str(error), "write bytes, as 500Mi")
+        return 0
+    if amount < 0 or amount != int(amount):
+        reader.refuse(value, f"{written[:63]!r} are no bytes", "write bytes, as 500Mi")
+    return int(amount)
+
+
+def _number(reader: Reader, value: Value) -> int | None:
+    written = reader.word(value)
+    if not written:
+        return None
+    if not WHOLE_NUMBER.fullmatch(written):
+        reader.refuse(value, f"{written[:63]!r} is no number", "write a whole number from 1")
+        return None
+    return int(written)
+
+
+def _role(reader: Reader, value: Value, pools: Mapping[str, PoolSize]) -> Role:
+    table = reader.table(value, (_POOL, _NUMA_NODE))
+    if table is None:
+        return Role()
+    pool = reader.word(table.get(_POOL))
+    if pool and pool not in pools:
+        reader.refuse(table.get(_POOL), f"{pool[:63]!r} is no pool of this file", "add the pool")
+    return Role(pool, _neighbours(reader, table, pool))
+
+
+def _neighbours(reader: Reader, table: Table, pool: str) -> Neighbours:
+    value = table.get(_NUMA_NODE)
+    if bool(pool) == bool(reader.word(value)):
+        remedy = f"write {_POOL}, or {_NUMA_NODE} for CPUs of its own on one NUMA node"
+        reader.refuse(table, "a role has a pool or a NUMA node", remedy)
+    known = {each.value: each for each in Neighbours}
+    return reader.choice(value, known, Neighbours.SAME_ROLE)
+
+
+def _nic(reader: Reader, name: str, value: Value) -> NIC:
+    table = reader.table(value, (_NUMA_NODE, _IPV6, _IPV4, _NETNS, _MBITS))
+    if table is None:
+        return NIC(name)
+    node = reader.word(table.get(_NUMA_NODE))
+    if node and not _NODE.fullmatch(node):
+        reader.refuse(table.get(_NUMA_NODE), f"{node[:63]!r} is no NUMA node", "write its number")
+        node = ""
+    ipv6 = _address(reader, table.get(_IPV6), IPv6Address)
+    ipv4 = _address(reader, table.get(_IPV4), IPv4Address)
+    if not (ipv6 or ipv4):
+        reader.refuse(table, "a NIC has an address", f"write {_IPV6} or {_IPV4}")
+    netns = reader.word(table.get(_NETNS))
+    mbits = _number(reader, table.get(_MBITS)) or 0
+    return NIC(name, int(node) if node else None, ipv6, ipv4, netns, mbits)
+
+
+def _address(reader: Reader, value: Value, kind: type[IPv4Address | IPv6Address]) -> str:
+    written = reader.word(value)
+    if not written:
+        return ""
+    try:
+        return str(kind(written))
+    except ValueError:
+        reader.refuse(value, f"{written[:63]!r} is no such address", "write one, without a mask")
+        return ""

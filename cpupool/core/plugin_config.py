@@ -1,0 +1,67 @@
+"""The configuration of our plugins for the QoS Resource Manager: pools, and roles of pods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.nics import NIC
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """How large a pool should be.
+
+    Attributes:
+        cpus: how many CPUs; None for a part of what the pools with a number leave.
+        weight: the part, in proportion to the other weights.
+    """
+
+    cpus: int | None = None
+    weight: int = 1
+
+
+class Neighbours(Enum):
+    """Which other pods may be bound to the NUMA node of a pod."""
+
+    NONE = "alone"
+    SAME_ROLE = "same-role"
+    ANY = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What pods of a role get.
+
+    Attributes:
+        pool: the pool on whose CPUs they run; empty for CPUs of their own.
+        neighbours: who else may be bound to the NUMA node on which they have CPUs of their own.
+    """
+
+    pool: str = ""
+    neighbours: Neighbours = Neighbours.SAME_ROLE
+
+
+@dataclass(frozen=True, slots=True)
+class PluginConfig:
+    """The file.
+
+    Attributes:
+        reserved: CPUs that no plugin gives to a container.
+        pools: the pools, in the order of the file.
+        roles: role → what its pods get.
+        reserved_memory_bytes: the memory of each NUMA node that no plugin gives to a container.
+        nics: the network interfaces; empty for those that the machine shows.
+    """
+
+    reserved: CPUSet = field(default_factory=CPUSet)
+    pools: Mapping[str, PoolSize] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    reserved_memory_bytes: int = 0
+    nics: tuple[NIC, ...] = ()

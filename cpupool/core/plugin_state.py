@@ -1,0 +1,53 @@
+"""What a plugin of ours for the QoS Resource Manager remembers of the containers that it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.resource_plugins import Answer, Question
+    from cpupool.core.workloads import ContainerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A container that a plugin serves.
+
+    Attributes:
+        question: its request.
+        answer: what it has of its own, which stays; without a value it has what the node's other
+            containers leave, or what its pod's main container has.
+    """
+
+    question: Question
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class PluginState:
+    """All that a plugin remembers.
+
+    Attributes:
+        held: the containers that it serves.
+        pools: pool → its CPUs.
+    """
+
+    held: Mapping[ContainerRef, Held] = field(default_factory=dict)
+    pools: Mapping[str, CPUSet] = field(default_factory=dict)
+
+    def holding(self, held: Held) -> PluginState:
+        """Return the state with one more container, or with another answer for one."""
+        return replace(self, held={**self.held, held.question.container: held})
+
+    def without(self, pod: str) -> PluginState:
+        """Return the state after a pod has ended."""
+        return replace(self, held={ref: held for ref, held in self.held.items() if ref.pod != pod})
+
+    def main_of(self, pod: str) -> Answer | None:
+        """Return what the main container of a pod has of its own; None for nothing."""
+        answers = (held.answer for ref, held in self.held.items() if ref.pod == pod)
+        return next((answer for answer in answers if answer.value), None)

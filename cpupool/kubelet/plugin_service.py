@@ -1,0 +1,311 @@
+"""The plugin's side of the QoS Resource Manager: a manager asks, over gRPC, and a plugin answers.
+
+Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1 and pluginregistration/v1. Without a
+preference for NUMA nodes an answer has no entry: Katalyst's manager takes an empty entry for a
+refusal. A plugin that can serve a container nowhere refuses with an error, as Katalyst's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from google.protobuf.message import Message
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from cpupool.api import pluginregistration_pb2 as registration
+from cpupool.api import resourceplugin_pb2 as api
+from cpupool.core.cpu_manager import TopologyHint
+from cpupool.core.errors import CPUPoolError
+from cpupool.core.resource_plugins import ContainerRole, Question
+from cpupool.core.workloads import ContainerRef
+from cpupool.kubelet.methods import unary
+from cpupool.kubelet.resource_plugin import TYPE, VERSION
+from cpupool.telemetry import log as logs
+from cpupool.wire import katalyst
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from grpclib.const import Handler
+
+    from cpupool.core.resource_plugins import Answer, Answers, PluginOptions
+
+log = logs.get(__name__)
+
+_SERVICE: Final = "/resourceplugin.v1alpha1.ResourcePlugin"
+_REGISTRATION: Final = "/pluginregistration.Registration"
+_RECLAIMED: Final = "reclaimed_millicpu"
+_MILLI: Final = 1000
+_Request = TypeVar("_Request", bound=Message)
+
+
+class Served(Protocol):
+    """What answers; each method may raise CPUPoolError, whose text the manager gets."""
+
+    @property
+    def options(self) -> PluginOptions:
+        """What it wants to be asked."""
+        ...
+
+    def hints(self, question: Question) -> tuple[TopologyHint, ...] | None:
+        """Return the NUMA nodes that can serve a container; None for no preference."""
+        ...
+
+    def allocate(self, question: Question, hint: TopologyHint | None) -> Answers:
+        """Return what a container gets, once that is recorded; nothing for nothing to do."""
+        ...
+
+    def allocations(self) -> Mapping[ContainerRef, Answers]:
+        """Return what each container has now."""
+        ...
+
+    def asked_by(self, container: ContainerRef) -> Question | None:
+        """Return the request of a container that it serves."""
+        ...
+
+    def remove(self, pod: str) -> None:
+        """Forget a pod, known or not."""
+        ...
+
+    def stock(self, resource: str) -> tuple[Mapping[int, tuple[float, float]], bool]:
+        """Return how much there is of a resource.
+
+        NUMA node → all of it, and what containers can have; and whether the node's status names it.
+        """
+        ...
+
+
+class PluginService:
+    """A service for `Server`: one resource of one plugin.
+
+    Args:
+        resource: the name under which the plugin registers.
+        served: what answers.
+    """
+
+    def __init__(self, resource: str, served: Served) -> None:
+        self._resource = resource
+        self._served = served
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        """Return path → method; grpclib's name for it."""
+        return dict(
+            (
+                unary(f"{_REGISTRATION}/GetInfo", registration.InfoRequest, self._info),
+                unary(
+                    f"{_REGISTRATION}/NotifyRegistrationStatus",
+                    registration.RegistrationStatus,
+                    self._notified,
+                ),
+                _method("GetResourcePluginOptions", api.Empty, self._options),
+                _method("GetTopologyHints", api.ResourceRequest, self._hints),
+                _method("Allocate", api.ResourceRequest, self._allocate),
+                _method("RemovePod", api.RemovePodRequest, self._remove),
+                _method(
+                    "GetResourcesAllocation", api.GetResourcesAllocationRequest, self._allocations
+                ),
+                _method(
+                    "GetTopologyAwareResources",
+                    api.GetTopologyAwareResourcesRequest,
+                    self._of_container,
+                ),
+                _method(
+                    "GetTopologyAwareAllocatableResources",
+                    api.GetTopologyAwareAllocatableResourcesRequest,
+                    self._allocatable,
+                ),
+            )
+        )
+
+    def _info(self, _request: registration.InfoRequest) -> Message:
+        return registration.PluginInfo(type=TYPE, name=self._resource, supported_versions=[VERSION])
+
+    def _notified(self, status: registration.RegistrationStatus) -> Message:
+        if status.plugin_registered:
+            log.info("registered", resource=self._resource)
+        else:
+            log.warning("not registered", resource=self._resource, reason=status.error)
+        return registration.RegistrationStatusResponse()
+
+    def _options(self, _request: api.Empty) -> Message:
+        options = self._served.options
+        return api.ResourcePluginOptions(
+            pre_start_required=options.pre_start,
+            with_topology_alignment=options.aligned,
+            need_reconcile=options.reconciled,
+        )
+
+    def _hints(self, request: api.ResourceRequest) -> Message:
+        hints = self._served.hints(_question(request))
+        entries = (
+            []
+            if hints is None
+            else [api.HintsEntry(key=request.resource_name, value=_listed(hints))]
+        )
+        return api.ResourceHintsResponse(resource_hints=entries, **_echo(request))
+
+    def _allocate(self, request: api.ResourceRequest) -> Message:
+        answers = self._served.allocate(_question(request), _hint(request))
+        if not answers:
+            return api.ResourceAllocationResponse(**_echo(request))
+        return api.ResourceAllocationResponse(
+            allocation_result=_allocation(answers), **_echo(request)
+        )
+
+    def _remove(self, request: api.RemovePodRequest) -> Message:
+        self._served.remove(request.pod_uid)
+        return api.RemovePodResponse()
+
+    def _allocations(self, _request: api.GetResourcesAllocationRequest) -> Message:
+        reply = api.GetResourcesAllocationResponse()
+        for ref, answers in self._served.allocations().items():
+            containers = reply.pod_resources[ref.pod].container_resources
+            containers[ref.name].CopyFrom(_allocation(answers))
+        return reply
+
+    def _of_container(self, request: api.GetTopologyAwareResourcesRequest) -> Message:
+        ref = ContainerRef(request.pod_uid, request.container_name)
+        question = self._served.asked_by(ref)
+        if question is None:
+            return api.GetTopologyAwareResourcesResponse()
+        answers = self._served.allocations().get(ref, {})
+        return api.GetTopologyAwareResourcesResponse(
+            pod_uid=ref.pod,
+            pod_name=question.pod_name,
+            pod_namespace=question.namespace,
+            container_topology_aware_resources=api.ContainerTopologyAwareResources(
+                container_name=ref.name,
+                allocated_resources={name: _aware(answer) for name, answer in answers.items()},
+            ),
+        )
+
+    def _allocatable(self, _request: api.GetTopologyAwareAllocatableResourcesRequest) -> Message:
+        amounts, of_node = self._served.stock(self._resource)
+        capacity = {node: amount for node, (amount, _) in amounts.items()}
+        allocatable = {node: amount for node, (_, amount) in amounts.items()}
+        resource = api.AllocatableTopologyAwareResource(
+            is_node_resource=of_node,
+            is_scalar_resource=True,
+            aggregated_allocatable_quantity=sum(allocatable.values()),
+            topology_aware_allocatable_quantity_list=_by_node(allocatable),
+            aggregated_capacity_quantity=sum(capacity.values()),
+            topology_aware_capacity_quantity_list=_by_node(capacity),
+        )
+        return api.GetTopologyAwareAllocatableResourcesResponse(
+            allocatable_resources={self._resource: resource}
+        )
+
+
+def _method(
+    name: str, request: type[_Request], answer: Callable[[_Request], Message]
+) -> tuple[str, Handler]:
+    def answered(asked: _Request) -> Message:
+        try:
+            return answer(asked)
+        except CPUPoolError as error:
+            raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
+
+    return unary(f"{_SERVICE}/{name}", request, answered)
+
+
+def _question(request: api.ResourceRequest) -> Question:
+    annotations = dict(request.annotations)
+    return Question(
+        ContainerRef(request.pod_uid, request.container_name),
+        request.pod_namespace,
+        request.pod_name,
+        # A manager that sends another type means a container beside the main one.
+        next(
+            (role for role in ContainerRole if role.value == request.container_type),
+            ContainerRole.SIDECAR,
+        ),
+        request.container_index,
+        request.resource_name,
+        _quantity(request),
+        request.pod_role or katalyst.pod_role(request.labels, annotations),
+        request.pod_type,
+        dict(request.labels),
+        annotations,
+        request.native_qos_class,
+    )
+
+
+def _quantity(request: api.ResourceRequest) -> float:
+    """Return how much is requested, in the base unit of the plugin's resource.
+
+    A manager that maps names, as reclaimed_millicpu to cpu, may send the amount under either name.
+    """
+    amounts = request.resource_requests
+    if request.resource_name in amounts:
+        return amounts[request.resource_name]
+    for name, amount in sorted(amounts.items()):
+        return amount / _MILLI if name.rpartition("/")[2] == _RECLAIMED else amount
+    raise GRPCError(Status.INVALID_ARGUMENT, f"no amount of {request.resource_name[:60]!r}")
+
+
+def _hint(request: api.ResourceRequest) -> TopologyHint | None:
+    if not request.HasField("hint"):
+        return None
+    return TopologyHint(frozenset(request.hint.nodes) or None, request.hint.preferred)
+
+
+def _echo(request: api.ResourceRequest) -> dict[str, Any]:
+    return {
+        field: getattr(request, field)
+        for field in (
+            *("pod_uid", "pod_namespace", "pod_name", "container_name", "container_type"),
+            *("container_index", "pod_role", "pod_type", "resource_name", "native_qos_class"),
+        )
+    }
+
+
+def _listed(hints: Iterable[TopologyHint]) -> api.ListOfTopologyHints:
+    return api.ListOfTopologyHints(
+        hints=[
+            api.TopologyHint(nodes=sorted(hint.nodes or ()), preferred=hint.preferred)
+            for hint in hints
+        ]
+    )
+
+
+def _allocation(answers: Answers) -> api.ResourceAllocation:
+    return api.ResourceAllocation(
+        resource_allocation=[
+            api.AllocationEntry(key=name, value=_info(answer))
+            for name, answer in sorted(answers.items())
+        ]
+    )
+
+
+def _info(answer: Answer) -> api.ResourceAllocationInfo:
+    return api.ResourceAllocationInfo(
+        oci_property_name=answer.oci_property,
+        is_node_resource=answer.of_node,
+        is_scalar_resource=answer.scalar,
+        allocated_quantity=answer.quantity,
+        allocation_result=answer.value,
+        envs=answer.env,
+        annotations=answer.annotations,
+        resource_hints=None if answer.hints is None else _listed(answer.hints),
+        topology_assignments=answer.by_node,
+    )
+
+
+def _aware(answer: Answer) -> api.TopologyAwareResource:
+    by_node = _by_node(answer.by_node)
+    return api.TopologyAwareResource(
+        is_node_resource=answer.of_node,
+        is_scalar_resource=answer.scalar,
+        aggregated_quantity=answer.quantity,
+        original_aggregated_quantity=answer.quantity,
+        topology_aware_quantity_list=by_node,
+        original_topology_aware_quantity_list=by_node,
+    )
+
+
+def _by_node(amounts: Mapping[int, float]) -> list[api.TopologyAwareQuantity]:
+    return [
+        api.TopologyAwareQuantity(resource_value=amount, node=node)
+        for node, amount in sorted(amounts.items())
+    ]

@@ -1,0 +1,229 @@
+"""The plugin for CPUs: pools by role, and CPUs of one's own on NUMA nodes.
+
+As Katalyst's CPU plugin (pkg/agent/qrm-plugins/cpu/dynamicpolicy in katalyst-core), except that
+pools keep the CPUs that they have. A pool is what the containers with CPUs of their own leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpu_manager import TopologyHint
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import PlacementError
+from cpupool.core.plugin_state import Held
+from cpupool.core.properties import CPUSET_CPUS
+from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
+from cpupool.core.resources import CPU
+from cpupool.plugins.base import Amount, Stock
+from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing
+from cpupool.policies import pool_sets
+from cpupool.policies.binding_hints import cpu_hints
+from cpupool.policies.katalyst_accumulator import take
+from cpupool.policies.layout import Level
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.plugin_config import PluginConfig
+    from cpupool.core.plugin_state import PluginState
+    from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.workloads import ContainerRef
+    from cpupool.policies.binding_hints import Binding
+    from cpupool.policies.layout import Layout
+
+_NOTHING: Final = Answer()
+
+
+class PoolsRunEmpty(PlacementError):
+    """A request whose CPUs would leave the pools without one each."""
+
+    def __init__(self, requested: int, pools: int, left: int) -> None:
+        why = f"{requested} CPUs would leave {left} for {pools} pools"
+        super().__init__(f"{why}; request fewer, or remove a pool", why)
+
+
+@dataclass(frozen=True, slots=True)
+class CPUPlugin:
+    """The plugin on one machine.
+
+    Attributes:
+        layout: its online CPUs.
+        config: pools, roles and reserved CPUs.
+        mark: the annotation by which cpupool knows CPUs that no other container may have.
+    """
+
+    layout: Layout
+    config: PluginConfig
+    mark: str
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The name under which it registers."""
+        return (CPU,)
+
+    @property
+    def options(self) -> PluginOptions:
+        """Hints, and again and again what each container has: pools change."""
+        return PluginOptions(aligned=True, reconciled=True)
+
+    def stock(self, _resource: str) -> Stock:
+        """Return the CPUs of each NUMA node."""
+        nodes = self.layout.groups[Level.NODE]
+        reserved = self.config.reserved
+        return Stock(
+            {node: Amount(len(cpus), len(cpus - reserved)) for node, cpus in nodes.items()}
+        )
+
+    def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
+        """Return the NUMA nodes of a container that is bound; no preference for another.
+
+        Raises:
+            PlacementError: no nodes have CPUs for it.
+        """
+        how = placing(self.config, question)
+        if how.binding is None or question.role is not ContainerRole.MAIN:
+            return None
+        has = state.held.get(question.container)
+        if has is not None and len(_own(has)) >= ceil(question.quantity):
+            return has.answer.hints
+        return self._offers(state, question, how.binding)
+
+    def allocate(
+        self, state: PluginState, question: Question, hint: TopologyHint | None
+    ) -> PluginState:
+        """Return the state with a container.
+
+        An init container of a bound pod gets nothing, a sidecar what the main container has.
+
+        Raises:
+            PlacementError: there are no CPUs for it.
+        """
+        how = placing(self.config, question)
+        if how.binding is None or question.role is ContainerRole.SIDECAR:
+            has = state.held.get(question.container)
+            return state.holding(Held(question, has.answer if has else _NOTHING))
+        if question.role is ContainerRole.INIT:
+            return state
+        has = state.held.get(question.container)
+        count = ceil(question.quantity)
+        if has is not None and len(_own(has)) >= count:
+            return state
+        cpus, nodes = self._chosen(state, question, how.binding, hint)
+        answer = replace(self._exclusive(cpus), hints=(TopologyHint(nodes, preferred=True),))
+        after = state.holding(Held(question, answer))
+        left = len(self._shared(after))
+        if left < len(self.config.pools):
+            raise PoolsRunEmpty(len(cpus), len(self.config.pools), left)
+        return self.settled(after)
+
+    def answers(self, state: PluginState, container: ContainerRef) -> Answers:
+        """Return the CPUs that a container has now."""
+        held = state.held[container]
+        if held.answer.value:
+            return {CPU: self._running(held.answer)}
+        how = placed(self.config, held.question)
+        if how.binding is not None:
+            main = state.main_of(container.pod)
+            return {CPU: self._running(main) if main else Answer(annotations=self._marks)}
+        cpus = state.pools.get(how.pool, CPUSet())
+        return {CPU: _cpus(cpus)} if cpus else {}
+
+    def settled(self, state: PluginState) -> PluginState:
+        """Return the state with the pools on the CPUs that are left for them."""
+        available = self._shared(state)
+        sizes = pool_sets.sized(self.config.pools, len(available))
+        return replace(state, pools=pool_sets.placed(self.layout, available, sizes, state.pools))
+
+    @property
+    def _marks(self) -> Mapping[str, str]:
+        return {self.mark: "true"}
+
+    def _exclusive(self, cpus: CPUSet) -> Answer:
+        by_node = {node: len(found) for node, found in self.layout.free(Level.NODE, cpus).items()}
+        return replace(_cpus(cpus), annotations=self._marks, by_node=by_node)
+
+    def _running(self, answer: Answer) -> Answer:
+        """Return an answer for the CPUs that are online; all of them if none is."""
+        cpus = CPUSet.parse(answer.value)
+        online = cpus & self.layout.cpus
+        return replace(answer, value=str(online or cpus))
+
+    def _shared(self, state: PluginState) -> CPUSet:
+        """Return the CPUs that no container has of its own, without the reserved ones."""
+        return (
+            self.layout.cpus - self.config.reserved - CPUSet.union(map(_own, state.held.values()))
+        )
+
+    def _free(self, state: PluginState, question: Question) -> Mapping[int, CPUSet]:
+        """Return NUMA node → the CPUs that a container can have there, with those that it has.
+
+        A request that grows stays on its nodes.
+        """
+        how = placing(self.config, question)
+        has = state.held.get(question.container)
+        cpus = self._shared(state) | (_own(has) & self.layout.cpus if has else CPUSet())
+        nodes = has.answer.by_node if has else {}
+        others = neighbours_of(state, self.config, question)
+
+        def serves(node: int) -> bool:
+            on_it = not nodes or node in nodes
+            return on_it and all(map(how.accepts, others.get(node, ())))
+
+        return {
+            node: found & cpus if serves(node) else CPUSet()
+            for node, found in self.layout.groups[Level.NODE].items()
+        }
+
+    def _offers(
+        self, state: PluginState, question: Question, binding: Binding
+    ) -> tuple[TopologyHint, ...]:
+        free = self._free(state, question)
+        found = cpu_hints(self.layout, binding, question.quantity, free)
+        return on_free_nodes(found, [node for node, cpus in free.items() if cpus])
+
+    def _chosen(
+        self,
+        state: PluginState,
+        question: Question,
+        binding: Binding,
+        hint: TopologyHint | None,
+    ) -> tuple[CPUSet, frozenset[int]]:
+        """Return CPUs of its own for a container, with those that it has, and their NUMA nodes.
+
+        Raises:
+            PlacementError: there are too few.
+        """
+        free = self._free(state, question)
+        nodes = hint.nodes if hint else None
+        if nodes is None:
+            offers = self._offers(state, question, binding)
+            nodes = min(offers, key=lambda offer: not offer.preferred).nodes or frozenset()
+        count = ceil(question.quantity)
+        parts = [free.get(node, CPUSet()) for node in sorted(nodes)]
+        if binding.evenly:
+            shares = [self._taken(state, question, part, count // len(parts)) for part in parts]
+            return CPUSet.union(shares), nodes
+        available = CPUSet.union(parts)
+        if binding.exclusive and len(available) >= count:
+            return available, nodes
+        return self._taken(state, question, available, count), nodes
+
+    def _taken(
+        self, state: PluginState, question: Question, available: CPUSet, count: int
+    ) -> CPUSet:
+        """Return so many of the available CPUs, first those that the container has."""
+        has = state.held.get(question.container)
+        kept = _own(has) & available if has else CPUSet()
+        missing = max(0, count - len(kept))
+        return kept | take(self.layout, available - kept, missing, by_cache=True)
+
+
+def _own(held: Held) -> CPUSet:
+    return CPUSet.parse_or_empty(held.answer.value)
+
+
+def _cpus(cpus: CPUSet) -> Answer:
+    return Answer(CPUSET_CPUS, str(cpus), float(len(cpus)), scalar=True)

@@ -1,0 +1,222 @@
+"""The plugin for network interfaces: a NIC near the NUMA node of a container.
+
+As Katalyst's network plugin (pkg/agent/qrm-plugins/network/staticpolicy in katalyst-core), except
+that the NIC with the most bandwidth left is taken, not a random one. Several containers may share a
+NIC. Bandwidth is counted, not enforced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpu_manager import TopologyHint
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import PlacementError
+from cpupool.core.plugin_state import Held
+from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
+from cpupool.plugins.base import Amount, Stock
+from cpupool.plugins.placing import BadRequest, network_wishes
+
+if TYPE_CHECKING:
+    from cpupool.core.nics import NIC
+    from cpupool.core.plugin_state import PluginState
+    from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.workloads import ContainerRef
+
+NEAR_NIC: Final = "NIC"
+"""The resource of the QRM proposal: a NIC, however much bandwidth."""
+BANDWIDTH: Final = "resource.katalyst.kubewharf.io/net_bandwidth"
+"""Katalyst's resource, in Mbit/s."""
+_USABLE: Final = 0.9
+"""The part of a NIC's speed that Katalyst gives out: of the two directions the smaller one."""
+_IPV6: Final = "AFFINITY_NIC_ADDR_IPV6"
+_IPV4: Final = "AFFINITY_NIC_ADDR_IPV4"
+_NETNS: Final = "kubernetes.io/host-netns-path"
+_KATALYST: Final = "qrm.katalyst.kubewharf.io/"
+_NAME: Final = f"{_KATALYST}nic_name"
+_NETNS_PATH: Final = f"{_KATALYST}netns_path"
+
+
+class NoNIC(PlacementError):
+    """No NIC that a container can use."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; check the NICs of the machine, and the plugins' file", why)
+
+
+@dataclass(frozen=True, slots=True)
+class NICPlugin:
+    """The plugin on one machine.
+
+    Attributes:
+        nics: its NICs.
+        nodes: its NUMA nodes.
+    """
+
+    nics: tuple[NIC, ...]
+    nodes: frozenset[int]
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The names under which it registers."""
+        return (NEAR_NIC, BANDWIDTH)
+
+    @property
+    def options(self) -> PluginOptions:
+        """Hints; what a container has stays."""
+        return PluginOptions(aligned=True)
+
+    def stock(self, resource: str) -> Stock:
+        """Return the bandwidth near each NUMA node, or how many NICs are there.
+
+        A NIC near no node is counted at the first one.
+        """
+        found = dict.fromkeys(sorted(self.nodes), Amount(0.0, 0.0))
+        for nic in self.nics:
+            node = min(self._near(nic))
+            most, usable = found[node]
+            if resource == NEAR_NIC:
+                found[node] = Amount(most + 1, usable + nic.healthy)
+            else:
+                part = _usable(nic) if nic.healthy else 0
+                found[node] = Amount(most + nic.speed_mbits, usable + part)
+        return Stock(found, of_node=resource == BANDWIDTH)
+
+    def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
+        """Return the NUMA nodes of the NICs that a container can use.
+
+        All nodes together come last, unless the pod restricts its NIC to a near one.
+
+        Raises:
+            PlacementError: it can use none.
+        """
+        if question.role is not ContainerRole.MAIN:
+            return None
+        has = _held(state, question)
+        if has is not None and has.question.quantity >= question.quantity:
+            return has.answer.hints
+        near = {self._near(nic) for nic in self._usable(state, question)}
+        wishes = network_wishes(question)
+        found = [TopologyHint(nodes, preferred=True) for nodes in sorted(near, key=sorted)]
+        if self.nodes not in near and not wishes.restricted:
+            found.append(TopologyHint(self.nodes, preferred=False))
+        return tuple(found)
+
+    def allocate(
+        self, state: PluginState, question: Question, hint: TopologyHint | None
+    ) -> PluginState:
+        """Return the state with a main container; others get nothing.
+
+        Raises:
+            PlacementError: it can use no NIC.
+        """
+        if question.role is not ContainerRole.MAIN:
+            return state
+        has = _held(state, question)
+        if has is not None and has.question.quantity >= question.quantity:
+            return state
+        usable = self._usable(state, question)
+        nodes = hint.nodes if hint and hint.nodes else self.nodes
+        near = [nic for nic in usable if self._near(nic) == nodes] or [
+            nic for nic in usable if self._near(nic) <= nodes
+        ]
+        if not near:
+            raise NoNIC(f"no NIC that it can use is near NUMA nodes {sorted(nodes)}")
+        wishes = network_wishes(question)
+        best = min(
+            near,
+            key=lambda nic: (not wishes.prefers(nic), -self._left(state, question, nic), nic.key),
+        )
+        return state.holding(Held(question, self._answer(best, question)))
+
+    def answers(self, state: PluginState, container: ContainerRef) -> Answers:
+        """Return the NIC that a container has."""
+        held = state.held[container]
+        return {held.question.resource: held.answer}
+
+    def settled(self, state: PluginState) -> PluginState:
+        """Return the state as it is: a container keeps its NIC."""
+        return state
+
+    def _near(self, nic: NIC) -> frozenset[int]:
+        """Return the NUMA nodes to which a NIC is near: all where the machine does not say."""
+        return frozenset({nic.node}) if nic.node in self.nodes else self.nodes
+
+    def _usable(self, state: PluginState, question: Question) -> list[NIC]:
+        """Return the NICs that a container can use.
+
+        Raises:
+            NoNIC: there is none.
+        """
+        wishes = network_wishes(question)
+        healthy = [nic for nic in self.nics if nic.healthy]
+        if not healthy:
+            raise NoNIC(f"none of {len(self.nics)} NICs is healthy")
+        allowed = [nic for nic in healthy if wishes.allows(nic)]
+        asked = question.quantity if question.resource == BANDWIDTH else 0
+        found = [nic for nic in allowed if self._left(state, question, nic) >= asked]
+        if not found:
+            words = f"none of {len(allowed)} NICs has {asked:g} Mbit/s left"
+            raise NoNIC(words if allowed else "no NIC is in the network namespace that it wants")
+        return found
+
+    def _left(self, state: PluginState, question: Question, nic: NIC) -> float:
+        """Return the bandwidth of a NIC that other containers leave, in Mbit/s."""
+        taken = (
+            held.question.quantity
+            for ref, held in state.held.items()
+            if held.question.resource == BANDWIDTH
+            and ref != question.container
+            and _key(held.answer) == nic.key
+        )
+        return _usable(nic) - sum(taken)
+
+    def _answer(self, nic: NIC, question: Question) -> Answer:
+        near = self._near(nic)
+        asks = question.resource == BANDWIDTH
+        env = {_IPV6: nic.ipv6, _IPV4: nic.ipv4}
+        annotations = {
+            _NETNS: nic.netns,
+            _NAME: nic.name,
+            _NETNS_PATH: nic.netns,
+            f"{_KATALYST}inet_addr": nic.ipv4,
+            f"{_KATALYST}inet_addr_ipv6": nic.ipv6,
+        }
+        if asks:
+            annotations[f"{_KATALYST}net_bandwidth"] = f"{question.quantity:.0f}"
+        return Answer(
+            value=str(CPUSet(near)) if asks else "",
+            quantity=question.quantity if asks else 0.0,
+            scalar=asks,
+            of_node=asks,
+            env=_filled(env),
+            annotations=_filled(annotations),
+            hints=(TopologyHint(near, preferred=True),),
+            by_node={min(near): round(question.quantity)} if asks else {},
+        )
+
+
+def _held(state: PluginState, question: Question) -> Held | None:
+    """Return what a container has of the resource.
+
+    Raises:
+        BadRequest: it has a NIC by the other resource.
+    """
+    held = state.held.get(question.container)
+    if held is not None and held.question.resource != question.resource:
+        why = f"the container requests {NEAR_NIC} and {BANDWIDTH}"
+        raise BadRequest(why, "request one of them")
+    return held
+
+
+def _usable(nic: NIC) -> int:
+    return int(nic.speed_mbits * _USABLE)
+
+
+def _key(answer: Answer) -> tuple[str, str]:
+    return answer.annotations.get(_NETNS_PATH, ""), answer.annotations[_NAME]
+
+
+def _filled(texts: dict[str, str]) -> dict[str, str]:
+    return {key: text for key, text in texts.items() if text}

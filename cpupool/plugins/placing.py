@@ -1,0 +1,211 @@
+"""What a pod's role, or Katalyst's annotations, ask of our plugins.
+
+Source of the annotations: kubewharf/katalyst-api, pkg/consts/qos.go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import PlacementError
+from cpupool.core.plugin_config import Neighbours
+from cpupool.policies.binding_hints import Binding, NoBinding
+from cpupool.wire.katalyst import QOS_LEVEL, QoSLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.nics import NIC
+    from cpupool.core.plugin_config import PluginConfig, Role
+    from cpupool.core.plugin_state import PluginState
+    from cpupool.core.resource_plugins import Question
+
+_DOMAIN: Final = "katalyst.kubewharf.io/"
+_ENHANCEMENTS: Final = ("memory_enhancement", "cpu_enhancement", "network_enhancement")
+_TRUE: Final = "true"
+_DEFAULT_POOLS: Final = {QoSLevel.SHARED: "share", QoSLevel.RECLAIMED: "reclaim"}
+
+
+class BadRequest(PlacementError):
+    """A pod that asks for what no plugin of ours gives."""
+
+    heals = False
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(f"{why}; {remedy}", why)
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """How a pod is placed.
+
+    Attributes:
+        pool: the pool on whose CPUs it runs; empty for none.
+        binding: how it is bound to NUMA nodes, with CPUs of its own; None for a pod that is not.
+        neighbours: which other pods may be bound there, too.
+        role: the pod's role; empty for none.
+    """
+
+    pool: str = ""
+    binding: Binding | None = None
+    neighbours: Neighbours = Neighbours.ANY
+    role: str = ""
+
+    def accepts(self, other: Placing) -> bool:
+        """Return whether a pod and another one may be bound to the same NUMA node."""
+        if Neighbours.NONE in {self.neighbours, other.neighbours}:
+            return False
+        if self.neighbours is other.neighbours is Neighbours.ANY:
+            return True
+        return bool(self.role) and self.role == other.role
+
+
+def placing(config: PluginConfig, question: Question) -> Placing:
+    """Return how a pod is placed: by its role, or by Katalyst's annotations.
+
+    Raises:
+        BadRequest: there is no such pool, or no such way.
+    """
+    role = config.roles.get(question.pod_role)
+    if role is not None:
+        return _of_role(question.pod_role, role)
+    wishes = _wishes(question.annotations)
+    level = next(
+        (each for each in QoSLevel if each.value == question.annotations.get(QOS_LEVEL)),
+        QoSLevel.SHARED,
+    )
+    if level is QoSLevel.DEDICATED:
+        return _dedicated(question.pod_role, wishes)
+    named = wishes.get("cpuset_pool", "")
+    if named and named not in config.pools:
+        raise BadRequest(f"there is no pool {named[:63]!r}", "add it to the plugins' file")
+    usual = _DEFAULT_POOLS.get(level, "")
+    if level is QoSLevel.RECLAIMED and usual not in config.pools:
+        raise BadRequest(f"there is no pool {usual!r}", "add it to the plugins' file")
+    return Placing(named or (usual if usual in config.pools else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkWishes:
+    """Which NICs a pod wants.
+
+    Attributes:
+        of_host: whether it wants one in the host's network namespace, or elsewhere; None for any.
+        strict: whether no other one serves it.
+        restricted: whether only a NIC near its NUMA nodes serves it.
+    """
+
+    of_host: bool | None = None
+    strict: bool = False
+    restricted: bool = False
+
+    def prefers(self, nic: NIC) -> bool:
+        """Return whether a NIC is in the namespace that the pod wants."""
+        return self.of_host is None or self.of_host is not bool(nic.netns)
+
+    def allows(self, nic: NIC) -> bool:
+        """Return whether a NIC can serve the pod."""
+        return self.prefers(nic) or not self.strict
+
+
+def network_wishes(question: Question) -> NetworkWishes:
+    """Return which NICs a pod wants, by Katalyst's annotations.
+
+    Raises:
+        BadRequest: they cannot be read.
+    """
+    wishes = _wishes(question.annotations)
+    namespace = wishes.get("namespace_type", "")
+    kind = namespace.removesuffix("_preferred")
+    return NetworkWishes(
+        {"host_ns": True, "anti_host_ns": False}.get(kind),
+        namespace == kind,
+        wishes.get("topology_affinity_restricted") == _TRUE,
+    )
+
+
+def neighbours_of(
+    state: PluginState, config: PluginConfig, question: Question
+) -> Mapping[int, list[Placing]]:
+    """Return NUMA node → how each other pod that is bound to it is placed."""
+    found: defaultdict[int, list[Placing]] = defaultdict(list)
+    for ref, held in state.held.items():
+        if ref.pod != question.container.pod:
+            for node in held.answer.by_node:
+                found[node].append(placed(config, held.question))
+    return found
+
+
+def placed(config: PluginConfig, question: Question) -> Placing:
+    """Return how a pod that is served already is placed, also if an edit would refuse it now."""
+    try:
+        return placing(config, question)
+    except BadRequest:
+        return Placing(neighbours=Neighbours.NONE)
+
+
+def on_free_nodes(hints: Iterable[TopologyHint], free: Collection[int]) -> tuple[TopologyHint, ...]:
+    """Return the hints for nodes that have something left; Katalyst's may have others, too.
+
+    Raises:
+        NoBinding: none is left.
+    """
+    found = tuple(hint for hint in hints if hint.nodes and hint.nodes <= set(free))
+    if not found:
+        raise NoBinding("no NUMA node accepts it beside the pods that are bound there")
+    return found
+
+
+def _of_role(name: str, role: Role) -> Placing:
+    if role.pool:
+        return Placing(role.pool, role=name)
+    alone = role.neighbours is Neighbours.NONE
+    return Placing("", Binding(exclusive=alone), role.neighbours, name)
+
+
+def _dedicated(role: str, wishes: Mapping[str, str]) -> Placing:
+    if wishes.get("numa_binding") != _TRUE:
+        remedy = "add numa_binding to katalyst.kubewharf.io/memory_enhancement"
+        raise BadRequest("dedicated_cores without numa_binding are not supported", remedy)
+    exclusive = wishes.get("numa_exclusive") == _TRUE
+    count = wishes.get("numa_number", "0")
+    binding = Binding(
+        exclusive,
+        frozenset(CPUSet.parse_or_empty(wishes.get("numa_ids", ""))),
+        int(count) if count.isdecimal() and len(count) < 5 else 0,
+        wishes.get("align_by_socket") == _TRUE,
+        wishes.get("distribute_evenly_across_numa") == _TRUE,
+        wishes.get("full_pcpus_pairing") == _TRUE,
+    )
+    shares = wishes.get("numa_share") != "false"
+    usual = Neighbours.ANY if shares else Neighbours.SAME_ROLE
+    return Placing("", binding, Neighbours.NONE if exclusive else usual, role)
+
+
+def _wishes(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys of Katalyst's enhancements and annotations, without its domain.
+
+    Raises:
+        BadRequest: an enhancement is no JSON object of texts.
+    """
+    found = {
+        key.removeprefix(_DOMAIN): value
+        for key, value in annotations.items()
+        if key.startswith(_DOMAIN)
+    }
+    for name in _ENHANCEMENTS:
+        text = found.pop(name, "") or "{}"
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict) or not all(isinstance(each, str) for each in read.values()):
+            remedy = 'write a JSON object of texts, as {"numa_binding": "true"}'
+            raise BadRequest(f"the annotation {_DOMAIN}{name} cannot be read", remedy)
+        found |= read
+    return found

@@ -1,0 +1,242 @@
+"""The server of our plugins for the QoS Resource Manager: it keeps their states and their sockets.
+
+Only the thread of the serving loop asks the plugins and changes their states, so that no answer is
+made of half a change. A state is in its file before the manager has the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.plugin_state import PluginState
+from cpupool.host.files import DirectoryWatch, FileLock
+from cpupool.host.record_file import RecordFile
+from cpupool.kubelet.plugin_service import PluginService
+from cpupool.kubelet.serving import Server, ServingLoop
+from cpupool.telemetry import log as logs
+from cpupool.wire import plugin_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.resource_plugins import Answers, PluginOptions, Question
+    from cpupool.core.workloads import ContainerRef
+    from cpupool.plugins.base import Plugin, Stock
+
+log = logs.get(__name__)
+
+_LOOK_S: Final = 10.0
+_FOLDER_MODE: Final = 0o750
+_REMEMBERED: Final = "katalyst.kubewharf.io/"
+"""The annotations that a plugin reads; a state has no others."""
+
+
+class PluginServer:
+    """Serves plugins until it ends.
+
+    Args:
+        names: the plugins.
+        made: returns name → plugin, by the machine and the configuration of now; raises
+            CPUPoolError if these cannot be used.
+        watched: a folder; when it changes, the plugins may be others.
+        sockets: the folder that the manager watches.
+        states: the folder for the states.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        made: Callable[[], Mapping[str, Plugin]],
+        *,
+        watched: Path,
+        sockets: Path,
+        states: Path,
+    ) -> None:
+        self._names = names
+        self._made = made
+        self._sockets = sockets
+        self._states = states
+        self._wake = threading.Event()
+        self._watch = DirectoryWatch(watched, lambda _path: self.wake())
+        self._complaint = ""
+
+    def wake(self) -> None:
+        """Look now: something has changed, or `run` is to notice a stop."""
+        self._wake.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set; `wake` after setting it returns at once.
+
+        Raises:
+            CPUPoolError: the plugins cannot be made, or their files not be locked.
+        """
+        with ExitStack() as opened:
+            opened.callback(self._watch.stop)
+            if not all(self._locked(opened, name, stop) for name in self._names):
+                return
+            plugins = self._made()
+            kept = {name: KeptPlugin(plugin, self._file(name)) for name, plugin in plugins.items()}
+            loop = opened.enter_context(ServingLoop(name="plugins"))
+            doors = [
+                _Door(loop, self._sockets, resource, kept[name])
+                for name, plugin in plugins.items()
+                for resource in plugin.resources
+            ]
+            for door in doors:
+                opened.callback(door.close)
+            while not stop.is_set():
+                self._watch.ensure()
+                loop.check()
+                self._follow(loop, kept)
+                for door in doors:
+                    door.ensure()
+                self._wake.wait(_LOOK_S)
+                self._wake.clear()
+
+    def _locked(self, opened: ExitStack, name: str, stop: threading.Event) -> bool:
+        lock = FileLock(self._states / f"{name}.lock")
+        opened.callback(lock.release)
+        return lock.acquire(stop, lambda: log.warning("waiting: another process serves", name=name))
+
+    def _file(self, name: str) -> RecordFile[PluginState]:
+        path = self._states / f"{name}.json"
+        return RecordFile(path, PluginState(), plugin_state.encode, plugin_state.parse)
+
+    def _follow(self, loop: ServingLoop, kept: Mapping[str, KeptPlugin]) -> None:
+        """Let the plugins follow the machine and the configuration; else they stay as they are."""
+        try:
+            for name, plugin in self._made().items():
+                loop.call(kept[name].follow(plugin))
+        except CPUPoolError as error:
+            if str(error) != self._complaint:
+                log.warning("change refused, everything stays as it is", reason=error)
+            self._complaint = str(error)
+        else:
+            self._complaint = ""
+
+
+class KeptPlugin:
+    """A plugin and its state; all methods are for the thread of the serving loop.
+
+    Args:
+        plugin: the plugin.
+        record: the file with its state.
+    """
+
+    def __init__(self, plugin: Plugin, record: RecordFile[PluginState]) -> None:
+        self._plugin = plugin
+        self._record = record
+        self._state = record.read()
+
+    @property
+    def options(self) -> PluginOptions:
+        """What the plugin wants to be asked."""
+        return self._plugin.options
+
+    def hints(self, question: Question) -> tuple[TopologyHint, ...] | None:
+        """Return the NUMA nodes that can serve a container; None for no preference."""
+        return self._plugin.hints(self._state, _remembered(question))
+
+    def allocate(self, question: Question, hint: TopologyHint | None) -> Answers:
+        """Return what a container gets, once the file has it."""
+        self._keep(self._plugin.allocate(self._state, _remembered(question), hint))
+        found = self.allocations().get(question.container, {})
+        log.info(
+            "allocated",
+            pod=f"{question.namespace}/{question.pod_name}",
+            container=question.container.name,
+            **{name: answer.value or "nothing" for name, answer in found.items()},
+        )
+        return found
+
+    def allocations(self) -> Mapping[ContainerRef, Answers]:
+        """Return what each container has now."""
+        return {ref: self._plugin.answers(self._state, ref) for ref in self._state.held}
+
+    def asked_by(self, container: ContainerRef) -> Question | None:
+        """Return the request of a container that has an answer."""
+        held = self._state.held.get(container)
+        return held.question if held else None
+
+    def remove(self, pod: str) -> None:
+        """Forget a pod, known or not."""
+        self._keep(self._plugin.settled(self._state.without(pod)))
+
+    def stock(self, resource: str) -> Stock:
+        """Return how much there is of a resource."""
+        return self._plugin.stock(resource)
+
+    async def follow(self, plugin: Plugin) -> None:
+        """Decide by another machine or configuration from now on.
+
+        Raises:
+            HostFileError: the state that follows cannot be written; nothing has changed.
+        """
+        settled = plugin.settled(self._state)
+        for pool, cpus in settled.pools.items():
+            if cpus != self._state.pools.get(pool):
+                log.info("pool has other CPUs", pool=pool, cpus=cpus)
+        self._keep(settled)
+        self._plugin = plugin
+
+    def _keep(self, state: PluginState) -> None:
+        self._record.write(state)
+        self._state = state
+
+
+class _Door:
+    """A socket of a plugin, in the folder that the manager watches."""
+
+    def __init__(self, loop: ServingLoop, folder: Path, resource: str, kept: KeptPlugin) -> None:
+        name = resource.rpartition("/")[2].lower()
+        self._path = folder / f"cpupool-{name}.sock"
+        self._loop = loop
+        self._service = PluginService(resource, kept)
+        self._server: Server | None = None
+
+    def ensure(self) -> None:
+        """Serve, if the socket is not there, or has been deleted.
+
+        Raises:
+            HostFileError: it cannot be bound.
+        """
+        if self._server is not None and self._path.is_socket():
+            return
+        try:
+            self._path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            self._loop.call(self._begin())
+        except (OSError, RuntimeError) as error:
+            raise HostFileError(
+                str(self._path), f"cannot be bound ({error})", "check that its folder is writable"
+            ) from error
+
+    def close(self) -> None:
+        """End its connections, and remove the socket."""
+        if self._loop.runs:
+            self._loop.call(self._end())
+
+    async def _begin(self) -> None:
+        await self._end()
+        self._path.unlink(missing_ok=True)
+        server = Server(self._service)
+        await server.begin(self._path)
+        self._server = server
+
+    async def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.end()
+
+
+def _remembered(question: Question) -> Question:
+    """Return a request with the annotations that a plugin reads, and without labels."""
+    kept = {
+        key: value for key, value in question.annotations.items() if key.startswith(_REMEMBERED)
+    }
+    return replace(question, labels={}, annotations=kept)

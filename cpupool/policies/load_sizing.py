@@ -1,0 +1,226 @@
+"""Sizes pools by their load: what was measured in a period becomes the sizes of the next one.
+
+For each pool: use and waiting → how many CPUs it needs → what there is, shared among the pools → a
+step towards that, quickly up and slowly down. `load_controller.py` and `pool_sizes.py` have the
+arithmetic of Katalyst. Different here: a pool does not shrink to a size at which its present load
+would make it grow again, so sizes do not oscillate; and a pool grows only by CPUs that are free, so
+another one's growth never takes CPUs faster than a pool shrinks by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from cpupool.policies.load_controller import Controller, Gains, Limits, Regulator
+from cpupool.policies.pool_sizes import Sizes, normalized
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PERIOD_S: Final = 5.0
+"""The time between two measurements, for which the gains are made."""
+
+_USE: Final = Gains(above=0.1, below=0.04, dead_above=0.01, dead_below=0.06)
+_WAITING: Final = Gains(above=0.05, below=0.009, dead_above=0.05, dead_below=0.2)
+# A pool that is half idle and whose threads wait nevertheless lacks something else than CPUs.
+_BUSY: Final = 0.5
+_FALLEN: Final = 0.9
+_NEARLY_NONE: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """How busy a pool may be.
+
+    Attributes:
+        use: how much of its CPUs' time it uses, more than 0, at most 1.
+        waiting: the share of the time in which a thread of it waits for a CPU, more than 0.
+        most_up: the most CPUs that it grows in a period.
+        most_down: the most CPUs that it shrinks at once.
+        pause_s: how long a pool that has shrunk does not shrink again, and how long it has needed
+            fewer CPUs before it shrinks.
+    """
+
+    use: float = 0.8
+    waiting: float = 0.1
+    most_up: int = 10
+    most_down: int = 2
+    pause_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """What the containers of a pool did in a period.
+
+    Attributes:
+        used_cpus: their CPU time in a second.
+        waiting: the share of the time in which a thread of theirs waited for a CPU, 0 to 1; None
+            where the kernel does not say.
+    """
+
+    used_cpus: float
+    waiting: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNow:
+    """A pool before a decision.
+
+    Attributes:
+        size: how many CPUs it has.
+        floor: how many it has at least, for pods whose load is not known yet, too.
+        load: what it did; None where that was not measured, then it keeps its size.
+    """
+
+    size: int
+    floor: int
+    load: PoolLoad | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a pool's next decision needs of the earlier ones.
+
+    Attributes:
+        use: the controller of its use.
+        waiting: the controller of its waiting.
+        regulator: when it has shrunk.
+        tight: the last size at which threads waited, with the CPUs that were in use then.
+        needs: when the pool needed how many CPUs, within the pause.
+    """
+
+    use: Controller = field(default_factory=Controller)
+    waiting: Controller = field(default_factory=Controller)
+    regulator: Regulator = field(default_factory=Regulator)
+    tight: tuple[int, float] | None = None
+    needs: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A pool's next size, and what it follows from.
+
+    Attributes:
+        before: the pool before.
+        needed: how many CPUs it needs.
+        share: how many of the CPUs that there are fall to it.
+        size: how many it gets now.
+        memory: for the next decision.
+    """
+
+    before: PoolNow
+    needed: int
+    share: int
+    size: int
+    memory: Memory
+
+    def __str__(self) -> str:
+        """Tell the inputs and the result in a line."""
+        load = self.before.load
+        if load is None:
+            return f"not measured: keeps {self.size} CPUs"
+        waits = "" if load.waiting is None else f", {load.waiting:.0%} waiting"
+        short = f", has a share of {self.share}" if self.share < self.needed else ""
+        moves = f"{self.before.size} → {self.size}" if self.size != self.before.size else self.size
+        return f"{load.used_cpus:.1f} in use{waits}: needs {self.needed}{short}: {moves} CPUs"
+
+
+def decide(
+    aims: Aims,
+    pools: Mapping[str, PoolNow],
+    memories: Mapping[str, Memory],
+    total: int,
+    now_s: float,
+) -> dict[str, Decision]:
+    """Return the next size of each pool; together at most `total`, if they are so now.
+
+    Where not even the floors fit, every pool keeps its size.
+
+    Args:
+        aims: how busy pools may be.
+        pools: pool → how it is.
+        memories: pool → what the last decision remembers; a new pool has none.
+        total: how many CPUs the pools have together, at most.
+        now_s: a monotonic clock.
+    """
+    needs = {
+        name: _need(aims, now, memories.get(name, Memory()), total, now_s)
+        for name, now in pools.items()
+    }
+    shares = _shares({name: needed for name, (needed, _) in needs.items()}, pools, total)
+    decisions = {}
+    free = total - sum(now.size for now in pools.values())
+    for name in sorted(pools, key=lambda name: shares[name] - pools[name].size):
+        # In this order those that shrink come first, and what they give is free for the others.
+        now, (needed, memory) = pools[name], needs[name]
+        most = max(now.size, now.size + free)
+        limits = Limits(
+            lower=min(now.floor, most),
+            upper=max(most, 0),
+            spare_cpus=0,
+            most_up=aims.most_up,
+            most_down=aims.most_down,
+            pause_s=aims.pause_s,
+        )
+        regulator = replace(memory.regulator, size=now.size).after(
+            limits, shares[name], in_force=now.size, now_s=now_s
+        )
+        size = now.size if regulator.size is None else regulator.size
+        free -= size - now.size
+        memory = replace(memory, regulator=regulator)
+        decisions[name] = Decision(now, needed, shares[name], size, memory)
+    return {name: decisions[name] for name in pools}
+
+
+def _need(aims: Aims, now: PoolNow, memory: Memory, total: int, now_s: float) -> tuple[int, Memory]:
+    """Return the most CPUs that any indicator of a pool has demanded within the pause."""
+    load, size = now.load, now.size
+    if load is None:
+        return max(size, now.floor), memory
+    ratio = load.used_cpus / max(size, 1)
+    tight = memory.tight
+    if tight is not None and load.used_cpus < tight[1] * _FALLEN:
+        tight = None
+    # At this size the pool is as busy as it may be; a smaller one would grow again.
+    least = load.used_cpus / aims.use
+    use = memory.use.after(
+        _USE, cpus=size, current=max(ratio, _NEARLY_NONE), target=aims.use, upper=total
+    )
+    demands = [use.needed(lower=least, upper=max(total, least))]
+    waiting = memory.waiting
+    if load.waiting is not None and ratio >= _BUSY:
+        waiting = waiting.after(
+            _WAITING,
+            cpus=size,
+            current=max(load.waiting, _NEARLY_NONE),
+            target=aims.waiting,
+            upper=total,
+        )
+        if load.waiting > aims.waiting * (1 + _WAITING.dead_above):
+            tight = size, load.used_cpus
+            demands.append(waiting.needed(lower=least, upper=max(total, least)))
+    if tight is not None:
+        demands.append(tight[0] + 1)
+    recent = (entry for entry in memory.needs if now_s - entry[0] < aims.pause_s)
+    needs = (*recent, (now_s, ceil(max(demands))))
+    needed = max(now.floor, *(cpus for _, cpus in needs))
+    return min(needed, total), Memory(use, waiting, memory.regulator, tight, needs)
+
+
+def _shares(needs: Sizes, pools: Mapping[str, PoolNow], total: int) -> Sizes:
+    """Return what falls to each pool: what it needs, else its floor and a part of the rest."""
+    if sum(needs.values()) <= total:
+        return needs
+    floors = {name: min(now.floor, needs[name]) for name, now in pools.items()}
+    left = total - sum(floors.values())
+    if left < 0:
+        return {name: now.size for name, now in pools.items()}
+    wishes = {name: more for name in needs if (more := needs[name] - floors[name])}
+    return {name: floors[name] + more for name, more in _parts(wishes, left, needs).items()}
+
+
+def _parts(wishes: Sizes, left: int, names: Sizes) -> Sizes:
+    """Return a part of `left` for each name, in proportion to its wish."""
+    return {**dict.fromkeys(names, 0), **(normalized(wishes, left) or {})}

@@ -1,0 +1,134 @@
+"""Properties that plugins set beside CPUs and NUMA nodes, on a node with an agent process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.api.resourceplugin_pb2 import (
+    AllocationEntry,
+    ResourceAllocation,
+    ResourceAllocationInfo,
+    ResourceAllocationResponse,
+    ResourceRequest,
+)
+from tests.machines import MACHINES
+from tests.scenarios.test_agent_process import living
+from tests.scenarios.test_resource_plugins import (
+    DEDICATED,
+    POOLS,
+    Plugin,
+    asked_by_the_runtime,
+    body,
+    cpus,
+    refused,
+    right,
+    run,
+    served,
+    started,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cpupool.api.nri_pb2 import LinuxContainerAdjustment
+    from cpupool.core.workloads import Pod
+    from tests.scenarios.test_agent_process import World
+
+NIC = "example.com/nic"
+
+
+@pytest.fixture
+def plugged(folder: Path) -> Iterator[World]:
+    """Make a node whose runtime asks the agent before it creates a container."""
+    machine = MACHINES["arm_no_smt"].write(folder)
+    with living(folder, machine, {"role": "worker"}, nri=True) as world:
+        world.mount.show(worker=POOLS)
+        yield world
+
+
+class Setter(Plugin):
+    """A plugin that sets properties; each is an accompanying resource of its answer.
+
+    Attributes:
+        sets: name in the CRI → value.
+    """
+
+    sets: dict[str, str]
+
+    def allocate(self, request: bytes) -> bytes:
+        asked = ResourceRequest.FromString(request)
+        entries = [
+            AllocationEntry(
+                key=f"{self.resource}-{name}",
+                value=ResourceAllocationInfo(oci_property_name=name, allocation_result=value),
+            )
+            for name, value in self.sets.items()
+        ]
+        allocation = ResourceAllocation(resource_allocation=entries)
+        self.known.setdefault(asked.pod_uid, {})[asked.container_name] = allocation
+        return ResourceAllocationResponse(allocation_result=allocation).SerializeToString()
+
+
+def adjusted(world: World, pod: Pod) -> LinuxContainerAdjustment:
+    """Return what the runtime was asked to create a pod's container with."""
+    (found,) = (
+        each.instance.adjusted
+        for each in world.node.processes()
+        if (each.pod.uid, each.container) == (pod.uid, "main")
+    )
+    return found
+
+
+def test_a_container_is_created_with_what_plugins_set(plugged: World) -> None:
+    nic = Setter(plugged, NIC)
+    nic.sets = {
+        "CpuShares": "512",
+        "CpuQuota": "25000",
+        "CpuPeriod": "50000",
+        "MemoryLimitInBytes": str(1 << 30),
+        "MemorySwapLimitInBytes": "-1",
+        "OomScoreAdj": "500",
+    }
+    with nic, Plugin(plugged) as plugin, asked_by_the_runtime(plugged) as process:
+        served(process, f"cpu,{NIC}")
+        plugin.gives = {"own": cpus("6-7")}
+        own = plugged.node.run_pod(body("own", DEDICATED, cpu="2", **{NIC: "1"}))
+        started(plugged, own)
+        right(plugged, "0-5", own="6-7")
+        plain = run(plugged, "plain", cpu="0")
+        started(plugged, plain)
+
+    linux = adjusted(plugged, own)
+    cpu, memory = linux.resources.cpu, linux.resources.memory
+    assert (cpu.cpus, cpu.shares.value) == ("6-7", 512)
+    assert (cpu.quota.value, cpu.period.value) == (25_000, 50_000)
+    assert (memory.limit.value, memory.swap.value) == (1 << 30, -1)
+    assert linux.oom_score_adj.value == 500
+    other = adjusted(plugged, plain)
+    assert not other.resources.HasField("memory")
+    assert not other.HasField("oom_score_adj")
+    assert not other.resources.cpu.HasField("shares")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("CpuShares", "1", "CpuShares to '1'; it can be 2 to 262144"),
+        ("CpuPeriod", "50000", "CpuPeriod is set without CpuQuota"),
+        ("Unified", "io.weight=50", "this node has cgroup version 1"),
+        ("Unified", "memory.oom_control=1", "stops a container instead of killing it"),
+        ("HugepageLimits", "1", "'HugepageLimits', which no container has"),
+    ],
+)
+def test_what_cannot_be_set_holds_the_pod_with_the_reason(
+    plugged: World, name: str, value: str, why: str
+) -> None:
+    nic = Setter(plugged, NIC)
+    nic.sets = {name: value}
+    with nic, asked_by_the_runtime(plugged) as process:
+        served(process, NIC)
+        pod = plugged.node.run_pod(body("web", {}, **{NIC: "1"}))
+        refused(plugged, pod, why)

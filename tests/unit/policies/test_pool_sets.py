@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.plugin_config import PoolSize
+from cpupool.policies.layout import Layout, Level
+from cpupool.policies.pool_sets import placed, sized
+from tests.machines import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAYOUT = Layout.of_topology(Machine(sockets=2, cores=20, threads=2, adjacent=True).topology())
+
+
+def sets(sizes: dict[str, int], had: Mapping[str, str] | None = None) -> dict[str, str]:
+    parsed = {name: CPUSet.parse(cpus) for name, cpus in (had or {}).items()}
+    return {name: str(cpus) for name, cpus in placed(LAYOUT, LAYOUT.cpus, sizes, parsed).items()}
+
+
+def test_pools_have_the_same_part_of_each_node_at_every_size() -> None:
+    small = {"online": "0-13,40-53", "offline": "14-39,54-79"}
+    large = {"online": "0-37,40-77", "offline": "38-39,78-79"}
+    assert sets({"online": 76, "offline": 4}) == large
+    assert sets({"online": 28, "offline": 52}, large) == small
+    assert sets({"online": 76, "offline": 4}, small) == large
+
+
+def test_with_fewer_cpus_than_needed_every_pool_has_all() -> None:
+    assert sets({"a": 80, "b": 1}) == {"a": "0-79", "b": "0-79"}
+
+
+SIZES = st.lists(st.integers(1, 26), min_size=1, max_size=3)
+
+
+@given(SIZES, SIZES, st.integers(0, 2**80 - 1))
+def test_a_pool_keeps_the_cpus_that_it_has(first: list[int], second: list[int], mask: int) -> None:
+    had = placed(LAYOUT, LAYOUT.cpus, dict(zip("abc", first, strict=False)), {})
+    available = CPUSet(cpu for cpu in LAYOUT.cpus if mask >> cpu & 1)
+    sizes = dict(zip("abc", second, strict=False))
+    now = placed(LAYOUT, available, sizes, had)
+    if sum(sizes.values()) > len(available):
+        assert set(now.values()) == {available}
+        return
+    assert {name: len(cpus) for name, cpus in now.items()} == sizes
+    assert len(CPUSet.union(now.values())) == sum(sizes.values())
+    for name, cpus in now.items():
+        has = had.get(name, CPUSet()) & available
+        assert len(cpus & has) == min(len(has), sizes[name])
+    assert CPUSet.union(now.values()) <= available
+    assert len(LAYOUT.groups[Level.NODE]) == 2
+
+
+@pytest.mark.parametrize(
+    ("pools", "total", "sizes"),
+    [
+        ({}, 8, {}),
+        ({"a": PoolSize(3), "b": PoolSize(2)}, 8, {"a": 3, "b": 2}),
+        ({"a": PoolSize(3), "b": PoolSize()}, 8, {"a": 3, "b": 5}),
+        ({"w": PoolSize(None, 1), "x": PoolSize(None, 3)}, 8, {"w": 2, "x": 6}),
+        # They do not fit: a part in proportion, and one CPU where there is only a weight.
+        ({"a": PoolSize(12), "b": PoolSize(4)}, 8, {"a": 6, "b": 2}),
+        ({"b": PoolSize(None, 9), "a": PoolSize(8)}, 8, {"b": 1, "a": 7}),
+        ({"a": PoolSize(9), "b": PoolSize(1)}, 1, {"a": 1, "b": 1}),
+    ],
+)
+def test_sizes(pools: dict[str, PoolSize], total: int, sizes: dict[str, int]) -> None:
+    found = sized(pools, total)
+    assert found == sizes
+    assert list(found) == list(pools)
