@@ -218,6 +218,8 @@ def test_a_poller_follows_the_pool_of_a_node(poller: Path, folder: Path) -> None
                 world.mount.show(worker=POOLS.replace("6-7", "1"))
                 app.await_line("generation 2: shared 1, pinned again")
                 app.await_threads("1", "0")
+                # The agent's own move undoes another program's that comes before it.
+                world.await_cpus(mixed="0-1")
                 app.loosen()
                 world.disturb("mixed", "4-5")
                 app.await_line("generation 3: shared 1, pinned again")

@@ -380,11 +380,14 @@ def test_without_answers_a_lost_resource_is_served_for_some_minutes(node: Node) 
 
 
 def test_a_new_registration_takes_the_place_of_the_old(node: Node) -> None:
+    node.run()
     old = node.plugin()
     node.until(lambda: old.asked["NotifyRegistrationStatus"])
-    new = node.plugin(name="other")
+    new = node.plugin(name="other", need_reconcile=True)
     new.answers("Allocate", answer("3"))
-    node.until(lambda: new.asked["NotifyRegistrationStatus"])
+    new.answers("GetResourcesAllocation", listing())
+    # Only a plugin that has the place is asked for its list.
+    node.until(lambda: new.asked["GetResourcesAllocation"])
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "3")
     assert not old.asked["Allocate"]
