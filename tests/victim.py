@@ -9,9 +9,11 @@ It must run without coverage: CPython 3.11 hangs where such an exception meets a
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING
 
 from cpupool import app, cli, supervisor
@@ -68,13 +70,22 @@ class Controller:
         return self._probes
 
     def run(self) -> None:
-        """Obey until stdin ends."""
+        """Obey until stdin ends; a name that no thread has ends the process."""
+        try:
+            self._obey()
+        except (StopIteration, AssertionError):
+            traceback.print_exc()
+            # A test that waits for an answer gets the end of the output.
+            os._exit(os.EX_SOFTWARE)
+
+    def _obey(self) -> None:
         for line in sys.stdin:
             names = []
             if name := line.strip():
                 self._end(name)
             else:
-                names = sorted(thread.name for thread in threading.enumerate())
+                # A thread that is being started has no number yet.
+                names = sorted(each.name for each in threading.enumerate() if each.ident)
             sys.stdout.write("\n".join([*names, "", ""]))
             sys.stdout.flush()
 

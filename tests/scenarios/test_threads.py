@@ -174,6 +174,8 @@ def test_a_stream_that_is_ended_is_made_again(world: World, thread: str) -> None
     resource = thread.removeprefix("cpupool-").removesuffix(".sock")
     registered = f"device plugin registered resource=nokia.k8s.io/{resource}"
     with agent(world) as victim:
+        # The kubelet has the first list before the wait for another one begins.
+        eventually(lambda: thread in victim.threads(), lambda: f"{thread}: {victim.threads()}")
         victim.end(thread)
         eventually(lambda: victim.log.count(registered) == 2, lambda: victim.log)
         world.run("late", **{resource: 1})
