@@ -277,7 +277,7 @@ class ContainerRuntime(Protocol):
         ...
 
     def adjust(self, container: ContainerID, properties: Properties) -> None:
-        """Set properties of a container through the runtime; an OOM score stays as it is.
+        """Set properties of a container through the runtime, without the OOM score.
 
         Raises:
             ContainerNotFound: the container has ended.

@@ -130,7 +130,7 @@ class MemoryPlugin:
         return {MEMORY: _on(self.total.keys() - bound or self.total, held.question.quantity)}
 
     def settled(self, state: PluginState) -> PluginState:
-        """Return the state as it is: what is left to others follows from it."""
+        """Return the same state: what others get follows from it."""
         return state
 
     def _most(self, node: int) -> int:

@@ -136,7 +136,7 @@ class NICPlugin:
         return {held.question.resource: held.answer}
 
     def settled(self, state: PluginState) -> PluginState:
-        """Return the state as it is: a container keeps its NIC."""
+        """Return the same state: a container keeps its NIC."""
         return state
 
     def _near(self, nic: NIC) -> frozenset[int]:

@@ -115,7 +115,7 @@ class PluginServer:
                 loop.call(kept[name].follow(plugin))
         except CPUPoolError as error:
             if str(error) != self._complaint:
-                log.warning("change refused, everything stays as it is", reason=error)
+                log.warning("change refused, the plugins keep what they had", reason=error)
             self._complaint = str(error)
         else:
             self._complaint = ""

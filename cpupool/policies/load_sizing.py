@@ -117,7 +117,7 @@ class Decision:
     memory: Memory
 
     def __str__(self) -> str:
-        """Tell the inputs and the result in a line."""
+        """Return the inputs and the result as one line."""
         load = self.before.load
         if load is None:
             return f"not measured: keeps {self.size} CPUs"

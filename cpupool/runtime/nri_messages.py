@@ -279,7 +279,7 @@ class Update:
     Attributes:
         container: its id.
         cpus: as in `Adjustment`.
-        properties: as in `Adjustment`; an OOM score stays as it is.
+        properties: as in `Adjustment`; the OOM score does not change.
         ignore_failure: whether the runtime keeps a failure to itself.
     """
 

@@ -9,7 +9,7 @@ from cpupool.policies.load_sizing import PERIOD_S, Aims
 
 
 def test_the_share_of_requests_that_wait_is_erlangs() -> None:
-    """One CPU: as busy as it is. Two CPUs at half load: a third."""
+    """One CPU: the part that equals the load waits. Two at half load: a third waits."""
     assert Queue(1, 0.7).waits_longer(0.0, 1.0) == pytest.approx(0.7)
     assert Queue(2, 1.0).waits_longer(0.0, 1.0) == pytest.approx(1 / 3)
     assert Queue(2, 1.0).waits_longer(2.0, 1.0) == pytest.approx(math.exp(-2) / 3)
