@@ -66,6 +66,16 @@ def hierarchy(cgroup: Path) -> tuple[Path, CgroupVersion]:
     )
 
 
+class _Lost(Enum):
+    """What a container has lost since it had a set."""
+
+    NOTHING = "nothing"
+    CPUS = "CPUs"
+    """Its set is empty. The kernel moves its processes a moment later; an emulated file is empty
+    during a write, which moves nothing."""
+    PROCESSES = "processes"
+
+
 class CgroupFS:
     """The cgroup tree of this node's containers; satisfies `manager.ports.CgroupTree`.
 
@@ -89,8 +99,8 @@ class CgroupFS:
         # On version 1 a cgroup runs on its own set; on version 2 its ancestors may reduce the set.
         v1 = self._version is CgroupVersion.V1
         self._runs_on = self._list if v1 else f"{self._list}.effective"
-        # Container that had a set → whether the kernel has emptied the set since. Version 1 only.
-        self._emptied: dict[str, bool] = {}
+        # Container that had a set → what it has lost since. Version 1 only.
+        self._lost: dict[str, _Lost] = {}
 
     def places(self) -> tuple[Path, ...]:
         """Return the directories where the cgroup of all pods can be, to watch them."""
@@ -103,9 +113,9 @@ class CgroupFS:
         It is empty where no cpuset applies yet. Directories that vanish meanwhile are left out.
 
         On version 1 the kernel moves the processes of a container that has lost its last CPU into
-        the pod's own directory, and never back. So the pod's directory comes, too, after the pod's
-        containers, while such a container exists. The directory's `cgroup.procs` cannot show this:
-        it leaves out processes of other PID namespaces.
+        the pod's own directory, a moment later, and never back. So the pod's directory comes, too,
+        after the pod's containers, while such a container exists. The `cgroup.procs` of the pod
+        cannot show this: it leaves out processes of other PID namespaces.
 
         Raises:
             HostFileError: a directory or file is there and cannot be read.
@@ -116,7 +126,7 @@ class CgroupFS:
                 for found in self._containers_of(pod, directory):
                     walked.add(found.path)
                     yield found
-        self._emptied = {path: was for path, was in self._emptied.items() if path in walked}
+        self._lost = {path: lost for path, lost in self._lost.items() if path in walked}
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
         """Read a container's ancestors, and its subtree.
@@ -202,7 +212,7 @@ class CgroupFS:
                 self._note(path, cpus)
             except CgroupNotFound:
                 continue
-            moved |= self._emptied.get(path, False)
+            moved |= self._lost.get(path) is _Lost.PROCESSES
             yield FoundContainer(pod, cgroup_names.container_id(name), path, cpus)
         if moved:
             with suppress(CgroupNotFound):
@@ -210,9 +220,22 @@ class CgroupFS:
                 yield FoundContainer(pod, POD_ITSELF, directory, cpus)
 
     def _note(self, path: str, cpus: str | CPUSet) -> None:
+        if self._version is CgroupVersion.V2:
+            return
+        lost = self._lost.get(path)
         # A directory that never had a set is new: the runtime has not filled it yet.
-        if self._version is CgroupVersion.V1 and (cpus or path in self._emptied):
-            self._emptied[path] = not cpus or self._emptied.get(path, False)
+        if lost is None and cpus:
+            self._lost[path] = _Lost.NOTHING
+        if lost is _Lost.NOTHING and not cpus:
+            lost = self._lost[path] = _Lost.CPUS
+        if lost is _Lost.CPUS and not self._has_processes(path):
+            self._lost[path] = _Lost.PROCESSES
+
+    def _has_processes(self, path: str) -> bool:
+        try:
+            return bool(self._files.read(path, "cgroup.procs"))
+        except CgroupNotFound:
+            return False
 
     def _subtree(self, path: str, levels: int) -> CgroupNode:
         if not levels:

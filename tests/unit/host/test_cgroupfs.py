@@ -311,6 +311,25 @@ def test_on_v1_a_container_that_nothing_has_filled_yet_has_lost_no_process(v1: F
     assert [one.id for one in tree.containers()] == ["c"]
 
 
+def test_on_v1_a_container_whose_process_is_still_there_has_not_lost_it_yet(v1: Files) -> None:
+    for path in ("kubepods", "kubepods/podx", "kubepods/podx/c"):
+        v1.make(path, "0-7")
+    processes = v1.base / "kubepods/podx/c/cgroup.procs"
+    processes.write_text("1\n")
+    tree = v1.tree()
+
+    def found() -> list[str]:
+        return [one.id for one in tree.containers()]
+
+    assert found() == ["c"]
+    (v1.base / "kubepods/podx/c/cpuset.cpus").write_text("\n")
+    assert found() == ["c"]
+    tree.write("kubepods/podx/c", CPUSet.of(1))
+    assert found() == ["c"]
+    processes.write_text("")
+    assert found() == ["c", POD_ITSELF]
+
+
 def test_on_v2_no_process_leaves_its_container(v2: Files) -> None:
     v2.make("kubepods/podx", "0-7")
     v2.make("kubepods/podx/c", "0")
