@@ -1,7 +1,8 @@
 """A command of cpupool whose threads can be ended: `python -m tests.victim agent ...`.
 
 A line on stdin that names a thread ends that thread by an exception that no code expects, and wakes
-the loops. An empty line lists the threads on stdout. An empty line there ends each answer.
+the loops; a thread that it has ended may be named again. An empty line lists the threads on stdout.
+An empty line there ends each answer.
 
 It must run without coverage: CPython 3.11 hangs where such an exception meets a tracer in C.
 """
@@ -43,6 +44,7 @@ class Controller:
         self._wake: Callable[[], None] = lambda: None
         self._probes: TelemetryServer | None = None
         self._manager = Manager()
+        self._ended = set[str]()
 
     def supervise(
         self,
@@ -73,7 +75,7 @@ class Controller:
         """Obey until stdin ends; a name that no thread has ends the process."""
         try:
             self._obey()
-        except (StopIteration, AssertionError):
+        except (KeyError, AssertionError):
             traceback.print_exc()
             # A test that waits for an answer gets the end of the output.
             os._exit(os.EX_SOFTWARE)
@@ -90,7 +92,11 @@ class Controller:
             sys.stdout.flush()
 
     def _end(self, name: str) -> None:
-        number = next(one.ident for one in threading.enumerate() if one.name == name)
+        alive = {one.name: one.ident for one in threading.enumerate()}
+        if name in self._ended and name not in alive:
+            return
+        self._ended.add(name)
+        number = alive[name]
         assert number is not None
         set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
         assert set_exception(ctypes.c_ulong(number), ctypes.py_object(Ended)) == 1

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,7 +162,9 @@ def test_a_thread_that_is_ended_ends_the_process(world: World, thread: str) -> N
         victim.end(thread.replace("FOLDER", str(world.folder)))
         # An event loop goes on where the exception meets a callback.
         while thread == SERVING and serves(world):
-            victim.end(thread)
+            # The process may end meanwhile.
+            with suppress(BrokenPipeError):
+                victim.end(thread)
         eventually(lambda: victim.process.poll() is not None, lambda: victim.log)
         assert victim.process.returncode == 1, victim.log
     if thread in LOOPS:
