@@ -1,9 +1,9 @@
 """The learner: it brings the facts of pods, kubelet and container runtime to the manager.
 
 The learner asks only where needed: the runtime only about containers that no source has reported,
-the kubelet only about containers whose devices it has not named yet. It asks at once when a
-container is new, and then with growing intervals. Only the CPUs of the kubelet's static CPU manager
-are asked for repeatedly: another kubelet may give out other CPUs.
+the kubelet only about containers whose devices it has not named yet. It asks at once when a new
+container needs the answer, and then with growing intervals. Only the CPUs of the kubelet's static
+CPU manager are asked for repeatedly: another kubelet may give out other CPUs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.assignments import Cause
 from cpupool.core.errors import CPUPoolError, DevicesUnnamed
-from cpupool.core.workloads import ContainerID
+from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import kubelet_conflict, requested, resolve, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from collections.abc import Set as AbstractSet
 
     from cpupool.core.koordinator import NodeRules
-    from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.core.workloads import Pod
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import (
         CheckpointSource,
@@ -42,6 +43,8 @@ _Answer = TypeVar("_Answer")
 
 _ASK_AGAIN_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """How long to wait before the agent repeats a question that had no answer."""
+_SOON_S: Final = 0.1
+"""How long a question waits that no container waits for: one answer then serves a burst of pods."""
 _KUBELET_STARTS_S: Final = 3.0
 """How long a starting agent waits for the kubelet's CPU manager; an old kubelet never answers."""
 _PROMISES_LAST_S: Final = 60.0
@@ -119,7 +122,8 @@ class Learner:
         self._new_kubelet = threading.Event()
         self._answered = self._answered_once = False
         self._cpu_manager = _Retry()
-        self._asked: tuple[tuple[ContainerRef, ...], frozenset[str]] = ((), frozenset())
+        self._unconfirmed: tuple[ContainerRef, ...] = ()
+        self._waiting: AbstractSet[ContainerRef | str] = frozenset()
         self._assignments = _Retry()
         self._found: frozenset[ContainerID] = frozenset()
         self._unrecognised: frozenset[ContainerID] = frozenset()
@@ -153,7 +157,7 @@ class Learner:
         listed = self._sources.ask("pods", self._pods.pods)
         if listed is not None:
             alive = {container.pod for container in found}
-            self._take_pods(listed, alive)
+            self._take_pods(listed, alive, now_s)
             self._recall(alive)
             self._recognise(found, now_s)
             self._ask_devices(now_s, alive)
@@ -218,7 +222,7 @@ class Learner:
         if not self._answered:
             self.due_s = min(self.due_s, self._cpu_manager.due_s)
 
-    def _take_pods(self, listed: tuple[Pod, ...], alive: Collection[str]) -> None:
+    def _take_pods(self, listed: tuple[Pod, ...], alive: Collection[str], now_s: float) -> None:
         """Take the pods; a known pod stays known while its cgroup exists.
 
         A pod that is no longer listed may be ending, or the list may be wrong.
@@ -230,7 +234,7 @@ class Learner:
         pods = (*listed, *ending)
         if pods != facts.pods:
             self._manager.observe(pods=pods)
-            self._assignments = _Retry()
+            self._assignments = self._assignments.by(now_s + _SOON_S)
 
     def _recall(self, alive: Collection[str]) -> None:
         """Read the kubelet's checkpoint from before this agent's start, once.
@@ -287,10 +291,14 @@ class Learner:
     def _ask_devices(self, now_s: float, alive: Collection[str]) -> None:
         facts, resolution = self._manager.snapshot()
         if not self._lacks_records():
+            self._waiting, self._assignments = frozenset(), _Retry(due_s=math.inf)
             return
-        unnamed = self._unnamed()
-        if (resolution.unconfirmed, unnamed) != self._asked:
-            self._asked, self._assignments = (resolution.unconfirmed, unnamed), _Retry()
+        waiting, unnamed = self._waiting_for_records(), self._unnamed()
+        if not waiting <= self._waiting:
+            self._assignments = _Retry()
+        elif resolution.unconfirmed != self._unconfirmed:
+            self._assignments = self._assignments.by(now_s + _SOON_S)
+        self._waiting, self._unconfirmed = waiting, resolution.unconfirmed
         if self._assignments.is_due(now_s):
             self._assignments = self._assignments.after(now_s)
             # A runtime keeps sandboxes of pods that have ended: without a cgroup, a pod's devices
@@ -320,6 +328,17 @@ class Learner:
             self._informed |= bool(live) or saved is not None
         if self._lacks_records():
             self.due_s = min(self.due_s, self._assignments.due_s)
+
+    def _waiting_for_records(self) -> AbstractSet[ContainerRef | str]:
+        """Return the containers and pods whose CPUs depend on the kubelet's answer.
+
+        A container with a hint has its CPUs already, and one that is not created needs none yet.
+        """
+        facts, resolution = self._manager.snapshot()
+        placed = resolution.containers.items() if resolution.missing else ()
+        created = {ContainerRef(pod, container.container.name) for (pod, _), container in placed}
+        uncertain = static_pods.uncertain(facts.pods or (), facts.static)
+        return created.intersection(resolution.missing) | uncertain | self._unnamed()
 
     def _lacks_records(self) -> bool:
         """Return whether the kubelet's records may have facts that are missing."""
@@ -368,6 +387,10 @@ class _Retry:
 
     def is_due(self, now_s: float) -> bool:
         return now_s >= self.due_s
+
+    def by(self, due_s: float) -> _Retry:
+        """Return the first try of a question that is asked at this time at the latest."""
+        return _Retry(due_s=min(self.due_s, due_s))
 
     def after(self, now_s: float) -> _Retry:
         wait_s = _ASK_AGAIN_S[min(self.times, len(_ASK_AGAIN_S) - 1)]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cpupool.core.devices import PodDevices
     from cpupool.manager.learner import Learner
     from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import FoundContainer
 
 
 def test_without_pools_the_devices_that_pods_hold_are_asked_for_first() -> None:
@@ -129,6 +130,59 @@ def test_missing_devices_are_asked_for_again_when_due_and_at_once_of_another_kub
     learner.kubelet_changed()
     learner.learn((), 100.3)
     assert outside.asked.count("podresources") == 3
+
+
+class TestOfAContainerWithCPUsTheKubeletIsAsked:
+    """Its annotation names devices that Allocate gave; the kubelet's records confirm that."""
+
+    def burst(self) -> tuple[Manager, Learner, Outside, tuple[FoundContainer, ...]]:
+        """Return an agent that has seen two such containers, one after the other."""
+        pods = [builders.pod(n, builders.container(running=False, exclusive_a=1)) for n in "ab"]
+        outside = Outside()
+        manager, learner = learning(outside)
+        learner.learn((), 100.0)
+        outside.asked.clear()
+        found: tuple[FoundContainer, ...] = ()
+        for now_s, pod, cpu in ((101.0, pods[0], "2"), (101.05, pods[1], "4")):
+            manager.allocate("exclusive_a", [cpu])
+            outside.listed = (*outside.listed, pod)
+            manager.observe_containers([told(pod.uid, identifier=pod.uid, exclusive_a=cpu)])
+            found = (*found, *here(pod.uid, pod.uid))
+            learner.learn(found, now_s)
+        return manager, learner, outside, found
+
+    def test_a_moment_later_once_for_a_burst(self) -> None:
+        manager, learner, outside, found = self.burst()
+        owned = {
+            f"{name}-uid": {"exclusive_a": CPUSet.of(cpu)} for name, cpu in (("a", 2), ("b", 4))
+        }
+        assert (outside.asked, learner.due_s) == ([], 101.1)
+        assert builders.owned(manager) == owned
+
+        outside.saved = {"a-uid": granted("2"), "b-uid": granted("4")}
+        learner.learn(found, 101.1)
+        assert (outside.asked, learner.due_s) == (["checkpoint"], math.inf)
+        assert builders.owned(manager) == owned
+        assert manager.snapshot().resolution.unconfirmed == ()
+
+    def test_with_the_first_that_needs_the_answer(self) -> None:
+        _, learner, outside, found = self.burst()
+        bare = builders.pod("bare", builders.container(exclusive_a=1))
+        outside.listed = (*outside.listed, bare)
+        learner.learn((*found, *here(bare.uid, "main-id")), 101.06)
+        assert outside.asked == ["checkpoint", "podresources"]
+
+
+def test_of_a_pod_whose_containers_are_not_created_the_kubelet_is_asked_a_moment_later() -> None:
+    outside = Outside()
+    _, learner = learning(outside)
+    learner.learn((), 100.0)
+    outside.asked.clear()
+    outside.listed = (builders.pod("bare", builders.container(running=False, exclusive_a=1)),)
+    learner.learn(alive("bare-uid"), 101.0)
+    assert (outside.asked, learner.due_s) == ([], 101.1)
+    learner.learn(alive("bare-uid"), 101.1)
+    assert outside.asked == ["checkpoint", "podresources"]
 
 
 def test_only_devices_of_pods_that_run_and_that_nothing_lists_are_recalled() -> None:
