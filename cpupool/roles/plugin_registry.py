@@ -107,6 +107,8 @@ class PluginRegistry:
         log.info("plugin registered", resource=resource, socket=worker.socket)
         if before is not None and before is not worker:
             before.close()
+        # The kubelet, too, registers first: a plugin that is notified has the place.
+        worker.notify()
         self._registered(resource, worker)
 
     def _lose(self, worker: PluginWorker) -> None:

@@ -54,6 +54,7 @@ class PluginWorker:
         self.introduction = known
         self._post = post
         self._introduced = introduced
+        self._discovered = known is None
         self._plugin: ResourcePlugin | None = None
         self._work: SimpleQueue[Callable[[ResourcePlugin], None] | None] = SimpleQueue()
         self._closed = threading.Event()
@@ -102,6 +103,21 @@ class PluginWorker:
 
         self._work.put(work)
 
+    def notify(self) -> None:
+        """Tell the plugin that it is registered, before it is asked; not one that has called.
+
+        A plugin that cannot be told is registered, as in the kubelet: it may answer what it is
+        asked.
+        """
+        if self._discovered:
+            self._work.put(self._notified)
+
+    def _notified(self, _plugin: ResourcePlugin) -> None:
+        try:
+            resource_plugin.notify(self.socket)
+        except CPUPoolError as error:
+            log.warning("plugin not notified", socket=self.socket, reason=error)
+
     def close(self) -> None:
         """End all calls; the plugin is not asked again."""
         self._closed.set()
@@ -144,15 +160,11 @@ class PluginWorker:
         while not self._closed.is_set():
             self._thread.answer()
             try:
-                found = resource_plugin.introduced(self.socket)
-                if found is not None:
-                    resource_plugin.notify(self.socket)
+                return resource_plugin.introduced(self.socket)
             except CPUPoolError as error:
                 if str(error) != complaint:
                     complaint = str(error)
                     log.info("plugin not registered", socket=self.socket, reason=error)
-            else:
-                return found
             self._closed.wait(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
             tries += 1
         return None

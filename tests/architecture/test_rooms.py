@@ -43,7 +43,7 @@ ELSEWHERE = {
     },
     "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
     "tests/unit/roles/test_resource_manager.py": {
-        *("roles/plugin_admitter", "roles/plugin_registry", "roles/plugin_worker"),
+        *("roles/plugin_admitter", "roles/plugin_worker"),
     },
     "tests/unit/roles/test_pod_failer.py": {"roles/pod_writer"},
     "tests/unit/roles/nri_plugin": {

@@ -383,11 +383,9 @@ def test_a_new_registration_takes_the_place_of_the_old(node: Node) -> None:
     node.run()
     old = node.plugin()
     node.until(lambda: old.asked["NotifyRegistrationStatus"])
-    new = node.plugin(name="other", need_reconcile=True)
+    new = node.plugin(name="other")
     new.answers("Allocate", answer("3"))
-    new.answers("GetResourcesAllocation", listing())
-    # Only a plugin that has the place is asked for its list.
-    node.until(lambda: new.asked["GetResourcesAllocation"])
+    node.until(lambda: new.asked["NotifyRegistrationStatus"])
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "3")
     assert not old.asked["Allocate"]
