@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
+from cpupool.enforce.properties import PropertiesGoal
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writers import Writers
@@ -16,6 +17,7 @@ from cpupool.host import files
 from cpupool.host.answer_record import AnswerRecord
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroup_memory import CgroupMemory
+from cpupool.host.cgroup_properties import CgroupProperties
 from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
 from cpupool.host.choice_record import ChoiceRecord
 from cpupool.host.cpu_time import CPUTimes
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.koordinator import NodeRules
     from cpupool.core.workloads import ContainerID
+    from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
     from cpupool.manager.ports import TopologySource
@@ -303,7 +306,6 @@ class Agent:
     ) -> CPUSetter:
         tree = CgroupFS(root.cgroup, settings.cgroup_root)
         quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
-        partitions = Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
         learner = Learner(
             self.manager,
             pods=self._cluster,
@@ -329,7 +331,7 @@ class Agent:
             writers=writers,
             learner=learner,
             mover=mover,
-            goals=[QuotaGoal(quotas, writers, self._metrics), LoadBalancingGoal(partitions)],
+            goals=_goals(settings, root, quotas, writers, self._metrics),
             events=self._cluster.events,
             metrics=self._metrics,
             now_s=time.monotonic,
@@ -388,6 +390,19 @@ class Agent:
 
     def _is_ready(self) -> bool:
         return self._cpusetter.ready
+
+
+def _goals(
+    settings: Setup, root: HostRoot, quotas: CFSBandwidth, writers: Writers, metrics: Metrics
+) -> list[Goal[Any, Any]]:
+    """Return what the cpusetter keeps after the CPUs."""
+    properties = CgroupProperties(root.cgroup, settings.cgroup_root)
+    partitions = Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
+    return [
+        QuotaGoal(quotas, writers, metrics),
+        PropertiesGoal(properties, writers, metrics),
+        LoadBalancingGoal(partitions),
+    ]
 
 
 def _rules(cluster: Cluster) -> NodeRules | None:

@@ -367,6 +367,24 @@ class CgroupWriteRejected(HostError):
         super().__init__(f"{path}: the kernel did not take {value!r}: {reason}")
 
 
+class MemoryInUse(HostError):
+    """A limit of memory that a container exceeds: the kernel would kill processes of it.
+
+    Attributes:
+        path: its cgroup.
+        limit_bytes: the limit.
+        used_bytes: what it uses.
+    """
+
+    def __init__(self, path: str, limit_bytes: int, used_bytes: int) -> None:
+        self.path = path
+        self.limit_bytes = limit_bytes
+        self.used_bytes = used_bytes
+        # A text with what it uses would be another one at each try.
+        what = f"{path}: it uses more than the {limit_bytes} bytes of memory that it is to have"
+        super().__init__(f"{what}; wait until it uses less, or raise the limit")
+
+
 class ContainerNotFound(HostError):
     """A container that the runtime does not have: it has ended, or does not exist yet."""
 

@@ -7,9 +7,9 @@ specification (config-linux.md); the ranges are the kernel's.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from cpupool.core.quota import PERIOD_US, Bandwidth
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 UNLIMITED: Final = -1
 """The text for no limit of memory, swap or CPU time."""
-_MAX: Final = "max"
+MAX: Final = "max"
+"""The word of cgroup v2 for no limit."""
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _BYTES_OR_MAX: Final = re.compile(r"max|[0-9]{1,18}", re.ASCII)
 _WEIGHT: Final = re.compile(r"(?:default )?([0-9]{1,5})", re.ASCII)
@@ -26,6 +27,9 @@ _LEAST_BYTES: Final = 6 << 20
 """No container starts with less (docs.docker.com, "Resource constraints")."""
 _MOST_BYTES: Final = 2**63 - 1
 _MOST_WEIGHT: Final = 10_000
+
+
+_T = TypeVar("_T")
 
 
 class OCIProperty(Enum):
@@ -99,7 +103,7 @@ def _is_protection(text: str) -> bool:
 
 
 def _is_high(text: str) -> bool:
-    return _is_protection(text) and (text == _MAX or int(text) >= _LEAST_BYTES)
+    return _is_protection(text) and (text == MAX or int(text) >= _LEAST_BYTES)
 
 
 _FILES: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
@@ -175,6 +179,62 @@ class Properties:
         """Return whether anything is set."""
         return self != NO_PROPERTIES
 
+    def lacking(self, has: Properties) -> Properties:
+        """Return those of these properties that a running container lacks, without the OOM score.
+
+        Args:
+            has: what the container has; None for what its kernel lacks.
+        """
+        return Properties(
+            self.shares if has.shares is None else None,
+            self.bandwidth if has.bandwidth is None else None,
+            self.memory_bytes if has.memory_bytes is None else None,
+            self.swap_bytes if has.swap_bytes is None else None,
+            unified={name: text for name, text in self.unified.items() if name not in has.unified},
+        )
+
+    def differing(self, has: Properties) -> Properties:
+        """Return those of these properties that a running container has otherwise.
+
+        Memory and swap come together, because swap counts with the memory. The OOM score is left
+        out.
+
+        Args:
+            has: as for `lacking`.
+        """
+        wrong = Properties(
+            _otherwise(self.shares, has.shares),
+            _otherwise(self.bandwidth, has.bandwidth),
+            _otherwise(self.memory_bytes, has.memory_bytes),
+            _otherwise(self.swap_bytes, has.swap_bytes),
+            unified={
+                name: text
+                for name, text in self.unified.items()
+                if _otherwise(text, has.unified.get(name)) is not None
+            },
+        )
+        if wrong.memory_bytes is None and wrong.swap_bytes is None:
+            return wrong
+        swap_bytes = None if has.swap_bytes is None else self.keeping_swap(has).swap_bytes
+        return replace(wrong, memory_bytes=self.memory_bytes, swap_bytes=swap_bytes)
+
+    def keeping_swap(self, has: Properties) -> Properties:
+        """Return these properties, with as much swap as a container has if they set memory only.
+
+        A limit of memory alone would change the swap, or be refused: it counts with the memory.
+
+        Args:
+            has: the container's memory, and its memory and swap together.
+        """
+        limit, swap = self.memory_bytes, has.swap_bytes
+        if limit is None or self.swap_bytes is not None or swap is None or has.memory_bytes is None:
+            return self
+        kept = UNLIMITED
+        if UNLIMITED not in {limit, swap}:
+            # Without a limit of memory it is the swap alone.
+            kept = limit + swap - max(0, has.memory_bytes)
+        return replace(self, swap_bytes=kept)
+
 
 NO_PROPERTIES: Final = Properties()
 
@@ -182,6 +242,11 @@ NO_PROPERTIES: Final = Properties()
 def property_named(name: str) -> OCIProperty | None:
     """Return the property of a name in the CRI; None for a name that no container has."""
     return _BY_NAME.get(name)
+
+
+def _otherwise(wanted: _T | None, has: _T | None) -> _T | None:
+    """Return what is wanted, if a container has something else."""
+    return None if has is None or has == wanted else wanted
 
 
 def _integer(known: OCIProperty, text: str) -> int:

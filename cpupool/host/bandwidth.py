@@ -31,6 +31,16 @@ _HINTS: Final = {
 }
 
 
+def v1_hierarchy(cgroup: Path) -> Path:
+    """Return the base of version 1's hierarchy for CPU time, whether it is there or not.
+
+    Args:
+        cgroup: the folder that stands for `/sys/fs/cgroup`.
+    """
+    mounted = (cgroup / name for name in _V1_HIERARCHIES)
+    return next((folder for folder in mounted if folder.is_dir()), cgroup / _V1_HIERARCHIES[-1])
+
+
 class CFSBandwidth:
     """The CPU time of this node's cgroups; satisfies `manager.ports.BandwidthTree`.
 
@@ -48,10 +58,7 @@ class CFSBandwidth:
         base, version = hierarchy(cgroup)
         self._v1 = version is CgroupVersion.V1
         if self._v1:
-            mounted = (cgroup / name for name in _V1_HIERARCHIES)
-            base = next(
-                (folder for folder in mounted if folder.is_dir()), cgroup / _V1_HIERARCHIES[-1]
-            )
+            base = v1_hierarchy(cgroup)
         self._base = base
         self._files = CgroupFiles(base, _HINTS, "see sched-bwc.rst")
         self._kubepods = cgroup_names.kubepods(cgroup_root)

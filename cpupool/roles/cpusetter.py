@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from cpupool.host import bandwidth, cgroup_memory, cgroup_names, partitions
+from cpupool.host import bandwidth, cgroup_memory, cgroup_names, cgroup_properties, partitions
 from cpupool.host.files import DirectoryWatch
 from cpupool.manager import learner
 from cpupool.telemetry import log as logs
@@ -29,7 +29,9 @@ NAME: Final = "cpusetter"
 _SETTLE_S: Final = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
 _STORM_S: Final = 0.2
-_KEPT_FILES: Final = {"cpuset.cpus"} | bandwidth.FILES | cgroup_memory.FILES | partitions.FILES
+_KEPT_FILES: Final = {"cpuset.cpus"}.union(
+    bandwidth.FILES, cgroup_memory.FILES, cgroup_properties.FILES, partitions.FILES
+)
 """What is kept of a container, and put back when another program has written it."""
 _CGROUP_LEVELS: Final = 5
 """Below kubepods: QoS class, pod, and three that a runtime and a container may make."""

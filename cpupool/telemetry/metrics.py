@@ -289,6 +289,12 @@ class Metrics(ProcessMetrics):
             ("reason",),
             registry=registry,
         )
+        self._property_repairs = Counter(
+            "cpupool_property_repairs",
+            "Containers whose properties from plugins were written, by what made it necessary",
+            ("reason",),
+            registry=registry,
+        )
         self._memory_writes = Histogram(
             "cpupool_memory_nodes_write_seconds",
             "One write of a container's memory nodes, until its pages have moved, by what made it"
@@ -418,6 +424,10 @@ class Metrics(ProcessMetrics):
     def quota_repaired(self, reason: str) -> None:
         """Count a CPU quota that was written."""
         self._quota_repairs.labels(reason).inc()
+
+    def properties_repaired(self, reason: str) -> None:
+        """Count a container whose properties were written."""
+        self._property_repairs.labels(reason).inc()
 
     def memory_written(self, reason: str, seconds: float) -> None:
         """Count a write of a container's memory nodes, and how long it took."""

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from cpupool.core.properties import (
@@ -104,3 +107,57 @@ def test_the_text_names_what_is_set() -> None:
     assert str(Properties(bandwidth=Bandwidth())) == "the CPU quota max 100000"
     shown = str(Properties(2, None, 5, 6, 0, {"io.weight": "1"}))
     assert shown == "CPU shares 2, memory 5, memory and swap 6, the OOM score 0, io.weight 1"
+
+
+GIB = 1 << 30
+ALL = Properties(512, Bandwidth(25_000), GIB, 2 * GIB, 500, {"memory.low": "0", "io.weight": "50"})
+
+
+def test_what_a_kernel_lacks_is_lacking_and_does_not_differ() -> None:
+    lacks = replace(ALL, oom_score_adj=None)
+    assert ALL.lacking(NO_PROPERTIES) == lacks
+    assert ALL.lacking(ALL) == NO_PROPERTIES
+    assert ALL.differing(NO_PROPERTIES) == NO_PROPERTIES
+    without_swap = replace(ALL, memory_bytes=4 * GIB, swap_bytes=None)
+    assert ALL.lacking(without_swap) == Properties(swap_bytes=2 * GIB)
+    assert ALL.differing(without_swap) == Properties(memory_bytes=GIB)
+
+
+@pytest.mark.parametrize(
+    ("has", "differs"),
+    [
+        ({}, {}),
+        ({"oom_score_adj": 0}, {}),
+        ({"shares": 1024}, {"shares": 512}),
+        ({"bandwidth": Bandwidth()}, {"bandwidth": Bandwidth(25_000)}),
+        ({"memory_bytes": 3 * GIB}, {"memory_bytes": GIB, "swap_bytes": 2 * GIB}),
+        ({"swap_bytes": -1}, {"memory_bytes": GIB, "swap_bytes": 2 * GIB}),
+        ({"unified": {"memory.low": "9", "io.weight": "50"}}, {"unified": {"memory.low": "0"}}),
+    ],
+)
+def test_only_what_differs_is_named_and_memory_with_its_swap(
+    has: dict[str, Any], differs: dict[str, Any]
+) -> None:
+    assert ALL.differing(replace(ALL, **has)) == Properties(**differs)
+
+
+@pytest.mark.parametrize(
+    ("limit", "has", "has_swap", "kept"),
+    [
+        (2 * GIB, GIB, 3 * GIB, 4 * GIB),
+        (2 * GIB, GIB, GIB, 2 * GIB),
+        (GIB, -1, GIB, 2 * GIB),
+        (GIB, 2 * GIB, -1, -1),
+        (-1, GIB, GIB, -1),
+        (GIB, None, GIB, None),
+        (GIB, GIB, None, None),
+        (None, GIB, GIB, None),
+    ],
+)
+def test_another_limit_of_memory_keeps_the_swap(
+    limit: int | None, has: int | None, has_swap: int | None, kept: int | None
+) -> None:
+    there = Properties(memory_bytes=has, swap_bytes=has_swap)
+    wanted = Properties(shares=2, memory_bytes=limit)
+    assert wanted.keeping_swap(there) == replace(wanted, swap_bytes=kept)
+    assert ALL.keeping_swap(there) == ALL

@@ -90,12 +90,14 @@ def test_what_happens_is_counted(metrics: Metrics) -> None:
     for _ in range(2):
         metrics.repaired("new")
         metrics.quota_repaired("unknown")
+        metrics.properties_repaired("moved")
         metrics.registered("nokia.k8s.io/shared_b")
         metrics.watch_restarted("pods", "gone")
         metrics.event_dropped()
     series = _scraped(metrics)
     assert series["cpupool_repairs_total", ("new",)] == 2
     assert series["cpupool_quota_repairs_total", ("unknown",)] == 2
+    assert series["cpupool_property_repairs_total", ("moved",)] == 2
     assert series["cpupool_registrations_total", ("nokia.k8s.io/shared_b",)] == 2
     assert series["cpupool_watch_restarts_total", ("gone", "pods")] == 2
     assert series["cpupool_events_dropped_total", ()] == 2
