@@ -6,6 +6,7 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1 and pluginregistrati
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from cpupool.core.resource_plugins import Answer, PluginError, PluginOptions
 from cpupool.core.workloads import ContainerRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from cpupool.channel import Channel
@@ -45,6 +46,7 @@ Hints = tuple[TopologyHint, ...] | None
 
 
 _Reply = TypeVar("_Reply", bound=Message)
+_Read = TypeVar("_Read")
 
 
 class Introduction(NamedTuple):
@@ -65,6 +67,24 @@ class _OutOfBounds(Exception):
     """An answer that no plugin needs; its text says what is in it."""
 
 
+class PluginCall(NamedTuple):
+    """A call of a plugin that has ended.
+
+    Attributes:
+        resource: the resource that the plugin is for.
+        method: its name in the API.
+        seconds: how long the call has taken.
+        failure: why it has failed, or a refusal; None otherwise.
+        allocated: the container for which it was asked to allocate.
+    """
+
+    resource: str
+    method: str
+    seconds: float
+    failure: PluginError | None
+    allocated: ContainerRef | None = None
+
+
 class ResourcePlugin:
     """A registered plugin.
 
@@ -73,13 +93,21 @@ class ResourcePlugin:
 
     Args:
         introduced: what it has said of itself.
+        observe: called after each call, in the thread of the caller.
         call_s: how long to wait for an answer.
     """
 
-    def __init__(self, introduced: Introduction, *, call_s: float = _CALL_S) -> None:
+    def __init__(
+        self,
+        introduced: Introduction,
+        observe: Callable[[PluginCall], None] = lambda _call: None,
+        *,
+        call_s: float = _CALL_S,
+    ) -> None:
         self.resource: Final = introduced.resource
         self.endpoint: Final = introduced.endpoint
         self.options: Final = introduced.options
+        self._observe = observe
         self._call_s = call_s
         self._lock = threading.Lock()
         self._calling: set[Channel] = set()
@@ -94,11 +122,16 @@ class ResourcePlugin:
 
     def hints(self, question: Question) -> Hints:
         """Return the NUMA nodes on which it can serve a container."""
-        reply = resourceplugin_pb2.ResourceHintsResponse
-        found = self._ask("asked for hints", "GetTopologyHints", _request(question), reply)
-        entries = (entry for entry in found.resource_hints if entry.key == self.resource)
-        with self._reading():
-            return next(map(_hints, entries), None)
+        return self._ask(
+            "asked for hints",
+            "GetTopologyHints",
+            _request(question),
+            resourceplugin_pb2.ResourceHintsResponse,
+            lambda found: next(
+                (_hints(entry) for entry in found.resource_hints if entry.key == self.resource),
+                None,
+            ),
+        )
 
     def allocate(self, question: Question, hint: TopologyHint | None = None) -> Answers:
         """Return what a container gets; nothing if the plugin has nothing to do for it.
@@ -111,31 +144,34 @@ class ResourcePlugin:
         if hint is not None and self.options.aligned:
             asked.hint.nodes.extend(sorted(hint.nodes or ()))
             asked.hint.preferred = hint.preferred
-        reply = resourceplugin_pb2.ResourceAllocationResponse
-        given = self._ask("asked to allocate", "Allocate", asked, reply)
-        with self._reading():
-            return _answers(given.allocation_result)
+        return self._ask(
+            "asked to allocate",
+            "Allocate",
+            asked,
+            resourceplugin_pb2.ResourceAllocationResponse,
+            lambda given: _answers(given.allocation_result),
+            allocated=question.container,
+        )
 
     def allocations(self) -> Mapping[ContainerRef, Answers]:
         """Return what every container that it knows has now."""
-        found = self._ask(
+        return self._ask(
             "asked for its allocations",
             "GetResourcesAllocation",
             resourceplugin_pb2.GetResourcesAllocationRequest(),
             resourceplugin_pb2.GetResourcesAllocationResponse,
-        )
-        with self._reading():
-            return {
+            lambda found: {
                 ContainerRef(uid, name): _answers(allocation)
                 for uid, containers in found.pod_resources.items()
                 for name, allocation in containers.container_resources.items()
-            }
+            },
+        )
 
     def remove(self, pod_uid: str) -> None:
         """Let it forget a pod that has ended; it may not know the pod."""
         request = resourceplugin_pb2.RemovePodRequest(pod_uid=pod_uid)
         reply = resourceplugin_pb2.RemovePodResponse
-        self._ask("told of an ended pod", "RemovePod", request, reply)
+        self._ask("told of an ended pod", "RemovePod", request, reply, lambda _nothing: None)
 
     def before_start(self, question: Question) -> None:
         """Let it prepare a container's resource."""
@@ -147,7 +183,14 @@ class ResourcePlugin:
         )
         reply = resourceplugin_pb2.PreStartContainerResponse
         purpose = "asked to prepare a container"
-        self._ask(purpose, "PreStartContainer", request, reply, _PRE_START_S)
+        self._ask(
+            purpose,
+            "PreStartContainer",
+            request,
+            reply,
+            lambda _nothing: None,
+            timeout_s=_PRE_START_S,
+        )
 
     def _ask(
         self,
@@ -155,24 +198,34 @@ class ResourcePlugin:
         method: str,
         request: Message,
         reply: type[_Reply],
+        read: Callable[[_Reply], _Read],
+        *,
         timeout_s: float | None = None,
-    ) -> _Reply:
+        allocated: ContainerRef | None = None,
+    ) -> _Read:
+        began_s = time.monotonic()
+
+        def observe(failure: PluginError | None) -> None:
+            seconds = time.monotonic() - began_s
+            self._observe(PluginCall(self.resource, method, seconds, failure, allocated))
+
         try:
             with opened(self.endpoint, MAX_ANSWER_BYTES) as channel, self._listed(channel):
-                return channel.call(
+                answer = channel.call(
                     f"{_SERVICE}/{method}", request, reply, timeout_s or self._call_s
                 )
-        except CallFailed as failure:
-            raise _failure(self.resource, purpose, failure) from failure
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Make an answer that is out of bounds a refusal."""
-        try:
-            yield
+            found = read(answer)
+        except CallFailed as error:
+            failure = _failure(self.resource, purpose, error)
+            observe(failure)
+            raise failure from error
         except _OutOfBounds as excess:
             why = f"has answered with {excess}"
-            raise PluginError(self.resource, why, "its log has more", refused=True) from excess
+            failure = PluginError(self.resource, why, "its log has more", refused=True)
+            observe(failure)
+            raise failure from excess
+        observe(None)
+        return found
 
     @contextmanager
     def _listed(self, channel: Channel) -> Iterator[None]:

@@ -60,6 +60,38 @@ class PoolShare:
 
 
 @dataclass(frozen=True, slots=True)
+class PluginStatus:
+    """A socket of a resource plugin.
+
+    Attributes:
+        socket: its path.
+        resource: the resource that the plugin is for; empty while that is not known.
+        why: why its last call has failed, or why it is not registered; empty if that is not so.
+        answered: when it has answered last, in RFC 3339; empty if it has not.
+    """
+
+    socket: str
+    resource: str
+    why: str = ""
+    answered: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReport:
+    """What the agent knows of resource plugins.
+
+    Attributes:
+        folders: where they register; none if the agent asks no plugin.
+        plugins: the sockets that are there.
+        confirmed: container and requested resource → when its plugin has confirmed the answer.
+    """
+
+    folders: tuple[str, ...] = ()
+    plugins: tuple[PluginStatus, ...] = ()
+    confirmed: Mapping[tuple[ContainerRef, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerStatus:
     """One container directory of the node.
 

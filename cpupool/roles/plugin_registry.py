@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from cpupool.kubelet.resource_plugin import Introduction
+    from cpupool.kubelet.resource_plugin import Introduction, PluginCall
 
 log = logs.get(__name__)
 
@@ -35,6 +35,7 @@ class PluginRegistry:
         post: as for `PluginWorker`.
         changed: called when something in a folder has changed; any thread calls it.
         registered: called after another plugin serves a resource, or none any more.
+        observe: as for `PluginWorker`.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class PluginRegistry:
         *,
         changed: Callable[[], None],
         registered: Callable[[str, PluginWorker | None], None],
+        observe: Callable[[PluginCall], None],
     ) -> None:
         self._folders = tuple(folders)
         self._watches = [
@@ -51,6 +53,7 @@ class PluginRegistry:
         ]
         self._post = post
         self._registered = registered
+        self._observe = observe
         self._found: dict[Path, tuple[_Identity, PluginWorker]] = {}
         self._strange: frozenset[Path] = frozenset()
         self._plugins: dict[str, PluginWorker] = {}
@@ -59,6 +62,11 @@ class PluginRegistry:
     def plugins(self) -> Mapping[str, PluginWorker]:
         """Resource → the plugin that serves it now."""
         return self._plugins
+
+    @property
+    def workers(self) -> list[PluginWorker]:
+        """Every socket's plugin, also those that do not serve a resource, or not yet."""
+        return [worker for _, worker in self._found.values()]
 
     def look(self) -> None:
         """Compare the sockets with the known plugins.
@@ -76,7 +84,7 @@ class PluginRegistry:
                 self._lose(worker)
         for path, identity in there.items():
             if path not in self._found:
-                self._found[path] = identity, PluginWorker(path, self._post, self._introduced)
+                self._found[path] = identity, self._worker(path)
 
     def register(self, known: Introduction) -> None:
         """Take a plugin that has registered by a call; it does not say who it is when asked."""
@@ -87,18 +95,20 @@ class PluginRegistry:
             return
         if path in self._found:
             self._lose(self._found.pop(path)[1])
-        worker = PluginWorker(path, self._post, self._introduced, known)
+        worker = self._worker(path, known)
         self._found[path] = there[path], worker
 
     def stop(self) -> None:
         """Ask no plugin any more, and wait until no thread is left."""
         for watch in self._watches:
             watch.stop()
-        workers = [worker for _, worker in self._found.values()]
-        for worker in workers:
+        for worker in self.workers:
             worker.close()
-        for worker in workers:
+        for worker in self.workers:
             worker.join()
+
+    def _worker(self, socket: Path, known: Introduction | None = None) -> PluginWorker:
+        return PluginWorker(socket, self._post, self._introduced, self._observe, known)
 
     def _introduced(self, worker: PluginWorker) -> None:
         resource = worker.resource

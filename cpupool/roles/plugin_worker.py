@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cpupool.kubelet.resource_plugin import Introduction
+    from cpupool.kubelet.resource_plugin import Introduction, PluginCall
 
 log = logs.get(__name__)
 
@@ -36,11 +36,13 @@ class PluginWorker:
         socket: where it listens.
         post: takes what is to run in the thread of the role; any thread may call it.
         introduced: called in that thread once the plugin has said who it is.
+        observe: called after each call, in the thread of the plugin.
         known: what it has said already, at the door; None to ask.
 
     Attributes:
         socket: where it listens.
         introduction: what it has said of itself; None before, and for another kind of plugin.
+        complaint: why it is not registered; empty if it is, or has not been asked.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class PluginWorker:
         socket: Path,
         post: Callable[[Callable[[], None]], None],
         introduced: Callable[[PluginWorker], None],
+        observe: Callable[[PluginCall], None],
         known: Introduction | None = None,
     ) -> None:
         self.socket: Final = socket
@@ -55,6 +58,8 @@ class PluginWorker:
         self._post = post
         self._introduced = introduced
         self._discovered = known is None
+        self._observe = observe
+        self.complaint = ""
         self._plugin: ResourcePlugin | None = None
         self._work: SimpleQueue[Callable[[ResourcePlugin], None] | None] = SimpleQueue()
         self._closed = threading.Event()
@@ -70,6 +75,11 @@ class PluginWorker:
     def resource(self) -> str:
         """The resource that it serves; empty before that is known."""
         return self.introduction.resource if self.introduction else ""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not asked any more."""
+        return self._closed.is_set()
 
     @property
     def options(self) -> PluginOptions:
@@ -133,7 +143,7 @@ class PluginWorker:
         self.introduction = self.introduction or self._asked_for_name()
         if self.introduction is None:
             return
-        plugin = self._plugin = ResourcePlugin(self.introduction)
+        plugin = self._plugin = ResourcePlugin(self.introduction, self._observe)
         self._post(lambda: None if self._closed.is_set() else self._introduced(self))
         try:
             while not self._closed.is_set():
@@ -156,15 +166,18 @@ class PluginWorker:
 
     def _asked_for_name(self) -> Introduction | None:
         """Ask for the name until the plugin answers; None for another kind of plugin."""
-        tries, complaint = 0, ""
+        tries = 0
         while not self._closed.is_set():
             self._thread.answer()
             try:
-                return resource_plugin.introduced(self.socket)
+                found = resource_plugin.introduced(self.socket)
             except CPUPoolError as error:
-                if str(error) != complaint:
-                    complaint = str(error)
+                if str(error) != self.complaint:
+                    self.complaint = str(error)
                     log.info("plugin not registered", socket=self.socket, reason=error)
+            else:
+                self.complaint = "" if found else f"is no {resource_plugin.TYPE}"
+                return found
             self._closed.wait(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
             tries += 1
         return None

@@ -24,6 +24,7 @@ from cpupool.manager import plugin_requests
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.roles.plugin_admitter import PluginAdmitter
 from cpupool.roles.plugin_registry import PluginRegistry
+from cpupool.roles.plugin_reports import PluginReports
 from cpupool.telemetry import log as logs
 from cpupool.wire import katalyst
 
@@ -66,11 +67,14 @@ class ResourceManager:
         record: the file with the answers.
         metrics: where answers are counted.
         health: receives the beats of the loop.
-        changed: called when there are other answers.
+        changed: called when there are other plugins or answers, or a plugin begins or ends to fail.
         v2: whether the node has cgroup version 2.
         names: as for `PluginFacts`.
         reconcile_s: how often plugins are asked for what containers have now.
         now_s: a monotonic clock.
+
+    Attributes:
+        reports: what plugins have said last.
     """
 
     def __init__(
@@ -98,8 +102,13 @@ class ResourceManager:
         self._reconcile_s = reconcile_s
         self._now_s = now_s
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.reports = PluginReports(folders, metrics.plugins)
         self._registry = PluginRegistry(
-            folders, self._post, changed=self.look, registered=self._registered
+            folders,
+            self._post,
+            changed=self.look,
+            registered=self._registered,
+            observe=self.reports.called,
         )
         self._book = AnswerBook(manager.names, self._broken, v2=v2)
         self._admitter = PluginAdmitter(self._book, self._listed_once, manager.snapshot, now_s)
@@ -146,6 +155,8 @@ class ResourceManager:
             while True:
                 self._inbox.get_nowait()()
         now, now_s = self._manager.snapshot(), self._now_s()
+        if self.reports.keep(self._registry.workers, self._served()):
+            self._changed()
         if now.facts.pods is None or not self._recalled.is_set():
             return _LOOK_S
         self._lost_s = {
@@ -182,6 +193,7 @@ class ResourceManager:
         if worker is None:
             self._lost_s[resource] = self._now_s()
             return
+        self.reports.registered(resource)
         self._lost_s.pop(resource, None)
         self._due_s.pop(resource, None)
         if worker.options.reconciled:
@@ -197,7 +209,7 @@ class ResourceManager:
         return {name: worker for name, worker in plugins.items() if name not in self._unlisted}
 
     def _broken(self, resource: str, broken: Broken) -> None:
-        self._metrics.answer_refused(resource, broken.rule.value)
+        self._metrics.plugins.answer_refused(resource, broken.rule.value)
         log.warning("answer refused", resource=resource, rule=broken.rule.value, reason=broken.why)
 
     def _served(self) -> frozenset[str]:
@@ -248,6 +260,7 @@ class ResourceManager:
             if needed <= told:
                 self._book.forget(uid)
                 self._admitter.forget(uid)
+                self.reports.forget(uid)
                 del self._removed[uid]
                 continue
             for resource in (needed - told) & self._registry.plugins.keys():
@@ -295,10 +308,12 @@ class ResourceManager:
         """Take what containers have now; a plugin that has forgotten one is asked again."""
         now, worker = self._manager.snapshot(), self._registry.plugins[resource]
         changed: dict[tuple[ContainerRef, str], Given] = {}
+        confirmed: list[ContainerRef] = []
         for pod, container, quantity in _requesting(now, resource):
             ref = ContainerRef(pod.cgroup_uid, container.name)
             has, found = self._book.of(ref).get(resource), listed.get(ref, {})
             if found:
+                confirmed.append(ref)
                 given = self._book.listed(pod, quantity, found, has)
                 if has is None or given.answers != has.answers:
                     changed[ref, resource] = given
@@ -306,6 +321,7 @@ class ResourceManager:
                 question = katalyst.question(pod, container, resource, quantity)
                 self._admitter.allocate(worker, pod, question, has.hint)
         self._book.take(now, changed)
+        self.reports.confirmed(resource, confirmed)
 
     def _complain(self, about: str, why: str) -> None:
         """Log a failure once, and its end."""

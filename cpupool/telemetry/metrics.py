@@ -21,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from cpupool.core.assignments import Cause
+from cpupool.telemetry.plugin_metrics import PluginMetrics
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ class Metrics(ProcessMetrics):
         super().__init__()
         registry = self._registry
         self.cpu_manager = CPUManagerMetrics(registry)
+        self.plugins = PluginMetrics(registry)
         self._pools = {
             what: Gauge(f"cpupool_pool_{what}", meaning, ("pool", "kind"), registry=registry)
             for what, meaning in (
@@ -334,12 +336,6 @@ class Metrics(ProcessMetrics):
         self._choices_unrecorded = Gauge(
             "cpupool_cpu_manager_choices_unrecorded",
             "1 while the file with the CPU manager policy's choices cannot be written",
-            registry=registry,
-        )
-        self._answers_refused = Counter(
-            "cpupool_plugin_answers_refused",
-            "Answers of resource plugins that break a rule",
-            ("resource", "rule"),
             registry=registry,
         )
         self._way = Gauge(
@@ -456,10 +452,6 @@ class Metrics(ProcessMetrics):
     def choices_unrecorded(self, *, failed: bool) -> None:
         """Set whether the file with the CPU manager policy's choices cannot be written."""
         self._choices_unrecorded.set(failed)
-
-    def answer_refused(self, resource: str, rule: str) -> None:
-        """Count an answer of a resource plugin that breaks a rule."""
-        self._answers_refused.labels(resource, rule).inc()
 
     def enforced_by(self, way: str, ways: Collection[str]) -> None:
         """Set which of the ways sets the CPUs of a container that starts now."""

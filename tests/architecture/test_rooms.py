@@ -45,6 +45,7 @@ ELSEWHERE = {
     "tests/unit/roles/test_resource_manager.py": {
         *("roles/plugin_admitter", "roles/plugin_worker"),
     },
+    "tests/unit/roles/test_plugin_reports.py": {"telemetry/plugin_metrics"},
     "tests/unit/roles/test_pod_failer.py": {"roles/pod_writer"},
     "tests/unit/roles/nri_plugin": {
         *("enforce/intruders", "roles/nri_answers", "roles/nri_obstacles"),

@@ -1,0 +1,76 @@
+"""The series of resource plugins.
+
+Those of Katalyst's kubelet patch keep their names and labels, so that its dashboards serve.
+Source: kubewharf/enhanced-k8s, pkg/kubelet/metrics/metrics.go of the patch for QoS resources.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from prometheus_client import CollectorRegistry
+
+
+class PluginMetrics:
+    """What plugins are asked, and what they answer. Any thread may call any method."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        named, ours = ("resource_name",), ("resource",)
+        self._registrations = Counter(
+            "kubelet_resource_plugin_registration",
+            "Registrations of plugins",
+            named,
+            registry=registry,
+        )
+        self._durations = {
+            method: Histogram(
+                f"kubelet_resource_plugin_{infix}_duration_seconds",
+                f"One call of {method}, by the name of the resource",
+                named,
+                registry=registry,
+            )
+            for method, infix in (("Allocate", "alloc"), ("GetTopologyHints", "get_hints"))
+        }
+        self._calls = Counter(
+            "cpupool_plugin_calls",
+            "Calls of plugins, by method and outcome: answered, refused (also an answer), failed",
+            (*ours, "method", "outcome"),
+            registry=registry,
+        )
+        self._answers_refused = Counter(
+            "cpupool_plugin_answers_refused",
+            "Answers of resource plugins that break a rule",
+            (*ours, "rule"),
+            registry=registry,
+        )
+        self._serves = Gauge(
+            "cpupool_plugin_serves",
+            "1 while a plugin serves the resource, 0 while containers have answers of a lost one",
+            ours,
+            registry=registry,
+        )
+
+    def registered(self, resource: str) -> None:
+        """Count a registration."""
+        self._registrations.labels(resource).inc()
+
+    def called(self, resource: str, method: str, outcome: str, seconds: float) -> None:
+        """Count a call; the outcome is one of three words."""
+        if method in self._durations:
+            self._durations[method].labels(resource).observe(seconds)
+        self._calls.labels(resource, method, outcome).inc()
+
+    def answer_refused(self, resource: str, rule: str) -> None:
+        """Count an answer that breaks a rule."""
+        self._answers_refused.labels(resource, rule).inc()
+
+    def serve(self, registered: Collection[str], known: Collection[str]) -> None:
+        """Set which resources have a plugin, of all that have had one."""
+        self._serves.clear()
+        for resource in known:
+            self._serves.labels(resource).set(resource in registered)
