@@ -33,7 +33,11 @@ class Registrations:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.events: list[tuple[str, str]] = []
         self.registry = PluginRegistry(
-            [folder], self._inbox.put, changed=lambda: None, registered=self._note
+            [folder],
+            self._inbox.put,
+            changed=lambda: None,
+            registered=self._note,
+            observe=lambda _call: None,
         )
         self._opened.callback(self.registry.stop)
 
