@@ -86,7 +86,6 @@ class _Seen:
         new: it has appeared since the first sweep.
         measured: whether the time until it ran on its final CPUs has been counted.
         target: how far the repair of its CPUs is.
-        writer: its last writer; None while it has not been written.
         occupied: the CPUs of its own that it waits for, since other pods run there.
         nested: the CPUs to which the cgroups in it have followed it last; empty for none.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
@@ -98,7 +97,6 @@ class _Seen:
     new: bool
     measured: bool
     target: Target[str] = field(default_factory=Target)
-    writer: Writer | None = None
     occupied: CPUSet = field(default_factory=CPUSet)
     nested: str = ""
     silent_s: float = -math.inf
@@ -201,7 +199,9 @@ class Mover:
             cpu_s: the CPU time that the sweep took.
         """
         for gone in self._seen.keys() - {container.path for container in found}:
-            self._texts.pop(self._seen.pop(gone).key, None)
+            key = self._seen.pop(gone).key
+            self._texts.pop(key, None)
+            self._writers.forget(key[1])
         if self._hurried:
             self._haste.spend(cpu_s, self._now_s())
 
@@ -336,7 +336,7 @@ class Mover:
         seen.occupied = move.gains - goal
         if goal != move.has:
             reason = self._reason(move.path, seen)
-            by = self._unasked(seen) or self._writers.of(move.container, seen.writer, new=seen.new)
+            by = self._unasked(seen) or self._writers.of(move.container, new=seen.new)
             yield _Step(wrong, goal, reason, by)
         else:
             self._tell_stuck(wrong.found, seen, f"other pods still run on its CPUs {seen.occupied}")
@@ -347,7 +347,8 @@ class Mover:
         reason, writer = step.reason, step.writer
         tree = self._writers.through(writer, self._tree, move.path, move.container)
         apply.bring(tree, move.path, step.goal, before=CPUSet.parse(seen.nested))
-        seen.writer, seen.nested = writer, str(step.goal)
+        self._writers.wrote(move.container, writer)
+        seen.nested = str(step.goal)
         del staying[move.path]
         if reason.foreign:
             seen.target.repaired(reason, started_s)
@@ -399,7 +400,7 @@ class Mover:
         if sighted is not None and not sighted.name:
             # No runtime changes a sandbox.
             return Writer.CGROUP
-        return self._writers.unasked(identifier, seen.writer, new=seen.new)
+        return self._writers.unasked(identifier, new=seen.new)
 
     def _reason(self, path: str, seen: _Seen) -> Reason:
         if seen.target.right is None:

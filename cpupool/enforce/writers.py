@@ -61,6 +61,7 @@ class Writers:
         self._asked = asked
         self._nri = nri
         self._cri = cri
+        self._last: dict[ContainerID, Writer] = {}
         self._answers_calls = False
         self._warned = False
 
@@ -79,36 +80,42 @@ class Writers:
         """Return whether the runtime is about to bring a container onto its CPUs."""
         return self._nri is not None and self._nri.starting(container)
 
-    def unasked(self, container: ContainerID, before: Writer | None, *, new: bool) -> Writer | None:
+    def wrote(self, container: ContainerID, writer: Writer) -> None:
+        """Record the writer of a container's CPUs."""
+        self._last[container] = writer
+
+    def forget(self, container: ContainerID) -> None:
+        """Forget a container that has ended."""
+        self._last.pop(container, None)
+
+    def unasked(self, container: ContainerID, *, new: bool) -> Writer | None:
         """Return the writer of a container as `of`, or None where that needs a call."""
         if self._nri is not None and self._nri.delays:
             # The runtime waits for this sweep, and asks cpupool before its next write.
             return Writer.CGROUP
-        by_plugin = bool(self._nri and self._nri.cpu_list(container))
+        by_plugin = self._by_plugin(container)
         if by_plugin and self.asks() and not self._by_calls():
             return Writer.NRI
         # The runtime has no CPUs for it yet, and a question would cost time in which the container
         # runs where it should not.
-        unasked = new and before is None and self._asked is not Writer.CRI
+        unasked = new and container not in self._last and self._asked is not Writer.CRI
         return Writer.CGROUP if unasked and not by_plugin else None
 
-    def of(self, container: ContainerID, before: Writer | None, *, new: bool) -> Writer:
+    def of(self, container: ContainerID, *, new: bool) -> Writer:
         """Choose the writer of a container that is to be written.
 
         Args:
             container: its id.
-            before: its last writer; None where it has not been written yet.
             new: it has started since the agent did; an older container keeps its writer.
 
         Raises:
             RuntimeUnreachable: the runtime has a CPU list for it, and cannot be reached.
             CPUPoolError: the runtime does not answer.
         """
-        writer = self.unasked(container, before, new=new)
+        writer = self.unasked(container, new=new)
         if writer is not None:
             return writer
-        by_plugin = bool(self._nri and self._nri.cpu_list(container))
-        if by_plugin or before in {Writer.NRI, Writer.CRI}:
+        if self._by_plugin(container) or self._last.get(container) in {Writer.NRI, Writer.CRI}:
             if self._cri.connected():
                 return Writer.CRI
             raise RuntimeUnreachable(container)
@@ -187,7 +194,9 @@ class Writers:
             RuntimeBusy: it may be tried again in a moment.
             CPUPoolError: it cannot be set.
         """
-        writer = self.of(container, None, new=False)
+        # The runtime is asked for the CPUs, which come first, and not again: that takes long.
+        directs = self._last.get(container) is Writer.CGROUP and not self._by_plugin(container)
+        writer = Writer.CGROUP if directs else self.of(container, new=False)
         runtime = self._runtime(writer)
         if runtime is None:
             directly()
@@ -209,6 +218,10 @@ class Writers:
         if writer is Writer.CGROUP:
             return None
         return self._nri if self._nri and writer is Writer.NRI else self._cri
+
+    def _by_plugin(self, container: ContainerID) -> bool:
+        """Return whether the runtime has a CPU list for a container, and its plugin knows that."""
+        return bool(self._nri and self._nri.cpu_list(container))
 
     def _by_calls(self) -> bool:
         """Return whether changes go by CRI, because NRI could lock the runtime up.

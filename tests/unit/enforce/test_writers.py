@@ -51,6 +51,12 @@ def old(listed: str | None = None) -> ModelRuntime:
     return made
 
 
+def written(writers: Writers, by: Writer) -> Writers:
+    """Return them after one of them has written the container's CPUs."""
+    writers.wrote(ONE, by)
+    return writers
+
+
 @pytest.mark.parametrize(
     ("asked", "nri", "cri", "writer"),
     [
@@ -111,15 +117,15 @@ def test_a_container_that_starts_goes_the_way_that_is_asked_for_or_works_best(
 def test_one_of_which_the_runtime_has_the_list_is_written_by_the_runtime(
     asked: Writer | None, nri: ModelRuntime | None, cri: ModelRuntime, old: Writer, new: Writer
 ) -> None:
-    writers = Writers(asked, nri, cri)
-    assert [writers.of(ONE, Writer.CGROUP, new=late) for late in (False, True)] == [old, new]
+    writers = written(Writers(asked, nri, cri), Writer.CGROUP)
+    assert [writers.of(ONE, new=late) for late in (False, True)] == [old, new]
 
 
 def test_no_way_leads_past_a_runtime_that_has_the_list_or_through_one_that_is_not_there() -> None:
     states = [make(listed) for make in (runtime, gone, old) for listed in (None, "", "2")]
     for asked, nri, cri, new in product((None, *Writer), (None, *states), states, (False, True)):
         try:
-            writer = Writers(asked, nri, cri).of(ONE, Writer.CGROUP, new=new)
+            writer = written(Writers(asked, nri, cri), Writer.CGROUP).of(ONE, new=new)
         except RuntimeUnreachable:
             assert nri is not None
             assert (nri.here, cri.here, nri.cpu_list(ONE)) == (False, False, "2")
@@ -134,47 +140,49 @@ def test_no_way_leads_past_a_runtime_that_has_the_list_or_through_one_that_is_no
 def test_a_runtime_that_nri_can_lock_up_is_waited_for_once_it_has_answered_calls() -> None:
     cri = runtime("2")
     writers = Writers(None, old("2"), cri)
-    assert writers.of(ONE, None, new=True) is Writer.CRI
+    assert writers.of(ONE, new=True) is Writer.CRI
+    written(writers, Writer.CRI)
     cri.here = False
     for _ in range(2):
-        assert writers.unasked(ONE, Writer.CRI, new=True) is None
+        assert writers.unasked(ONE, new=True) is None
         with pytest.raises(RuntimeUnreachable):
-            writers.of(ONE, Writer.CRI, new=True)
+            writers.of(ONE, new=True)
     cri.here = True
-    assert writers.of(ONE, Writer.CRI, new=True) is Writer.CRI
+    assert writers.of(ONE, new=True) is Writer.CRI
 
 
 def test_it_is_reported_once_that_a_runtime_can_lock_up(caplog: pytest.LogCaptureFixture) -> None:
     writers = Writers(None, old("2"), gone())
     for _ in range(2):
-        writers.of(ONE, None, new=True)
+        writers.of(ONE, new=True)
     (told,) = caplog.messages
     assert "mount the folder of its CRI socket" in told
 
 
 def test_a_runtime_that_has_the_list_and_is_gone_is_waited_for() -> None:
     with pytest.raises(RuntimeUnreachable, match=r"container c: .* start the runtime") as raised:
-        Writers(None, gone("2"), gone()).of(ONE, None, new=True)
+        Writers(None, gone("2"), gone()).of(ONE, new=True)
     assert raised.value.container == ONE
 
 
 def test_a_runtime_that_does_not_answer_leaves_the_container_as_it_is() -> None:
     with pytest.raises(RemoteProtocolError):
-        Writers(None, None, runtime("2", silent=True)).of(ONE, None, new=False)
+        Writers(None, None, runtime("2", silent=True)).of(ONE, new=False)
 
 
 @pytest.mark.parametrize("asked", [None, Writer.CGROUP])
 def test_the_runtime_is_not_asked_about_a_container_that_nothing_has_written(
     asked: Writer | None,
 ) -> None:
-    assert Writers(asked, None, runtime(silent=True)).of(ONE, None, new=True) is Writer.CGROUP
+    assert Writers(asked, None, runtime(silent=True)).of(ONE, new=True) is Writer.CGROUP
 
 
 @pytest.mark.parametrize("before", [Writer.CRI, Writer.NRI])
 def test_one_that_was_written_by_the_runtime_is_never_written_directly(before: Writer) -> None:
-    assert Writers(None, runtime(), runtime("2")).of(ONE, before, new=True) is Writer.CRI
+    there = written(Writers(None, runtime(), runtime("2")), before)
+    assert there.of(ONE, new=True) is Writer.CRI
     with pytest.raises(RuntimeUnreachable):
-        Writers(None, gone(), gone("2")).of(ONE, before, new=True)
+        written(Writers(None, gone(), gone("2")), before).of(ONE, new=True)
 
 
 def test_a_container_starts_as_long_as_nri_says_so() -> None:
@@ -294,6 +302,24 @@ class TestLimit:
         assert Writers(None, nri, cri).limit(kernel, PATH, ONE, Bandwidth(5_000)) is writer
         assert (limited, kernel.writes) == ([(writer, Bandwidth(5_000))], [])
 
+    def test_the_runtime_is_not_asked_again_who_set_the_cpus(self) -> None:
+        cri = runtime("0", silent=True)
+        limited: list[Bandwidth] = []
+        cri.limited = lambda _, bandwidth: limited.append(bandwidth)
+        kernel, writers = self.kernel(), Writers(None, runtime(), cri)
+        for writer in (Writer.CGROUP, Writer.CRI):
+            written(writers, writer)
+            assert writers.limit(kernel, PATH, ONE, Bandwidth(5_000)) is writer
+        assert (len(kernel.writes), limited) == (1, [Bandwidth(5_000)])
+
+        writers.forget(ONE)
+        with pytest.raises(RemoteProtocolError):
+            writers.limit(kernel, PATH, ONE, Bandwidth(5_000))
+
+    def test_a_container_of_the_plugin_is_its_again_after_a_start_has_waited(self) -> None:
+        writers = written(Writers(None, runtime("0"), runtime("0")), Writer.CGROUP)
+        assert writers.limit(self.kernel(), PATH, ONE, Bandwidth(5_000)) is Writer.NRI
+
     def test_where_the_runtime_has_no_list_the_cgroup_is_written(self) -> None:
         kernel = self.kernel()
         writer = Writers(None, runtime(), runtime("")).limit(kernel, PATH, ONE, Bandwidth(5_000))
@@ -311,9 +337,9 @@ class TestLimit:
 def test_while_a_start_waits_cpupool_writes_everything() -> None:
     nri = runtime("0-3")
     writers = Writers(None, nri, runtime("0-3"))
-    assert writers.of(ONE, None, new=True) is Writer.NRI
+    assert writers.of(ONE, new=True) is Writer.NRI
     nri.delays = True
-    assert writers.unasked(ONE, Writer.NRI, new=True) is Writer.CGROUP
-    assert writers.of(ONE, Writer.CRI, new=False) is Writer.CGROUP
+    assert written(writers, Writer.NRI).unasked(ONE, new=True) is Writer.CGROUP
+    assert written(writers, Writer.CRI).of(ONE, new=False) is Writer.CGROUP
     nri.delays = False
-    assert writers.of(ONE, Writer.CGROUP, new=True) is Writer.NRI
+    assert written(writers, Writer.CGROUP).of(ONE, new=True) is Writer.NRI

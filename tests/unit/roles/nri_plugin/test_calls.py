@@ -84,7 +84,7 @@ def test_a_runtime_that_could_lock_up_is_called_and_its_question_passes(
     agent, plugin = old
     container, calls, writers = called(agent, plugin)
     identifier = ContainerID("c1")
-    writer = writers.of(identifier, None, new=True)
+    writer = writers.of(identifier, new=True)
     assert writer is Writer.CRI
 
     # Where it waits until its own CPUs are free.
