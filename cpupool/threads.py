@@ -7,6 +7,7 @@ docs/dev/decisions/0019-every-thread-is-asked.md lists what this does not cover.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 SILENT_S: Final = 60.0
+_ASK_S: Final = 1.0
+"""How often a thread is asked: a question wakes it, and some loops turn many times a second."""
 _END_S: Final = 10.0
 
 
@@ -44,6 +47,7 @@ class OwnedThread:
         ask: makes the thread call `answer`; the owner calls it; must not block.
         failed: called in the thread when `run` has raised; the owner then checks.
         silent_s: how long the thread may take to answer.
+        every_s: how long a thread that has answered is not asked again.
     """
 
     def __init__(
@@ -54,12 +58,15 @@ class OwnedThread:
         ask: Callable[[], None],
         failed: Callable[[], None],
         silent_s: float = SILENT_S,
+        every_s: float = _ASK_S,
     ) -> None:
         self._run = run
         self._ask = ask
         self._failed = failed
         self._silent_s = silent_s
+        self._every_s = every_s
         self._asked_s: float | None = None
+        self._ask_at_s = -math.inf
         self._failure = ""
         self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
 
@@ -77,7 +84,7 @@ class OwnedThread:
         self._asked_s = None
 
     def check(self) -> None:
-        """Ask the thread, and check whether it answered the question of an earlier call.
+        """Ask the thread now and then, and check whether it answered an earlier question.
 
         A thread that has ended without an error has done its work.
 
@@ -90,8 +97,9 @@ class OwnedThread:
             return
         asked_s, now_s = self._asked_s, time.monotonic()
         if asked_s is None:
-            self._asked_s = now_s
-            self._ask()
+            if now_s >= self._ask_at_s:
+                self._asked_s, self._ask_at_s = now_s, now_s + self._every_s
+                self._ask()
         elif now_s - asked_s > self._silent_s:
             raise ThreadFailed(self._thread.name, f"has not answered for {self._silent_s:g} s")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Work:
     """A thread that answers when it is asked, and does what the test wants besides."""
 
-    def __init__(self, silent_s: float) -> None:
+    def __init__(self, silent_s: float, every_s: float = 0.0) -> None:
         self.orders: Queue[str] = Queue()
         self.failed = threading.Event()
         self.answered = threading.Semaphore(0)
@@ -30,6 +30,7 @@ class Work:
             ask=lambda: self.orders.put("answer"),
             failed=self.failed.set,
             silent_s=silent_s,
+            every_s=every_s,
         )
 
     def _run(self) -> None:
@@ -54,6 +55,17 @@ def test_a_thread_that_answers_is_asked_again(patient: Work) -> None:
     for _ in range(3):
         patient.thread.check()
         assert patient.answered.acquire(timeout=DEADLINE_S)
+
+
+def test_a_thread_that_has_answered_is_left_alone_for_a_while() -> None:
+    work = Work(silent_s=DEADLINE_S, every_s=2 * DEADLINE_S)
+    work.thread.start()
+    work.thread.check()
+    answered = work.answered.acquire(timeout=DEADLINE_S)
+    work.thread.check()
+    work.orders.put("end")
+    work.thread.join()
+    assert (answered, work.answered.acquire(blocking=False)) == (True, False)
 
 
 def test_a_thread_that_has_failed_is_reported_to_its_owner(
