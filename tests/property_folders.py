@@ -7,6 +7,7 @@ folders obey no rule of the kernel.
 from __future__ import annotations
 
 import shutil
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Final
 
 from cpupool.host.cgroup_properties import CgroupProperties
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 MAIN: Final = "kubepods/podweb-uid/main-id"
 GIB: Final = 1 << 30
-NO_LIMIT_V1: Final = "9223372036854771712"
-"""What version 1 has for no limit, with pages of 4096 bytes."""
+NO_LIMIT_V1: Final = str((2**63 - 1) // PAGESIZE * PAGESIZE)
+"""What version 1 has for no limit."""
 
 _V1: Final = {
     "cpuset": {"cpuset.cpus": "0"},

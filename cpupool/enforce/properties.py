@@ -201,7 +201,7 @@ class PropertiesGoal:
 
 
 def _kept(assignment: CPUAssignment) -> Properties:
-    wanted = replace(assignment.properties, oom_score_adj=None)
+    wanted = assignment.properties
     return wanted if assignment.limit is None else replace(wanted, bandwidth=None)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 from contextlib import suppress
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CgroupNotFound, HostFileError
@@ -33,8 +33,8 @@ _IO_WEIGHT: Final = "io.weight"
 _UNIFIED: Final = frozenset({_IO_WEIGHT, "memory.high", "memory.low", "memory.min"})
 FILES: Final = _UNIFIED | {_SHARES, _WEIGHT, _LIMIT_V1, _SWAP_V1, _LIMIT_V2, _SWAP_V2}
 """The names of the files with properties, without those of `host.bandwidth`."""
-_MOST_BYTES: Final = 2**63 - 1
-"""The kernel counts pages up to this, and takes more for no limit (mm/page_counter.c)."""
+_MOST_PAGES: Final = (2**63 - 1) // PAGESIZE
+"""The kernel counts pages; so many are no limit (mm/page_counter.c)."""
 _LEAST_SHARES: Final = 2
 _MOST_SHARES: Final = 262_144
 _MOST_WEIGHT: Final = 10_000
@@ -68,7 +68,6 @@ class CgroupProperties:
             controller: CgroupFiles(base, _HINTS, "see the kernel's cgroup-v1 and cgroup-v2.rst")
             for controller, base in self._bases.items()
         }
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def properties(self, path: str, wanted: Properties) -> Properties:
         """Read what a cgroup has of the properties that it must have.
@@ -95,12 +94,12 @@ class CgroupProperties:
         return has
 
     def memory_in_use(self, path: str) -> int | None:
-        """Read the bytes that a cgroup uses; None where the kernel refuses a limit below them.
+        """Read the bytes that a cgroup uses; None on version 1, which refuses a limit below them.
 
         Raises:
             HostFileError: the file cannot be read, or has unexpected content.
         """
-        return None if self._v1 else self._number("memory", path, "memory.current")
+        return self._number("memory", path, "memory.current")
 
     def write(self, path: str, properties: Properties) -> None:
         """Write properties of a cgroup.
@@ -145,17 +144,15 @@ class CgroupProperties:
             return None, None
         names = (_LIMIT_V1, _SWAP_V1) if self._v1 else (_LIMIT_V2, _SWAP_V2)
         limit, swap = (self._number("memory", path, name) for name in names)
-        has = self._as_wanted(limit, wanted.memory_bytes)
+        has = _as_wanted(limit, wanted.memory_bytes)
         if self._v1 or limit is None or swap is None:
-            return has, self._as_wanted(swap, wanted.swap_bytes)
-        if has == wanted.memory_bytes and self._is_same(swap, _swap_alone(wanted)):
+            return has, _as_wanted(swap, wanted.swap_bytes)
+        if has == wanted.memory_bytes and _is_same(swap, _swap_alone(wanted)):
             return has, wanted.swap_bytes
         return has, UNLIMITED if swap == UNLIMITED else swap + max(0, limit)
 
     def _unified(self, path: str, wanted: Mapping[str, str]) -> Mapping[str, str]:
         has: dict[str, str] = {}
-        if self._v1:
-            return has
         for name, text in wanted.items():
             found = self._read(_controller(name), path, name)
             if found is None:
@@ -164,7 +161,7 @@ class CgroupProperties:
                 same = _weight(found) == _weight(text)
             else:
                 limit = self._parsed(found, path, name)
-                same = self._is_same(limit, self._parsed(text, path, name))
+                same = _is_same(limit, self._parsed(text, path, name))
             has[name] = text if same else found
         return has
 
@@ -179,22 +176,10 @@ class CgroupProperties:
         writes = [(_LIMIT_V1, str(limit))]
         if swap is not None:
             has = self._number("memory", path, _LIMIT_V1)
-            raises = has is not None and self._pages(limit) > self._pages(has)
+            raises = has is not None and _pages(limit) > _pages(has)
             # At no moment may memory have more than memory and swap together.
             writes.insert(0 if raises else 1, (_SWAP_V1, str(swap)))
         return writes
-
-    def _as_wanted(self, number: int | None, wanted: int | None) -> int | None:
-        return wanted if self._is_same(number, wanted) else number
-
-    def _is_same(self, number: int | None, wanted: int | None) -> bool:
-        if number is None or wanted is None:
-            return False
-        return self._pages(number) == self._pages(wanted)
-
-    def _pages(self, number: int) -> int:
-        most = _MOST_BYTES // self._page_bytes
-        return most if number == UNLIMITED else min(number // self._page_bytes, most)
 
     def _number(self, controller: str, path: str, name: str) -> int | None:
         text = self._read(controller, path, name)
@@ -202,7 +187,7 @@ class CgroupProperties:
             return None
         number = self._parsed(text, path, name)
         # Version 1 has a number for no limit.
-        return UNLIMITED if self._is_same(number, UNLIMITED) else number
+        return UNLIMITED if _is_same(number, UNLIMITED) else number
 
     def _parsed(self, text: str, path: str, name: str) -> int:
         with suppress(ValueError):
@@ -219,6 +204,21 @@ class CgroupProperties:
 
 def _controller(name: str) -> str:
     return name.partition(".")[0]
+
+
+def _as_wanted(number: int | None, wanted: int | None) -> int | None:
+    return wanted if _is_same(number, wanted) else number
+
+
+def _is_same(number: int | None, wanted: int | None) -> bool:
+    """Return whether two numbers of bytes are the same for the kernel, which counts pages."""
+    if number is None or wanted is None:
+        return False
+    return _pages(number) == _pages(wanted)
+
+
+def _pages(number: int) -> int:
+    return _MOST_PAGES if number == UNLIMITED else min(number // PAGESIZE, _MOST_PAGES)
 
 
 def _swap_alone(properties: Properties) -> int | None:

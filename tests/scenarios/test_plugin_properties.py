@@ -1,4 +1,7 @@
-"""Properties that plugins set beside CPUs and NUMA nodes, on a node with an agent process."""
+"""Properties that plugins set beside CPUs and NUMA nodes, on a node with an agent process.
+
+The cgroups are emulated: the files for CPU time and memory are written folders of version 1.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from cpupool.api.resourceplugin_pb2 import (
     ResourceAllocationResponse,
     ResourceRequest,
 )
+from tests.cgroups import overwrite
 from tests.machines import MACHINES
+from tests.property_folders import GIB, NO_LIMIT_V1
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_resource_plugins import (
     DEDICATED,
     POOLS,
     Plugin,
+    agent,
     asked_by_the_runtime,
     body,
     cpus,
@@ -28,6 +34,7 @@ from tests.scenarios.test_resource_plugins import (
     served,
     started,
 )
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +45,16 @@ if TYPE_CHECKING:
     from tests.scenarios.test_agent_process import World
 
 NIC = "example.com/nic"
+SHARES = "cpu/{}/cpu.shares"
+LIMIT = "memory/{}/memory.limit_in_bytes"
+SWAP = "memory/{}/memory.memsw.limit_in_bytes"
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    with living(folder, MACHINES["arm_no_smt"].write(folder), {"role": "worker"}) as world:
+        world.mount.show(worker=POOLS)
+        yield world
 
 
 @pytest.fixture
@@ -57,6 +74,12 @@ class Setter(Plugin):
     """
 
     sets: dict[str, str]
+
+    def now_sets(self, pod: Pod, name: str, value: str) -> None:
+        """Change what a pod's container has."""
+        for entry in self.known[pod.uid]["main"].resource_allocation:
+            if entry.value.oci_property_name == name:
+                entry.value.allocation_result = value
 
     def allocate(self, request: bytes) -> bytes:
         asked = ResourceRequest.FromString(request)
@@ -132,3 +155,41 @@ def test_what_cannot_be_set_holds_the_pod_with_the_reason(
         served(process, NIC)
         pod = plugged.node.run_pod(body("web", {}, **{NIC: "1"}))
         refused(plugged, pod, why)
+
+
+def filled(world: World, pod: str) -> None:
+    """Make the other cgroups of a pod's container, as a runtime does."""
+    texts = {SHARES: "1024", LIMIT: NO_LIMIT_V1, SWAP: NO_LIMIT_V1}
+    for place, text in texts.items():
+        file = world.place.root / place.format(world.path(pod))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+
+def kept(world: World, pod: str, **expected: str) -> None:
+    """Wait until the files of a pod's container have this content."""
+    places = {"shares": SHARES, "limit": LIMIT, "swap": SWAP}
+    root, path = world.place.root, world.path(pod)
+
+    def has() -> dict[str, str]:
+        return {name: (root / places[name].format(path)).read_text().strip() for name in expected}
+
+    eventually(lambda: has() == expected, lambda: f"{expected}: {has()}")
+
+
+def test_a_running_container_follows_its_answer_and_keeps_it(world: World) -> None:
+    nic = Setter(world, NIC, need_reconcile=True)
+    nic.sets = {"CpuShares": "512", "MemoryLimitInBytes": str(GIB)}
+    pod = world.node.run_pod(body("web", {}, **{NIC: "1"}))
+    filled(world, "web")
+    with nic, agent(world):
+        kept(world, "web", shares="512", limit=str(GIB), swap="-1")
+
+        nic.now_sets(pod, "CpuShares", "256")
+        nic.now_sets(pod, "MemoryLimitInBytes", str(2 * GIB))
+        kept(world, "web", shares="256", limit=str(2 * GIB), swap="-1")
+
+        # A value that no container can have: the last good one stays.
+        nic.now_sets(pod, "CpuShares", "1")
+        overwrite(world.place.root / SHARES.format(world.path("web")), 1024)
+        kept(world, "web", shares="256", limit=str(2 * GIB))
