@@ -51,6 +51,8 @@ class Cause(Enum):
     """The kubelet has named no devices for the request."""
     CONTESTED = "contested"
     """Another pod owns a CPU that the kubelet gave to the container."""
+    ANSWER = "answer"
+    """Another pod owns a CPU that a plugin has named for the container alone."""
     NO_CPUS = "no_cpus"
     """The ids of the devices are not CPU ids."""
     OFFLINE = "offline"

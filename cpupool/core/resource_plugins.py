@@ -274,6 +274,21 @@ class RequestRefused(PlacementError):
         super().__init__(f"{what}; the plugin's log has more", what)
 
 
+class AnswerContested(PlacementError):
+    """A container whose plugin has named CPUs that another pod owns.
+
+    Attributes:
+        container: its name.
+        cpus: the CPUs of the other pod.
+    """
+
+    def __init__(self, container: str, cpus: CPUSet) -> None:
+        self.container = container
+        self.cpus = cpus
+        what = f"container {container}: its plugin has named CPUs {cpus}, which another pod owns"
+        super().__init__(f"{what}; create this pod or that one again", what)
+
+
 class PluginError(CPUPoolError):
     """A plugin does not answer, or refuses.
 

@@ -43,6 +43,10 @@ _CONFINED: Final = {
         "CPUContested",
         "look why that pod does not end, or create this one again: the kubelet chooses other CPUs",
     ),
+    Cause.ANSWER: (
+        "CPUContested",
+        "create this pod or that one again: the plugin then answers anew for it",
+    ),
     Cause.NO_CPUS: (
         "CPUDevicesUnknown",
         "remove the other device plugin from the node, then create the pod again",

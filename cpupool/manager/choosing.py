@@ -94,6 +94,7 @@ def view(
         homes=decided.homes if decided else {},
         sizes=facts.sizes,
         answered=facts.plugins.shared,
+        claimed=facts.plugins.own,
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
     extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)

@@ -15,7 +15,7 @@ from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import AnswerOwner, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.requests import ResourceKind
-from cpupool.core.workloads import ContainerRef
+from cpupool.core.workloads import ContainerRef, oldest_first
 from cpupool.manager import requested
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
 def _plugged(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[Grant]:
     """Yield the grants of exclusive answers of plugins."""
     own = facts.plugins.own
-    for pod in pods if own else ():
+    for pod in oldest_first(pods) if own else ():
         refs = (ContainerRef(pod.cgroup_uid, container.name) for container in pod.containers)
         if parts := {ref.name: own[ref] for ref in refs if ref in own}:
             owner = PodOwner(pod.cgroup_uid)

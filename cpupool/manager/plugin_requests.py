@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import QRM, Misfit, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, PlacementError
 from cpupool.core.grants import Source
-from cpupool.core.resource_plugins import AnswerAwaited, RequestRefused
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.resource_plugins import AnswerAwaited, AnswerContested, RequestRefused
 from cpupool.core.resources import CPU, NATIVE, is_extended
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.policies.base import Refusal
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from cpupool.core.grants import Grants
+    from cpupool.core.resource_plugins import Given
     from cpupool.core.workloads import Container, Pod
     from cpupool.manager.facts import NodeFacts
 
@@ -76,12 +79,23 @@ def lacking(
     facts: NodeFacts, grants: Grants, pod: Pod, container: Container
 ) -> Mapping[str, float]:
     """Return the part of `asked` without an answer that counts and is enough."""
-    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {})
+    ref = ContainerRef(pod.cgroup_uid, container.name)
+    given = facts.plugins.given.get(ref, {})
     return {
         resource: quantity
         for resource, quantity in asked(facts, grants, pod, container).items()
-        if resource not in given or given[resource].refused or not given[resource].serves(quantity)
+        if resource not in given
+        or given[resource].refused
+        or not given[resource].serves(quantity)
+        or _lost(grants, ref, given[resource])
     }
+
+
+def _lost(grants: Grants, ref: ContainerRef, given: Given) -> CPUSet:
+    """Return the CPUs of an exclusive answer that another pod owns: two records contradict."""
+    if not given.exclusive:
+        return CPUSet()
+    return given.cpus - grants.part(ref.pod, POLICY_CPUS, ref.name)
 
 
 def unclear(facts: NodeFacts, pod: Pod, container: str) -> bool:
@@ -138,7 +152,7 @@ def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
         resources = lacking(facts, grants, pod, container)
         if not resources:
             continue
-        error = _why(facts, pod, container, resources)
+        error = _why(facts, grants, pod, container, resources)
         shares = not error.passes and facts.pools.cpu_manager.on_misfit is Misfit.SHARE
         if _must_have(pod, resources) and not (reported or pod.essential or shares):
             return Refusal(error, holds=True, reachable=False)
@@ -156,7 +170,11 @@ def _must_have(pod: Pod, resources: Collection[str]) -> bool:
 
 
 def _why(
-    facts: NodeFacts, pod: Pod, container: Container, resources: Collection[str]
+    facts: NodeFacts,
+    grants: Grants,
+    pod: Pod,
+    container: Container,
+    resources: Collection[str],
 ) -> PlacementError:
     ref = ContainerRef(pod.cgroup_uid, container.name)
     if why := facts.plugins.refusals.get(ref):
@@ -165,6 +183,8 @@ def _why(
     for resource in resources:
         if resource in given and (why := given[resource].refused):
             return RequestRefused(container.name, why)
+        if resource in given and (lost := _lost(grants, ref, given[resource])):
+            return AnswerContested(container.name, lost)
     if awaits_devices(facts, pod):
         return DevicesUnnamed()
     return AnswerAwaited(container.name, " and ".join(resources))

@@ -159,6 +159,7 @@ class NodeView:
         homes: the id in a pod's cgroup name → the one NUMA node whose shared CPUs the pod has.
         sizes: shared set → how many CPUs the load leaves to it.
         answered: container → the CPUs that a plugin names for it, which others may have, too.
+        claimed: container → the CPUs that a plugin names for it alone.
         common: the online CPUs that are not barred.
     """
 
@@ -175,6 +176,7 @@ class NodeView:
     homes: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
     answered: Mapping[ContainerRef, CPUSet] = field(default_factory=dict)
+    claimed: Mapping[ContainerRef, CPUSet] = field(default_factory=dict)
     common: CPUSet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +196,15 @@ class NodeView:
     def kubelet_places(self) -> bool:
         """Whether the kubelet places the containers whose request gives them no CPUs."""
         return self.default.placement is Placement.KUBELET
+
+    def others_with(self, cpus: CPUSet, pod: Pod) -> str:
+        """Return the names of the other pods that own some of these CPUs."""
+        near = {uid for uid, has in self.grants.of_pods if not cpus.isdisjoint(has.cpus)}
+        return ", ".join(
+            f"{other.namespace}/{other.name}"
+            for other in self.pods
+            if other is not pod and other.cgroup_uid in near
+        )
 
     def confined(self, cause: Cause, reason: str) -> CPUAssignment:
         """Return the assignment of a container that cannot have what it requests."""

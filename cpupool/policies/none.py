@@ -11,6 +11,7 @@ from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.quota import Limit
+from cpupool.core.workloads import ContainerRef
 from cpupool.policies.base import DEFAULT
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ class NonePolicy:
         """
         chosen = view.chosen.get(demand.pod.cgroup_uid)
         own = chosen.part(demand.container.name) if chosen else CPUSet()
+        ref = ContainerRef(demand.pod.cgroup_uid, demand.container.name)
+        if lost := view.claimed.get(ref, CPUSet()) - own:
+            holders = view.others_with(lost, demand.pod)
+            owner = f"pod {holders}" if holders else "another pod"
+            why = f"its plugin has named CPUs {lost} for it alone, which {owner} owns"
+            return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
             beside = _shared_beside(view, demand.container)
             plugged = chosen.source is Source.PLUGIN

@@ -106,14 +106,8 @@ def _limit(demand: Demand, shared: CPUSet) -> Limit | None:
 
 
 def _contested(view: NodeView, pod: Pod, resource: Resource, cpus: CPUSet) -> CPUAssignment:
-    cores = view.topology.with_siblings(cpus)
-    near = {uid for uid, has in view.grants.of_pods if not cores.isdisjoint(has.cpus)}
-    holders = [
-        f"{other.namespace}/{other.name}"
-        for other in view.pods
-        if other is not pod and other.cgroup_uid in near
-    ]
-    still = f": pod {', '.join(holders)} still has them or their cores" if holders else ""
+    holders = view.others_with(view.topology.with_siblings(cpus), pod)
+    still = f": pod {holders} still has them or their cores" if holders else ""
     return view.confined(Cause.CONTESTED, f"CPUs {cpus} of {resource} are not this pod's{still}")
 
 

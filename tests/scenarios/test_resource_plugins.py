@@ -42,6 +42,9 @@ from cpupool.api.resourceplugin_pb2 import (
     ResourceRequest,
 )
 from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
+from cpupool.core.resource_plugins import Answer, Given
+from cpupool.core.workloads import ContainerRef
+from cpupool.host.answer_record import AnswerRecord
 from tests.machines import MACHINES
 from tests.processes import Process
 from tests.resource_plugins import PluginDouble, Refusal
@@ -188,6 +191,23 @@ def test_a_plugin_moves_a_container_that_runs(world: World) -> None:
 
         plugin.now_gives(own, "7")
         right(world, "0-6", web="4-5", own="7")
+
+
+def test_the_loser_of_two_recorded_answers_is_confined_with_an_event(world: World) -> None:
+    def own(text: str) -> dict[str, Given]:
+        return {"cpu": Given(2.0, {"cpu": Answer("CpusetCpus", text)}, exclusive=True)}
+
+    first, second = run(world, "first", DEDICATED), run(world, "second", DEDICATED)
+    record = {
+        ContainerRef(first.uid, "main"): own("2-3"),
+        ContainerRef(second.uid, "main"): own("3"),
+    }
+    AnswerRecord(world.folder / "var/lib/cpupool/plugin-answers.json").write(record)
+    with agent(world):
+        right(world, "0-1,4-7", first="2-3", second="0-1,4-7")
+        said = world.await_event("CPUContested", "second")
+        assert "container main: its plugin has named CPUs 3 for it alone, which pod" in said
+        assert "default/first owns; create this pod or that one again" in said
 
 
 def test_a_killed_agent_and_a_dead_plugin_leave_every_container_where_it_is(world: World) -> None:

@@ -14,6 +14,7 @@ from cpupool.core.pools import NodePools
 from cpupool.core.properties import NO_PROPERTIES, Properties
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts, ServedAs
 from cpupool.core.workloads import ContainerID, ContainerKind, QoSClass
+from cpupool.enforce import notices
 from cpupool.manager import plugin_requests
 from cpupool.manager.manager import Manager
 from cpupool.wire import katalyst
@@ -280,6 +281,41 @@ def test_of_two_answers_with_one_cpu_the_earlier_owner_keeps_it() -> None:
     owned = builders.owned(node)
     assert owned["two-uid"] == {"policy/cpu": CPUSet.parse("2-3")}
     assert owned["one-uid"] == {"policy/cpu": CPUSet.parse("4")}
+
+
+def test_the_loser_of_two_recorded_answers_is_held_and_confined_and_it_is_said() -> None:
+    level = "dedicated_cores"
+    old = pod("old", container(running=True), level=level)
+    starting, running = pod("new", level=level), pod("new", container(running=True), level=level)
+    given = {
+        ref("new"): {"cpu": cpus("3-4", exclusive=True)},
+        ref("old"): {"cpu": cpus("2-3", exclusive=True)},
+    }
+    node = manager(replace(starting, created="2"), replace(old, created="1"), given=given)
+    starts(node, starting)
+    assert held(node, starting) == (
+        True,
+        "container main: its plugin has named CPUs 3, which another pod owns",
+    )
+
+    node.observe(pods=[replace(running, created="2"), replace(old, created="1")])
+    found = held(node, running)
+    assert found
+    assert not found[0]
+    ((key, notice),) = notices.about_placement(node.snapshot().resolution)
+    assert node.snapshot().assignment(key[0]).placement is Placement.CONFINED
+    assert (notice.event, notice.why) == (
+        "CPUContested",
+        "its plugin has named CPUs 3 for it alone, which pod default/old owns",
+    )
+    assert "create this pod or that one again" in notice.remedy
+
+    # The owner has ended, and the grant follows.
+    node.observe(
+        pods=[running], idle=frozenset({"old-uid"}), plugins=PluginFacts(frozenset({"cpu"}), given)
+    )
+    assert builders.owned(node)["new-uid"] == {"policy/cpu": CPUSet.parse("3-4")}
+    assert held(node, running) is None
 
 
 def test_a_container_takes_its_memory_from_the_nodes_of_its_answer() -> None:
