@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.resource_plugins import Given
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cpupool.policies.plugin_answers import Broken
 
     _Key = tuple[ContainerRef, str]
+
+_ALONE: Final[Mapping[_Key, Given]] = {}
 
 
 class AnswerBook:
@@ -114,17 +116,20 @@ class AnswerBook:
     def take(self, now: Snapshot, answered: Mapping[_Key, Given]) -> None:
         """Take new answers: each that keeps the rules counts; otherwise the last good one stays.
 
-        An answer may name CPUs that another of them leaves, so those that count come first.
+        An answer may name CPUs that another of them leaves, so those that count come first. Then
+        come answers that count only together, as those of two pods that swap their CPUs.
         """
         waiting = dict(answered)
         judge = self._judge(now)
         while True:
             verdicts = {key: self._verdict(judge, key, given) for key, given in waiting.items()}
             good = [key for key, verdict in verdicts.items() if verdict is None]
-            if not good:
-                break
             # One after the other: two of them may name the same CPU.
-            self._enter(good[0], replace(waiting.pop(good[0]), refused=""))
+            entered = good[:1] or self._together(judge, waiting)
+            if not entered:
+                break
+            for key in entered:
+                self._enter(key, replace(waiting.pop(key), refused=""))
         for key, verdict in verdicts.items():
             if verdict is not None:
                 self._refuse(key, waiting[key], verdict)
@@ -152,10 +157,30 @@ class AnswerBook:
     def _judge(self, now: Snapshot) -> Judge:
         return Judge(now.resolution.view, now.facts.policy, self._names, v2=self._v2)
 
-    def _verdict(self, judge: Judge, key: _Key, given: Given) -> Broken | None:
+    def _together(self, judge: Judge, waiting: Mapping[_Key, Given]) -> list[_Key]:
+        """Return the answers that count if all of them come at one time."""
+        left = dict(waiting)
+        while left:
+            broken = [key for key in left if self._verdict(judge, key, left[key], left) is not None]
+            if not broken:
+                break
+            for key in broken:
+                del left[key]
+        return list(left)
+
+    def _verdict(
+        self, judge: Judge, key: _Key, given: Given, together: Mapping[_Key, Given] = _ALONE
+    ) -> Broken | None:
+        """Judge an answer, with others that would come at the same time."""
         ref, resource = key
-        others = {name: each for name, each in self.of(ref).items() if name != resource}
-        own = {other: cpus for other, cpus in self._own.items() if other != key}
+        others = {
+            **self.of(ref),
+            **{name: new for (of, name), new in together.items() if of == ref},
+        }
+        others.pop(resource, None)
+        own = {of: cpus for of, cpus in self._own.items() if of not in together}
+        own |= {of: new.cpus for of, new in together.items() if new.exclusive}
+        own.pop(key, None)
         return judge.verdict(
             ref,
             given,

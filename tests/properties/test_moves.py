@@ -52,3 +52,25 @@ def test_no_container_comes_onto_cpus_of_its_own_where_others_run(
     stuck = CPUSet.union(at[path] for path in silent)
     for path in waits - silent:
         assert not stuck.isdisjoint(next(one for one in mess if one.path == path).own)
+
+
+@given(st.integers(2, 6), st.sampled_from([*Writer]))
+def test_containers_whose_cpus_are_swapped_never_meet(size: int, writer: Writer) -> None:
+    refuge = CPUSet.of(2 * size)
+    own = [CPUSet.of(2 * n, 2 * n + 1) for n in range(size)]
+    at = {str(n): own[(n + 1) % size] for n in range(size)}
+    for _ in range(2):
+        wrong = [
+            Move(name, name, ContainerID(name), has, own[int(name)], own[int(name)], writer)
+            for name, has in at.items()
+            if has != own[int(name)]
+        ]
+        staying = {one.path: one for one in wrong}
+        for one in (one for batch in moves.batches(wrong) for one in batch):
+            goal = moves.goal(one, staying.values(), refuge)
+            assert goal
+            others = CPUSet.union(cpus for path, cpus in at.items() if path != one.path)
+            assert others.isdisjoint(goal - refuge)
+            at[one.path] = goal
+            del staying[one.path]
+    assert at == {str(n): cpus for n, cpus in enumerate(own)}

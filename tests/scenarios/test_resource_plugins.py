@@ -88,6 +88,7 @@ class Plugin(PluginDouble):
     Attributes:
         gives: pod → what its containers have.
         known: pod UID → container → what it has.
+        lists: held while it lists, so that a test can change several answers at one time.
     """
 
     def __init__(self, world: World, resource: str = "cpu", **options: bool) -> None:
@@ -98,6 +99,7 @@ class Plugin(PluginDouble):
         self.resource = resource
         self.gives: dict[str, ResourceAllocationInfo | Refusal] = {}
         self.known: dict[str, dict[str, ResourceAllocation]] = {}
+        self.lists = threading.Lock()
         self.replies |= {
             "Allocate": self.allocate,
             "GetResourcesAllocation": self.allocations,
@@ -115,12 +117,13 @@ class Plugin(PluginDouble):
         return ResourceAllocationResponse(allocation_result=allocation).SerializeToString()
 
     def allocations(self, _request: bytes) -> bytes:
-        return GetResourcesAllocationResponse(
-            pod_resources={
-                uid: ContainerResources(container_resources=containers)
-                for uid, containers in self.known.items()
-            }
-        ).SerializeToString()
+        with self.lists:
+            return GetResourcesAllocationResponse(
+                pod_resources={
+                    uid: ContainerResources(container_resources=containers)
+                    for uid, containers in self.known.items()
+                }
+            ).SerializeToString()
 
     def remove(self, request: bytes) -> bytes:
         self.known.pop(RemovePodRequest.FromString(request).pod_uid, None)
@@ -191,6 +194,17 @@ def test_a_plugin_moves_a_container_that_runs(world: World) -> None:
 
         plugin.now_gives(own, "7")
         right(world, "0-6", web="4-5", own="7")
+
+
+def test_a_plugin_swaps_the_cpus_of_two_containers_that_run(world: World) -> None:
+    with Plugin(world, need_reconcile=True) as plugin, agent(world):
+        plugin.gives = {"a": cpus("2-3"), "b": cpus("4-5")}
+        a, b = run(world, "a", DEDICATED), run(world, "b", DEDICATED)
+        right(world, "0-1,6-7", a="2-3", b="4-5")
+        with plugin.lists:
+            plugin.now_gives(a, "4-5")
+            plugin.now_gives(b, "2-3")
+        right(world, "0-1,6-7", a="4-5", b="2-3")
 
 
 def test_the_loser_of_two_recorded_answers_is_confined_with_an_event(world: World) -> None:

@@ -108,6 +108,40 @@ def test_cpus_that_one_answer_leaves_another_gets_at_once() -> None:
     assert node.broken == []
 
 
+def test_two_answers_swap_their_cpus() -> None:
+    node = Node()
+    node.take(a=own("2-3"), b=own("4-5"))
+    node.take(a=own("4-5"), b=own("2-3"))
+    assert (node.has("a"), node.has("b")) == ("4-5", "2-3")
+    assert node.broken == []
+    owned = node.manager.snapshot().resolution.grants.chosen
+    assert {uid: str(grant.cpus) for uid, grant in owned.items()} == {
+        "a-uid": "4-5",
+        "b-uid": "2-3",
+    }
+
+
+def test_a_swap_of_which_one_part_is_bad_is_none() -> None:
+    node = Node()
+    node.take(a=own("2-3"), b=own("4-5"))
+    node.take(a=own("4-5"), b=own("2-3,8"))
+    assert (node.has("a"), node.has("b")) == ("2-3", "4-5")
+    assert sorted(node.broken) == ["cpu: outside", "cpu: owned"]
+
+
+def test_a_swap_brings_no_container_two_answers_for_one_property() -> None:
+    node = Node()
+    node.take(a=own("2-3"), b=own("4-5"))
+    swapped = {
+        (ref("a"), "cpu"): own("4-5"),
+        (ref("a"), "x"): own("4-5"),
+        (ref("b"), "cpu"): own("2-3"),
+    }
+    node.book.take(node.manager.snapshot(), swapped)
+    node.publish()
+    assert (node.has("a"), node.has("b")) == ("2-3", "4-5")
+
+
 def test_of_two_new_answers_with_one_cpu_one_counts() -> None:
     node = Node()
     node.take(a=own("2-3"), b=own("3-4"))
