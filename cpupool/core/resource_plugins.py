@@ -159,6 +159,12 @@ class Given:
         return CPUSet.parse_or_empty(self.values.get(CPUSET_MEMS, ""))
 
     @property
+    def near(self) -> tuple[TopologyHint, ...] | None:
+        """The NUMA nodes of it: as the plugin says, or as it was asked; None for any."""
+        said = (answer.hints for answer in self.answers.values() if answer.hints)
+        return next(said, None if self.hint is None else (self.hint,))
+
+    @property
     def values(self) -> Mapping[str, str]:
         """The properties that count: name → value."""
         if self.refused:

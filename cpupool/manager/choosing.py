@@ -12,20 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from cpupool.core.assignments import CPUAssignment, Placement
-from cpupool.core.cpu_manager import KOORDINATOR, Misfit, TopologyPolicy
+from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CPUSetParseError,
     DevicesUnnamed,
     NotEnoughCPUs,
     PlacementError,
-    TopologyAffinityError,
 )
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
-from cpupool.manager import homes, plugin_requests, requested, sightings
-from cpupool.policies import hints
+from cpupool.manager import aligning, homes, plugin_requests, requested, sightings
 from cpupool.policies.base import DEFAULT, Ask, NodeView, Refusal
 from cpupool.policies.pools import PoolsPolicy
 from cpupool.telemetry import log as logs
@@ -33,7 +31,6 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from cpupool.core.devices import DeviceNodes
     from cpupool.core.koordinator import Orchestration
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
@@ -139,6 +136,10 @@ def admit(
     failed: dict[_Need, tuple[PlacementError, bool]] = {}
     for pod in oldest_first(pod for pod in concerned if _undecided(facts, grants, pod)):
         uid, wants = pod.cgroup_uid, wanted(facts, pod)
+        aligns = aligning.topology_policy(facts, pod) is not TopologyPolicy.NONE
+        if aligns and uid in refused and refused[uid].holds:
+            # Its CPUs lie near what a plugin will give it.
+            continue
         need = _Need.of(facts, grants, pod, wants)
         if need not in failed:
             made = _attempted(facts, pods, grants, pod, awaited.values())
@@ -322,12 +323,14 @@ class _Need:
     Attributes:
         containers: kind and number of CPUs of each container, in the order of choosing.
         near: the NUMA nodes of each container's devices; None before the kubelet has named them.
+        given: the NUMA nodes of what plugins gave each container.
         orchestration: what Koordinator's labels and annotations say of the pod.
         owner: the pod, if it has CPUs already; otherwise empty.
     """
 
     containers: tuple[tuple[ContainerKind | None, int], ...]
-    near: tuple[frozenset[DeviceNodes], ...] | None
+    near: tuple[tuple[aligning.Offer, ...], ...] | None
+    given: tuple[tuple[aligning.Offer, ...], ...]
     orchestration: Orchestration | None
     owner: str
 
@@ -339,7 +342,10 @@ class _Need:
         named = facts.device_nodes.get(uid)
         return cls(
             tuple((kinds.get(name), count) for name, count in wants.items()),
-            None if named is None else tuple(_devices(named, name) for name in wants),
+            None
+            if named is None
+            else tuple(aligning.of_devices(facts, pod, name) for name in wants),
+            tuple(aligning.of_plugins(facts, pod, name) for name in wants),
             pod.orchestration,
             uid if grants.parts(uid, POLICY_CPUS) else "",
         )
@@ -355,7 +361,7 @@ def _attempted(
     """
     try:
         if (
-            _topology_policy(facts, pod) is not TopologyPolicy.NONE
+            aligning.topology_policy(facts, pod) is not TopologyPolicy.NONE
             and pod.cgroup_uid not in facts.device_nodes
         ):
             raise DevicesUnnamed
@@ -390,80 +396,84 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
     Raises:
         PlacementError: the pod does not fit, or its CPUs would leave none to share.
     """
-    kinds = {container.name: container.kind for container in pod.containers}
-    made, left = grants, CPUSet()
-    seen = view(facts, pods, made)
-    for name, count in wanted(facts, pod).items():
-        parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
-        ends = kinds.get(name) is ContainerKind.INIT
-        if (cpus := parts.get(name)) is None:
-            if ends and any(kinds.get(part) is ContainerKind.APP for part in parts):
-                # The init container ended before this agent started.
-                continue
-            available = _available(facts, seen)
-            near = _devices(facts.device_nodes.get(pod.cgroup_uid, {}), name)
-            ask = Ask(POLICY_CPUS, count, available, left, pod=pod)
-            ask = _aligned(facts, seen, pod, facts.policy.narrowed(seen, ask), near)
-            choice = facts.policy.choose(seen, ask)
-            cpus = choice.cpus
-            if len(cpus) != count or not cpus <= available | left:
-                log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
-                raise NotEnoughCPUs(count, len(available))
-            claim = _grant(facts, pod, {name: cpus, **choice.parts})
-            made = made.adding([replace(claim, reasons=choice.steps)])
-            shared = seen.extents[DEFAULT]
-            seen = view(facts, pods, made)
-            if not facts.policy.extents(seen)[DEFAULT]:
-                raise NotEnoughCPUs(count, len(shared) - 1)
-        # An init container ends before the others start, and leaves its CPUs to them.
-        left = left | cpus if ends else left - cpus
-    return made
+    state = _Choosing(grants, view(facts, pods, grants))
+    for name in wanted(facts, pod):
+        state = _with(facts, pods, state, pod, name)
+    return state.grants
 
 
-def _devices(named: Mapping[str, frozenset[DeviceNodes]], name: str) -> frozenset[DeviceNodes]:
-    """Return the NUMA nodes of the devices of a container, or of all containers of a pod."""
-    if name != WHOLE_POD:
-        return named.get(name, frozenset())
-    return frozenset().union(*named.values())
-
-
-def _topology_policy(facts: NodeFacts, pod: Pod) -> TopologyPolicy:
-    """Return how strictly a pod's CPUs lie near its devices and its memory.
-
-    Koordinator's annotation of the pod counts before its label of the node, and that before the
-    pool file.
-    """
-    own = facts.pools.cpu_manager
-    if own.policy != KOORDINATOR:
-        return own.topology_policy
-    of_pod = pod.orchestration and pod.orchestration.topology
-    return of_pod or facts.rules.topology or own.topology_policy
-
-
-def _aligned(
-    facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, near: Iterable[DeviceNodes]
-) -> Ask:
-    """Return the request with the NUMA nodes that the topology policy demands for it.
-
-    Args:
-        facts: the node's facts.
-        seen: the policies' view of the node.
-        pod: the container's pod.
-        ask: the container's request.
-        near: the NUMA nodes of each of its other resources.
+def offered(
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, container: str
+) -> aligning.Offer:
+    """Return the NUMA nodes on which the own CPUs of a container can lie; None for any.
 
     Raises:
-        TopologyAffinityError: there are no such nodes.
+        PlacementError: a container before it does not fit.
     """
-    policy = _topology_policy(facts, pod)
-    if policy is TopologyPolicy.NONE:
-        return ask
-    own = facts.policy.hints(ask)
-    offers = [None if own is None else own.hints, *map(hints.of_devices, near)]
-    merged = hints.merge(policy, seen.topology.nodes, offers)
-    if not merged.admit:
-        raise TopologyAffinityError(policy.value)
-    return replace(ask, nodes=merged.hint.nodes)
+    wants = wanted(facts, pod)
+    part = WHOLE_POD if WHOLE_POD in wants else container
+    if part not in wants:
+        return None
+    state = _Choosing(grants, view(facts, pods, grants))
+    for name in list(wants)[: list(wants).index(part)]:
+        state = _with(facts, pods, state, pod, name)
+    ask = facts.policy.narrowed(state.seen, _ask(facts, state, pod, part))
+    own = facts.policy.hints(replace(ask, has=grants.part(pod.cgroup_uid, POLICY_CPUS, part)))
+    return None if own is None else tuple(own.hints)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choosing:
+    """A pod whose containers get their CPUs one after the other.
+
+    Attributes:
+        grants: the grants with those of the containers before.
+        seen: the policies' view with these.
+        left: the CPUs that init containers leave to the others.
+    """
+
+    grants: Grants
+    seen: NodeView
+    left: CPUSet = field(default_factory=CPUSet)
+
+
+def _ask(facts: NodeFacts, state: _Choosing, pod: Pod, name: str) -> Ask:
+    count, available = wanted(facts, pod)[name], _available(facts, state.seen)
+    return Ask(POLICY_CPUS, count, available, state.left, pod=pod)
+
+
+def _with(
+    facts: NodeFacts, pods: tuple[Pod, ...], state: _Choosing, pod: Pod, name: str
+) -> _Choosing:
+    """Return the state after a container has its CPUs.
+
+    Raises:
+        PlacementError: it does not fit, or its CPUs would leave none to share.
+    """
+    kinds = {container.name: container.kind for container in pod.containers}
+    made, seen, left = state.grants, state.seen, state.left
+    parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
+    ends = kinds.get(name) is ContainerKind.INIT
+    if (cpus := parts.get(name)) is None:
+        if ends and any(kinds.get(part) is ContainerKind.APP for part in parts):
+            # The init container ended before this agent started.
+            return state
+        ask = _ask(facts, state, pod, name)
+        offers = aligning.of_devices(facts, pod, name) + aligning.of_plugins(facts, pod, name)
+        near = aligning.aligned(facts, seen, pod, facts.policy.narrowed(seen, ask), offers)
+        choice = facts.policy.choose(seen, near)
+        cpus = choice.cpus
+        if len(cpus) != ask.count or not cpus <= ask.available | left:
+            log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
+            raise NotEnoughCPUs(ask.count, len(ask.available))
+        claim = _grant(facts, pod, {name: cpus, **choice.parts})
+        made = made.adding([replace(claim, reasons=choice.steps)])
+        shared = seen.extents[DEFAULT]
+        seen = view(facts, pods, made)
+        if not facts.policy.extents(seen)[DEFAULT]:
+            raise NotEnoughCPUs(ask.count, len(shared) - 1)
+    # An init container ends before the others start, and leaves its CPUs to them.
+    return _Choosing(made, seen, left | cpus if ends else left - cpus)
 
 
 def _whole(grants: Grants, claim: Grant) -> Grants:

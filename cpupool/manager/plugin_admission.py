@@ -1,7 +1,8 @@
 """What plugins are asked next for a container: hints first, then what it gets.
 
 As in the Topology Manager, all plugins of a container are asked for hints, these are merged with
-the NUMA nodes of its devices, and each plugin gets the merged hint with the request.
+the NUMA nodes of its devices and with those of the CPU manager policy, and each plugin gets the
+merged hint with the request.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
+from cpupool.core.errors import PlacementError
 from cpupool.core.resources import NATIVE
 from cpupool.core.workloads import ContainerRef
-from cpupool.manager import plugin_requests
+from cpupool.manager import aligning, choosing, plugin_requests
 from cpupool.policies import hints
 from cpupool.policies.numeric import merge_each
 from cpupool.wire import katalyst
@@ -20,10 +22,9 @@ from cpupool.wire import katalyst
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.grants import Grants
-    from cpupool.core.resource_plugins import Given, PluginOptions, Question
+    from cpupool.core.resource_plugins import PluginOptions, Question
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.resolve import Snapshot
 
 Hints = tuple[TopologyHint, ...] | None
 _ALIGNED: Final = NATIVE
@@ -49,7 +50,8 @@ class Plan:
 
     Attributes:
         hints: requests to ask for hints.
-        allocate: requests to ask for, with the merged hint; None without a topology policy.
+        allocate: requests to ask for, with the merged hint; None without a topology policy, and
+            for a plugin that is not aligned.
         refused: why no NUMA nodes serve the container.
     """
 
@@ -59,8 +61,7 @@ class Plan:
 
 
 def plan(
-    facts: NodeFacts,
-    grants: Grants,
+    now: Snapshot,
     pod: Pod,
     container: Container,
     plugins: Mapping[str, PluginOptions],
@@ -70,13 +71,13 @@ def plan(
     """Return what to ask for a container.
 
     Args:
-        facts: the node's facts.
-        grants: who owns which CPUs.
+        now: the node.
         pod: the container's pod.
         container: the container.
         plugins: resource → the options of its plugin, for the plugins that are there.
         heard: resource → the hints for this container.
     """
+    facts, grants = now.facts, now.resolution.grants
     given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {})
     open_ = {
         resource
@@ -89,12 +90,12 @@ def plan(
         for resource, quantity in plugin_requests.asked(facts, grants, pod, container).items()
     }
     contradiction = plugin_requests.contradiction(facts, container)
-    if contradiction or not open_ or not asked.keys() <= plugins.keys():
+    waits = not asked.keys() <= plugins.keys() or plugin_requests.awaits_devices(facts, pod)
+    if contradiction or not open_ or waits:
         return Plan(refused=contradiction if open_ else "")
-    if facts.pools.cpu_manager.topology_policy is TopologyPolicy.NONE:
+    policy = aligning.topology_policy(facts, pod)
+    if policy is TopologyPolicy.NONE:
         return Plan(allocate=tuple((asked[resource], None) for resource in sorted(open_)))
-    if plugin_requests.awaits_devices(facts, pod):
-        return Plan()
     wanting = tuple(
         asked[resource]
         for resource in sorted(open_)
@@ -102,36 +103,45 @@ def plan(
     )
     if wanting:
         return Plan(hints=wanting)
+    # What an earlier answer gave stays.
+    had = {resource: each.near for resource, each in given.items()}
     offers = {
-        resource: heard[resource].hints if resource in heard else _known(given.get(resource))
+        resource: heard[resource].hints if resource in heard else had.get(resource)
         for resource in asked
     }
-    merged = _merged(facts, pod, container, offers)
+    try:
+        merged = _merged(now, pod, container, offers)
+    except PlacementError as error:
+        return Plan(refused=error.as_kubelet)
     if merged is None:
         words = [each.why for each in heard.values() if each.why]
-        policy = facts.pools.cpu_manager.topology_policy.value
-        fact = f"no NUMA nodes serve all its resources (topologyPolicy {policy})"
+        fact = f"no NUMA nodes serve all its resources (topologyPolicy {policy.value})"
         return Plan(refused="; ".join([fact, *words]))
-    return Plan(allocate=tuple((asked[resource], merged[resource]) for resource in sorted(open_)))
-
-
-def _known(given: Given | None) -> Hints:
-    """Return the hints of an earlier answer, which stay."""
-    answers = given.answers.values() if given else ()
-    return next((answer.hints for answer in answers if answer.hints is not None), None)
+    return Plan(
+        allocate=tuple(
+            (asked[resource], merged[resource] if plugins[resource].aligned else None)
+            for resource in sorted(open_)
+        )
+    )
 
 
 def _merged(
-    facts: NodeFacts, pod: Pod, container: Container, offers: Mapping[str, Hints]
+    now: Snapshot, pod: Pod, container: Container, offers: Mapping[str, Hints]
 ) -> Mapping[str, TopologyHint] | None:
-    """Return resource → its NUMA nodes; None if the topology policy refuses the container."""
-    policy = facts.pools.cpu_manager.topology_policy
-    named = facts.device_nodes.get(pod.cgroup_uid, {}).get(container.name, ())
-    near = sorted(named, key=lambda devices: sorted(map(sorted, devices)))
-    of_devices = [hints.of_devices(devices) for devices in near]
+    """Return resource → its NUMA nodes; None if the topology policy refuses the container.
+
+    The CPU manager policy has a say, too: it chooses CPUs near what the plugins give.
+
+    Raises:
+        PlacementError: the CPU manager policy has no CPUs for the pod.
+    """
+    facts, view = now.facts, now.resolution.view
+    policy = aligning.topology_policy(facts, pod)
+    of_devices = aligning.of_devices(facts, pod, container.name)
     if policy is TopologyPolicy.NUMERIC:
         listed = [*offers.items(), *((f"device {n}", each) for n, each in enumerate(of_devices))]
         return merge_each(listed, _ALIGNED).hints
     nodes = facts.topology.nodes
-    merged = hints.merge(policy, nodes, [*offers.values(), *of_devices])
+    of_cpus = choosing.offered(facts, view.pods, view.grants, pod, container.name)
+    merged = hints.merge(policy, nodes, [*offers.values(), *of_devices, of_cpus])
     return dict.fromkeys(offers, merged.hint) if merged.admit else None

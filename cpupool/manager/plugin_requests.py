@@ -17,6 +17,7 @@ from cpupool.core.names import POLICY_CPUS
 from cpupool.core.resource_plugins import AnswerAwaited, AnswerContested, RequestRefused
 from cpupool.core.resources import CPU, NATIVE, is_extended
 from cpupool.core.workloads import ContainerKind, ContainerRef
+from cpupool.manager import aligning
 from cpupool.policies.base import Refusal
 from cpupool.wire import katalyst
 from cpupool.wire.katalyst import QoSLevel
@@ -113,7 +114,7 @@ def unclear(facts: NodeFacts, pod: Pod, container: str) -> bool:
 def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
     """Return whether the NUMA nodes of a pod's devices are to be known before it is admitted."""
     if (
-        facts.pools.cpu_manager.topology_policy is TopologyPolicy.NONE
+        aligning.topology_policy(facts, pod) is TopologyPolicy.NONE
         or pod.cgroup_uid in facts.device_nodes
     ):
         return False
@@ -123,7 +124,9 @@ def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
         for each in pod.containers
         for name in each.quantities
     )
-    return asks or any(container.requests for container in pod.containers)
+    # The CPUs of the policy lie near devices that only the kubelet knows, too.
+    chosen = bool(facts.policy.wants(pod))
+    return asks or chosen or any(container.requests for container in pod.containers)
 
 
 def refusals(facts: NodeFacts, grants: Grants, pods: Iterable[Pod]) -> Mapping[str, Refusal]:

@@ -133,7 +133,7 @@ class PluginAdmitter:
             return False
         options = {resource: worker.options for resource, worker in plugins.items()}
         heard = self._heard.get(ref, {})
-        plan = plugin_admission.plan(facts, grants, pod, container, options, heard=heard)
+        plan = plugin_admission.plan(now, pod, container, options, heard=heard)
         for question in plan.hints:
             self._ask(
                 plugins[question.resource],

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.api.resourceplugin_pb2 import ResourceRequest
+from cpupool.api.resourceplugin_pb2 import (
+    HintsEntry,
+    ListOfTopologyHints,
+    ResourceAllocationInfo,
+    ResourceHintsResponse,
+    ResourceRequest,
+    TopologyHint,
+)
 from tests.machines import MACHINES
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_resource_plugins import (
@@ -16,6 +23,7 @@ from tests.scenarios.test_resource_plugins import (
     agent,
     body,
     cpus,
+    mains_of,
     refused,
     right,
     served,
@@ -27,8 +35,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from cpupool.core.workloads import Pod
     from tests.processes import Process
     from tests.scenarios.test_agent_process import World
+
+NIC = "example.com/nic"
+STATIC = """
+pools:
+  default: {cpus: "0-15"}
+nodeSelector: {role: worker}
+cpuManager: {policy: static, reserved: "0-0", topologyPolicy: restricted}
+"""
+"""CPUs 0-7 and 8-15 lie on two NUMA nodes."""
 
 
 @pytest.fixture
@@ -60,3 +78,41 @@ def test_a_plugin_serves_a_resource_under_another_name(world: World) -> None:
         both = world.node.run_pod(body("both", DEDICATED, **{milli: "2500", "cpu": "1"}))
         refused(world, both, f"requests cpu and {milli}")
         assert plugin.allocated() == ["web"]
+
+
+def guaranteed(world: World, name: str, cpu: str, **others: str) -> Pod:
+    limits = {"cpu": cpu, "memory": "1Gi", **others}
+    containers = [{"name": "main", "resources": {"limits": limits}}]
+    return world.node.run_pod(
+        {"kind": "Pod", "metadata": {"name": name}, "spec": {"containers": containers}}
+    )
+
+
+def test_cpus_of_the_static_policy_and_a_plugins_nic_lie_on_one_node(world: World) -> None:
+    world.mount.show(worker=STATIC)
+    hints = ListOfTopologyHints(hints=[TopologyHint(nodes=[1], preferred=True)])
+    with (
+        Plugin(world, NIC, with_topology_alignment=True) as nic,
+        agent(world) as process,
+    ):
+        nic.answers(
+            "GetTopologyHints",
+            ResourceHintsResponse(resource_hints=[HintsEntry(key=NIC, value=hints)]),
+        )
+        nic.gives = dict.fromkeys(("near", "large", "late"), ResourceAllocationInfo())
+        connected(world, process, NIC)
+        started(world, guaranteed(world, "plain", "2"))
+        started(world, guaranteed(world, "near", "2", **{NIC: "1"}))
+        assert mains_of(world) == {"plain": "1-2", "near": "8-9"}
+        (asked,) = map(ResourceRequest.FromString, nic.asked["Allocate"])
+        assert list(asked.hint.nodes) == [1]
+
+        # Node 0 has CPUs, but no NIC; the plugin keeps nothing for a pod that it cannot serve.
+        large = guaranteed(world, "large", "5", **{NIC: "1"})
+        started(world, large)
+        late = guaranteed(world, "late", "2", **{NIC: "1"})
+        refused(world, late, "no NUMA nodes serve all its resources (topologyPolicy restricted)")
+        assert nic.allocated() == ["near", "large"]
+        world.node.delete_pod(large.uid)
+        started(world, late)
+        assert mains_of(world) == {"plain": "1-2", "near": "8-9", "late": "10-11"}

@@ -50,8 +50,7 @@ def planned(
     heard: Mapping[str, Heard] | None = None,
     of: Pod = POD,
 ) -> Plan:
-    facts, resolution = on.snapshot()
-    return plan(facts, resolution.grants, of, of.containers[0], plugins, heard=heard or {})
+    return plan(on.snapshot(), of, of.containers[0], plugins, heard=heard or {})
 
 
 def allocated(of: Plan) -> dict[str, TopologyHint | None]:
