@@ -220,13 +220,6 @@ class Agent:
             kubelet_changed=signals.kubelet,
             ready=self._is_ready,
         )
-        self._reporter = Reporter(
-            self.manager,
-            writers,
-            StatusFile(root.status),
-            metrics=self._metrics,
-            health=self.health,
-        )
         # Without folders its answers of earlier still count.
         self._resource_manager = ResourceManager(
             self.manager,
@@ -238,6 +231,14 @@ class Agent:
             v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,
             names=settings.plugin_names,
             reconcile_s=settings.reconcile_s,
+        )
+        self._reporter = Reporter(
+            self.manager,
+            writers,
+            StatusFile(root.status),
+            metrics=self._metrics,
+            health=self.health,
+            plugins=self._resource_manager.reports.report,
         )
         self._optional = _writing(
             settings,
@@ -367,9 +368,8 @@ class Agent:
         signals.readiness.wakes(devices.wake, mounts.wake, nri.wake)
         signals.mounts.wakes(devices.wake)
         signals.swept.wakes(nri.facts_changed)
-        signals.stop.wakes(sweep, pools, devices.wake, mounts.wake, nri.wake)
-        signals.stop.wakes(machine.wake, load.wake, memory.wake)
-        signals.stop.wakes(self._reporter.wake, self._cluster.wake)
+        signals.stop.wakes(sweep, pools, devices.wake, mounts.wake, nri.wake, self._cluster.wake)
+        signals.stop.wakes(machine.wake, load.wake, memory.wake, self._reporter.wake)
         for role in self._optional.values():
             signals.swept.wakes(role.look)
             signals.stop.wakes(role.wake)

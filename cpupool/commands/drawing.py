@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from cpupool.commands import columns
+from cpupool.commands import columns, plugin_checks
 from cpupool.commands.checks import Verdict
 from cpupool.commands.painting import LegendRow, Mark, paint
 from cpupool.core.assignments import Placement
@@ -110,6 +110,7 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         Picture(topology, painting),
         *_pools(status),
         *_cpu_manager(status),
+        *_plugins(status),
         Text(verdict, "bold"),
         *([listed] if odd else []),
     )
@@ -119,6 +120,7 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
     """List what the CPU manager policy has given, and the pods that it could not serve."""
     manager = status.pools.cpu_manager
     if not manager.chooses:
+        yield from _refused(status, "why")
         return
     owners = [found for found in status.containers if found.placement is Placement.POLICY]
     own = CPUSet.union(owner.exclusive for owner in owners)
@@ -130,9 +132,21 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
     if BEST_EFFORT in status.sets:
         yield from _classes(status, owners)
     yield from (Text(f"The load leaves {name} {size}.") for name, size in status.sizes.items())
+    yield from _refused(status, "why it has no CPUs of its own")
+
+
+def _refused(status: NodeStatus, why: str) -> Iterator[RenderableType]:
     if status.refused:
         rows = [(pod.name, "held" if pod.held else "shares", pod.why) for pod in status.refused]
-        yield table(("pod", "state", "why it has no CPUs of its own"), rows)
+        yield table(("pod", "state", why), rows)
+
+
+def _plugins(status: NodeStatus) -> Iterator[RenderableType]:
+    """List the resource plugins, and what they have answered for containers."""
+    if rows := list(plugin_checks.plugin_rows(status)):
+        yield table(("resource", "plugin", "state"), rows)
+    if answers := list(plugin_checks.answer_rows(status)):
+        yield table(("container", "resource", "answer", "state"), answers)
 
 
 def _classes(status: NodeStatus, owners: Iterable[ContainerStatus]) -> Iterator[RenderableType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cpupool.commands import plugin_checks
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.koordinator import QoS
@@ -112,6 +113,7 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
             yield from _added_and_lost(status, container, share, pool)
         else:
             yield from _shared(container, share, pool)
+    yield from _answered(status, container)
     yield from _placed(status, container)
     if container.placement is not Placement.KUBELET:
         text = f"containers that start now are set by {_WAYS[status.enforcement]}"
@@ -132,8 +134,13 @@ def _waits(status: NodeStatus, container: ContainerStatus) -> tuple[Step, ...]:
 def _request(status: NodeStatus, container: ContainerStatus) -> Step:
     if not container.shares:
         pod_only = container.name.count("/") < 2
-        unsaid = "a pod's sandbox, or a container that its pod has not reported yet"
-        return Step("request", unsaid if pod_only else "it requests no pool", container.wanted)
+        unsaid = "it requests no pool"
+        if pod_only:
+            unsaid = "a pod's sandbox, or a container that its pod has not reported yet"
+        elif container.answers:
+            asked = " and ".join(answer.resource for answer in container.answers)
+            unsaid = f"it requests {asked}, for which plugins answer"
+        return Step("request", unsaid, container.wanted)
     wishes, cpus = [], CPUSet()
     for share in container.shares:
         own = share.pool.kind is ResourceKind.POLICY and BEST_EFFORT in status.sets
@@ -248,10 +255,22 @@ def _shared(container: ContainerStatus, share: PoolShare, pool: Pool | None) -> 
         yield Step("shared", f"CPUs {lost} are offline, or on a core that a pod owns", share.cpus)
 
 
+def _answered(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
+    """Explain what resource plugins have answered, and where an answer that counts is missing."""
+    for answer in container.answers:
+        if answer.why:
+            why = f"it has no answer for {answer.resource} that counts: {answer.why}"
+        else:
+            said = plugin_checks.answered(answer)
+            known = plugin_checks.confirmed(answer, status.lost)
+            why = f"the plugin for {answer.resource} has answered: {said} ({known})"
+        yield Step("plugin", why, container.wanted)
+
+
 def _owned(status: NodeStatus, container: ContainerStatus) -> Step:
     if container.placement is Placement.PLUGIN:
         whose = "they are its own" if container.exclusive else "other containers may have them, too"
-        return Step("plugin", f"a plugin for resources names its CPUs: {whose}", container.wanted)
+        return Step("own", f"a plugin for resources names its CPUs: {whose}", container.wanted)
     beside = container.wanted - container.exclusive
     why = f"they are its own, and CPUs {beside} are shared" if beside else "they are its own"
     if BEST_EFFORT in status.sets:

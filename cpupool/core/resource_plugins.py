@@ -172,6 +172,12 @@ class Given:
         answers = self.answers.values()
         return {each.oci_property: each.value for each in answers if each.oci_property}
 
+    @property
+    def texts(self) -> frozenset[str]:
+        """The names of the variables and annotations that count."""
+        answers = () if self.refused else self.answers.values()
+        return frozenset().union(*(each.env.keys() | each.annotations.keys() for each in answers))
+
     def serves(self, quantity: float) -> bool:
         """Return whether the answer is enough for a request, which may have grown since."""
         known = (each.quantity for each in self.answers.values() if each.scalar)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import FoundContainer, Writer
+    from cpupool.manager.report import PluginReport
     from cpupool.manager.resolve import Resolution
     from cpupool.policies.base import Choice
 
@@ -44,13 +45,14 @@ class StatusFile:
         enforcement: Writer,
         *,
         choices: Mapping[tuple[str, int], Choice] | None = None,
+        plugins: PluginReport | None = None,
     ) -> None:
         """Write the status if it is new; else set only the file's time: the agent is alive."""
         seen = (facts, resolution, found, waiting_for, enforcement)
-        news = (seen, choices)
+        news = (seen, choices, plugins)
         try:
             if self._published != news:
-                status = report.describe(*seen, choices=choices)
+                status = report.describe(*seen, choices=choices, plugins=plugins)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 files.write_atomically(self._path, json.dumps(status_json.to_json(status)).encode())
                 self._published = news

@@ -155,7 +155,7 @@ def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
         resources = lacking(facts, grants, pod, container)
         if not resources:
             continue
-        error = _why(facts, grants, pod, container, resources)
+        error = reason(facts, grants, pod, container, resources)
         shares = not error.passes and facts.pools.cpu_manager.on_misfit is Misfit.SHARE
         if _must_have(pod, resources) and not (reported or pod.essential or shares):
             return Refusal(error, holds=True, reachable=False)
@@ -172,13 +172,14 @@ def _must_have(pod: Pod, resources: Collection[str]) -> bool:
     return katalyst.qos_level(pod) is not QoSLevel.SHARED or not set(resources) <= set(NATIVE)
 
 
-def _why(
+def reason(
     facts: NodeFacts,
     grants: Grants,
     pod: Pod,
     container: Container,
     resources: Collection[str],
 ) -> PlacementError:
+    """Return why a container lacks answers for some resources."""
     ref = ContainerRef(pod.cgroup_uid, container.name)
     if why := facts.plugins.refusals.get(ref):
         return RequestRefused(container.name, why)

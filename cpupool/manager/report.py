@@ -13,8 +13,9 @@ from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.requests import CPURequest
+from cpupool.core.resource_plugins import Given
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import ownership, requested
+from cpupool.manager import ownership, plugin_requests, requested
 from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.manager.usage import usage
 from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, NodeView, Size
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
 _NO_GRANT = AllocatedDevices(frozenset())
+_NO_ANSWER = Given(0.0)
 _SETS = (DEFAULT, BEST_EFFORT)
 
 
@@ -57,6 +59,27 @@ class PoolShare:
     reused_from: str
     choice: Choice | None
     cpus: CPUSet
+
+
+@dataclass(frozen=True, slots=True)
+class PluginAnswer:
+    """What a resource plugin has answered for a container.
+
+    Attributes:
+        resource: the resource that the container requests.
+        values: what the container has by it: the name of an OCI property → its value.
+        texts: the names of the variables and annotations that it has by it.
+        nodes: the NUMA nodes for which the plugin was asked; empty for any.
+        why: why there is no answer that counts; empty if there is one.
+        confirmed: when the plugin has said so last, in RFC 3339; empty if this agent has not heard.
+    """
+
+    resource: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+    nodes: str = ""
+    why: str = ""
+    confirmed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,11 @@ class PluginReport:
     plugins: tuple[PluginStatus, ...] = ()
     confirmed: Mapping[tuple[ContainerRef, str], str] = field(default_factory=dict)
 
+    @property
+    def registered(self) -> frozenset[str]:
+        """The resources that have a plugin."""
+        return frozenset(plugin.resource for plugin in self.plugins if plugin.resource)
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
@@ -108,6 +136,7 @@ class ContainerStatus:
         shares: its share of each pool that it requests.
         qos: Koordinator's class of its pod, or Kubernetes' class; empty where it is not known.
         assigned: the CPUs that a scheduler has assigned to its pod; empty for none.
+        answers: what resource plugins have answered, and where they have not.
     """
 
     name: str
@@ -119,6 +148,7 @@ class ContainerStatus:
     shares: tuple[PoolShare, ...] = ()
     qos: str = ""
     assigned: CPUSet = field(default_factory=CPUSet)
+    answers: tuple[PluginAnswer, ...] = ()
 
     @property
     def right(self) -> bool:
@@ -163,6 +193,9 @@ class NodeStatus:
         refused: the pods that the policy could not serve.
         sets: shared set of the policy → its CPUs now; best-effort pods may have a set of their own.
         sizes: shared set → how many CPUs the load leaves to it.
+        plugin_folders: where resource plugins register; none if the agent asks none.
+        plugins: their sockets.
+        lost: the resources whose plugin is gone, and has been there.
     """
 
     pools: NodePools
@@ -176,6 +209,9 @@ class NodeStatus:
     refused: tuple[RefusedPod, ...] = ()
     sets: Mapping[str, CPUSet] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
+    plugin_folders: tuple[str, ...] = ()
+    plugins: tuple[PluginStatus, ...] = ()
+    lost: tuple[str, ...] = ()
 
     def offered(self, pool: Pool) -> CPUSet:
         """Return the CPUs of a pool that containers may have, free or not."""
@@ -196,6 +232,7 @@ def describe(
     enforcement: Writer = Writer.CGROUP,
     *,
     choices: Mapping[tuple[str, int], Choice] | None = None,
+    plugins: PluginReport | None = None,
 ) -> NodeStatus:
     """Return the actual and the wanted CPUs of every container, and why.
 
@@ -206,8 +243,12 @@ def describe(
         waiting_for: as the attribute.
         enforcement: as the attribute.
         choices: pool and CPU → the last choice when the kubelet asked.
+        plugins: what is known of resource plugins.
     """
-    containers = [_container(facts, resolution, choices or {}, container) for container in found]
+    plugins = plugins or PluginReport()
+    containers = [
+        _container(facts, resolution, choices or {}, plugins, container) for container in found
+    ]
     return NodeStatus(
         facts.pools,
         tuple(sorted(containers, key=lambda container: container.name)),
@@ -220,6 +261,9 @@ def describe(
         tuple(_refused(resolution)),
         {name: cpus for name, cpus in resolution.view.extents.items() if name in _SETS},
         facts.sizes,
+        plugins.folders,
+        plugins.plugins,
+        tuple(sorted(facts.plugins.served - plugins.registered)),
     )
 
 
@@ -241,6 +285,7 @@ def _container(
     facts: NodeFacts,
     resolution: Resolution,
     choices: Mapping[tuple[str, int], Choice],
+    plugins: PluginReport,
     found: FoundContainer,
 ) -> ContainerStatus:
     key = (found.pod, ContainerID(found.id))
@@ -267,7 +312,32 @@ def _container(
         shares=tuple(shares),
         qos=qos.value if qos else "",
         assigned=told.cpus if told else CPUSet(),
+        answers=tuple(_answers(facts, resolution, plugins, placed)) if placed else (),
     )
+
+
+def _answers(
+    facts: NodeFacts, resolution: Resolution, plugins: PluginReport, placed: PlacedContainer
+) -> Iterator[PluginAnswer]:
+    pod, container = placed.pod, placed.container
+    ref = ContainerRef(pod.cgroup_uid, container.name)
+    given = facts.plugins.given.get(ref, {})
+    grants = resolution.grants
+    lacking = plugin_requests.lacking(facts, grants, pod, container)
+    for resource in sorted(given.keys() | lacking.keys()):
+        has = given.get(resource, _NO_ANSWER)
+        nodes = has.hint.nodes if has.hint else None
+        why = ""
+        if resource in lacking:
+            why = plugin_requests.reason(facts, grants, pod, container, (resource,)).as_kubelet
+        yield PluginAnswer(
+            resource,
+            has.values,
+            tuple(sorted(has.texts)),
+            str(CPUSet(nodes or ())),
+            why,
+            plugins.confirmed.get((ref, resource), ""),
+        )
 
 
 def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:

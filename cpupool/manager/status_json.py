@@ -12,7 +12,14 @@ from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.ports import Writer
-from cpupool.manager.report import ContainerStatus, NodeStatus, PoolShare, RefusedPod
+from cpupool.manager.report import (
+    ContainerStatus,
+    NodeStatus,
+    PluginAnswer,
+    PluginStatus,
+    PoolShare,
+    RefusedPod,
+)
 from cpupool.policies.base import Choice, Size
 
 if TYPE_CHECKING:
@@ -46,6 +53,9 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "sets": {name: str(cpus) for name, cpus in status.sets.items()},
         "draining": dict(status.draining),
         "sizes": {name: asdict(size) for name, size in status.sizes.items()},
+        "plugin_folders": list(status.plugin_folders),
+        "plugins": [asdict(plugin) for plugin in status.plugins],
+        "lost": list(status.lost),
         "refused": [{"name": pod.name, "why": pod.why, "held": pod.held} for pod in status.refused],
         "containers": [
             {
@@ -58,6 +68,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
                 "qos": container.qos,
                 "assigned": str(container.assigned),
                 "shares": [_share_to_json(share) for share in container.shares],
+                "answers": [asdict(answer) for answer in container.answers],
             }
             for container in status.containers
         ],
@@ -167,6 +178,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
             shares=tuple(map(_share_from_json, container["shares"])),
             qos=container.get("qos", ""),
             assigned=CPUSet.parse(container.get("assigned", "")),
+            answers=tuple(map(_answer_from_json, container.get("answers", ()))),
         )
         for container in document["containers"]
     )
@@ -185,4 +197,11 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         tuple(RefusedPod(**pod) for pod in document.get("refused", ())),
         {name: CPUSet.parse(cpus) for name, cpus in document.get("sets", {}).items()},
         {name: Size(**size) for name, size in document.get("sizes", {}).items()},
+        tuple(document.get("plugin_folders", ())),
+        tuple(PluginStatus(**plugin) for plugin in document.get("plugins", ())),
+        tuple(document.get("lost", ())),
     )
+
+
+def _answer_from_json(document: Mapping[str, Any]) -> PluginAnswer:
+    return PluginAnswer(**{**document, "texts": tuple(document["texts"])})

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from cpupool.manager.ports import Writer
+from cpupool.manager.report import PluginReport
 from cpupool.manager.usage import decisions, fragmentation, policy_usage, usage
 from cpupool.policies.base import BEST_EFFORT
 
@@ -43,6 +44,7 @@ class Reporter:
         status: the file that `cpupool status` reads.
         metrics: where the use of the pools is shown.
         health: hears that the loop turns.
+        plugins: returns what resource plugins have said last.
         cpu_s: the CPU time of the reporting thread.
     """
 
@@ -54,6 +56,7 @@ class Reporter:
         *,
         metrics: Metrics,
         health: Health,
+        plugins: Callable[[], PluginReport] = PluginReport,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._manager = manager
@@ -61,6 +64,7 @@ class Reporter:
         self._status = status
         self._metrics = metrics
         self._health = health
+        self._plugins = plugins
         self._cpu_s = cpu_s
         self._measured: NodeFacts | None = None
         self._decided: NodeView | None = None
@@ -100,6 +104,7 @@ class Reporter:
             report.waiting_for,
             writer,
             choices=self._manager.choices(),
+            plugins=self._plugins(),
         )
 
     def _measure(self, facts: NodeFacts, view: NodeView) -> None:

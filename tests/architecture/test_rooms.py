@@ -15,7 +15,7 @@ ELSEWHERE = {
     },
     "tests/unit/commands/doctor": {
         *("commands/checks", "commands/node", "commands/pool_files", "commands/runtime_checks"),
-        *("commands/koordinator_checks", "commands/topology_checks"),
+        *("commands/koordinator_checks", "commands/plugin_checks", "commands/topology_checks"),
     },
     "tests/unit/commands/test_admit.py": {"commands/rules"},
     "tests/unit/commands/explain": {"commands/reasons"},

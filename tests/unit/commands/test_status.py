@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from cpupool import cli
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
-from cpupool.manager.report import ContainerStatus, NodeStatus
+from cpupool.manager.report import (
+    ContainerStatus,
+    NodeStatus,
+    PluginAnswer,
+    PluginStatus,
+    RefusedPod,
+)
 from cpupool.manager.status_json import to_json
 from tests.machines import MACHINES
 
@@ -171,3 +178,43 @@ def test_a_node_of_no_cluster_is_refused(
 ) -> None:
     assert show(files, RIGHT, "--node", "a") == 2
     assert "--node names a node of a cluster; add --kubeconfig" in capsys.readouterr().err
+
+
+def test_plugins_and_their_answers_are_listed(
+    files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    noon = "2026-01-01T12:00:00Z"
+    held = "no NIC is left"
+    answers = (
+        PluginAnswer("cpu", {"CpusetCpus": "2-3"}, confirmed=noon),
+        PluginAnswer("example.com/nic", texts=("NIC",), nodes="0"),
+        PluginAnswer("memory", why="it has not answered yet"),
+    )
+    status = replace(
+        RIGHT,
+        containers=(replace(RIGHT.containers[0], answers=answers),),
+        refused=(RefusedPod("ns/late", held, held=True),),
+        plugin_folders=("/plugins",),
+        plugins=(
+            PluginStatus("/plugins/cpu.sock", "cpu", answered=noon),
+            PluginStatus("/plugins/memory.sock", "memory", "is away"),
+            PluginStatus("/plugins/new.sock", ""),
+        ),
+        lost=("example.com/nic",),
+    )
+
+    assert show(files, status) == 0
+
+    drawn = {
+        tuple(re.split(r" {2,}", line.strip(" │┃")))
+        for line in capsys.readouterr().out.splitlines()
+    }
+    assert drawn >= {
+        ("cpu", "/plugins/cpu.sock", f"answered at {noon}"),
+        ("memory", "/plugins/memory.sock", "is away"),
+        ("not known yet", "/plugins/new.sock", "not asked yet"),
+        ("example.com/nic", "gone: its last answers stay"),
+        ("ns/owner/main", "cpu", "CpusetCpus 2-3", f"confirmed at {noon}"),
+        ("ns/late", "held", held),
+    }

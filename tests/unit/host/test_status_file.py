@@ -7,6 +7,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.host.status_file import StatusFile
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer, Writer
+from cpupool.manager.report import PluginReport, PluginStatus
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 
@@ -49,3 +50,13 @@ def test_a_choice_is_shown_that_is_known_later_than_its_pod(tmp_path: Path) -> N
 
     (shown,) = json.loads((tmp_path / "status.json").read_text())["containers"]
     assert shown["shares"][0]["choice"]["cpus"] == "2"
+
+
+def test_a_plugin_that_fails_is_shown_though_nothing_moves(tmp_path: Path) -> None:
+    manager, file = Manager(), StatusFile(tmp_path / "status.json")
+    for why in ("", "is away"):
+        plugins = PluginReport(("/plugins",), (PluginStatus("/plugins/cpu.sock", "cpu", why),))
+        file.publish(*manager.snapshot(), (), "", Writer.CGROUP, plugins=plugins)
+
+    (shown,) = json.loads((tmp_path / "status.json").read_text())["plugins"]
+    assert shown["why"] == "is away"

@@ -10,20 +10,23 @@ from cpupool.core.cpu_manager import (
     Misfit,
     StaticOptions,
     Suppression,
+    TopologyHint,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from cpupool.core.resource_plugins import Answer, Given
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer, Writer
-from cpupool.manager.report import NodeStatus, describe
+from cpupool.manager.report import NodeStatus, PluginAnswer, PluginReport, PluginStatus, describe
 from cpupool.manager.status_json import from_json, to_json
 from cpupool.policies.base import Size
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
+from tests.unit.manager import plugged
 
 MACHINE = MACHINES["laptop_4c8t"]
 BEFORE = NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("shared_a", "0,6"))
@@ -189,3 +192,43 @@ def test_what_is_reserved_offline_or_owned_is_not_free() -> None:
     assert status.free(reserving) == CPUSet.of(2)
     (owner,) = edited().containers
     assert replace(status, containers=(owner,)).free(reserving) == CPUSet()
+
+
+def test_what_plugins_have_answered_is_shown_with_what_is_missing() -> None:
+    nic = Answer(env={"NIC": "eth0"}, annotations={"nic": "eth0"})
+    hint = TopologyHint(frozenset({0}), preferred=True)
+    answered = {
+        "cpu": plugged.cpus("1-2"),
+        "memory": plugged.cpus("1", refused="bad answer"),
+        "example.com/nic": Given(1.0, {"example.com/nic": nic}, hint),
+    }
+    more = {"memory": 1.0, "cpu": 2.0, "example.com/nic": 1.0, "example.com/gpu": 1.0}
+    pods = [
+        plugged.pod("a", plugged.container(running=True, more=more)),
+        plugged.pod("b", plugged.container(running=True)),
+    ]
+    served = ("cpu", "memory", "example.com/nic", "example.com/gpu")
+    node = plugged.manager(*pods, given={plugged.ref("a"): answered}, served=served)
+    facts, resolution = node.snapshot()
+    found = [FoundContainer(f"{name}-uid", "main-id", "path", "0-7") for name in ("a", "b")]
+    there = PluginReport(
+        ("/plugins",),
+        (PluginStatus("/plugins/cpu.sock", "cpu"), PluginStatus("/plugins/x.sock", "", "is mute")),
+        {(plugged.ref("a"), "cpu"): "2026-01-01T00:00:00Z"},
+    )
+
+    status = describe(facts, resolution, found, "", Writer.NRI, plugins=there)
+
+    assert from_json(json.loads(json.dumps(to_json(status)))) == status
+    assert (status.plugin_folders, status.plugins) == (there.folders, there.plugins)
+    assert status.lost == ("example.com/gpu", "example.com/nic", "memory")
+    awaited = "the plugin for {} has not answered for container main yet"
+    assert {container.name: container.answers for container in status.containers} == {
+        "default/a/main": (
+            PluginAnswer("cpu", {"CpusetCpus": "1-2"}, confirmed="2026-01-01T00:00:00Z"),
+            PluginAnswer("example.com/gpu", why=awaited.format("example.com/gpu")),
+            PluginAnswer("example.com/nic", texts=("NIC", "nic"), nodes="0"),
+            PluginAnswer("memory", why="container main: bad answer"),
+        ),
+        "default/b/main": (PluginAnswer("cpu", why=awaited.format("cpu")),),
+    }
