@@ -22,6 +22,7 @@ from cpupool.commands.checks import SILENT_S
 from cpupool.commands.reasons import in_simulation, on_node
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.root import HostRoot
+from cpupool.plugins.pool_loop import SCHEMA as POOLS_SCHEMA
 
 if TYPE_CHECKING:
     import argparse
@@ -43,9 +44,12 @@ examples:
   cpupool explain web --json | jq '.containers[].steps[] | [.rule, .why, .left]'
   cpupool explain default/web --file simulation.json --policy packed
   cpupool explain default/web --kubeconfig ~/.kube/config
+  cpupool explain --pools
 
 With --kubeconfig or --context the API server is asked: for the pod, its node's labels, the pool
 files, and the Events of the agent. Only its node knows the CPUs of the pod.
+
+With --pools it says why the pools of `cpupool resource-plugin cpu` have their CPUs.
 
 A pod's name alone will do where it is the only one; without a container each of them is explained.
 Each line ends with the CPUs that are left after it.
@@ -67,7 +71,19 @@ def add_parser(commands: Commands, summary: str) -> None:
         _EXAMPLES,
     )
     parser.add_argument(
-        "container", metavar="NAMESPACE/POD[/CONTAINER]", help="the container, or its pod"
+        "container",
+        metavar="NAMESPACE/POD[/CONTAINER]",
+        nargs="?",
+        help="the container, or its pod",
+    )
+    parser.add_argument(
+        "--pools",
+        metavar="FILE",
+        type=input_file,
+        nargs="?",
+        const=HostRoot().plugin_pools,
+        help="explain the pools of our plugin for CPUs instead, from what it has written (without"
+        " FILE: %(const)s)",
     )
     parser.add_argument(
         "--file",
@@ -87,11 +103,15 @@ def add_parser(commands: Commands, summary: str) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
-    """Explain; return 1 if a container has wrong CPUs, or no agent runs.
+    """Explain; return 1 if a container has wrong CPUs, or no agent, or no plugin, runs.
 
     Raises:
         UsageError: the file cannot be used, or has no such container.
     """
+    if (arguments.container is None) is (arguments.pools is None):
+        raise UsageError("name a container or its pod, or add --pools")
+    if arguments.pools:
+        return _pools(arguments, out)
     if away.is_asked(arguments):
         return _away(arguments, out)
     document, age_s = status_file.read(arguments.file)
@@ -110,6 +130,35 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         if silent:
             out.write(status_file.silence(age_s))
     return 0 if all(explanation.right for explanation in explained) and not silent else 1
+
+
+def _pools(arguments: argparse.Namespace, out: TextIO) -> int:
+    if away.is_asked(arguments) or arguments.policy or arguments.topology or arguments.svg:
+        raise UsageError("--pools explains this node's pools; of the other options it has --json")
+    writer = "cpupool resource-plugin cpu"
+    document, age_s = status_file.read(arguments.pools, writer, "--pools FILE")
+    try:
+        lines = [_of_pool(pool) for pool in {POOLS_SCHEMA: document["pools"]}[document["schema"]]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{arguments.pools} is not of this version's `{writer}`; restart that"
+        ) from error
+    if arguments.json:
+        out.write(json.dumps(document, indent=2) + "\n")
+    else:
+        out.writelines(lines)
+    if age_s <= SILENT_S:
+        return 0
+    if not arguments.json:
+        out.write(
+            f"This is {age_s:.0f} s old: the plugin does not run, or cannot write its file.\n"
+        )
+    return 1
+
+
+def _of_pool(pool: Mapping[str, str]) -> str:
+    count = len(CPUSet.parse(pool["cpus"]))
+    return f"{pool['pool']}: {pool['cpus']} ({count} CPUs): {pool['why']}\n"
 
 
 def _away(arguments: argparse.Namespace, out: TextIO) -> int:

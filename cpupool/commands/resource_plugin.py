@@ -14,11 +14,13 @@ from cpupool.core.errors import ConfigError, HostFileError
 from cpupool.core.names import Names
 from cpupool.core.resources import CPU, MEMORY
 from cpupool.host import nics, node_memory
+from cpupool.host.cpu_time import CPUTimes
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import FolderTree, Sysfs
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.memory import MemoryPlugin
 from cpupool.plugins.nic import NICPlugin
+from cpupool.plugins.pool_loop import PoolLoop
 from cpupool.plugins.server import PluginServer
 from cpupool.policies.layout import Layout
 from cpupool.supervisor import supervise
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.commands import Commands
+    from cpupool.core.cpu_time import CPUTime
     from cpupool.core.nics import NIC
     from cpupool.core.plugin_config import PluginConfig
     from cpupool.plugins.base import Plugin
@@ -68,6 +71,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         help="where the manager looks for plugins (default: %(default)s)",
     )
     add_resource_domain(parser)
+    add_setting(parser, "cgroup-root")
     add_setting(parser, "host-root")
     add_setting(parser, "log-format")
     add_setting(parser, "verbose")
@@ -86,7 +90,11 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     log.set_up(level, json=arguments.log_format == "json")
     root = HostRoot.under(Path(arguments.host_root))
     plugins = Plugins(
-        frozenset(arguments.plugin), arguments.config, root, Names(arguments.resource_domain)
+        frozenset(arguments.plugin),
+        arguments.config,
+        root,
+        Names(arguments.resource_domain),
+        arguments.cgroup_root,
     )
     try:
         made = plugins.made()
@@ -96,6 +104,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     server = PluginServer(
         sorted(made),
         plugins.made,
+        PoolLoop(plugins.cpu_time, root.plugin_pools),
         watched=arguments.config.parent,
         sockets=sockets,
         states=root.state / "plugins",
@@ -116,12 +125,14 @@ class Plugins:
         config: their file.
         root: the machine's folders.
         domain: the names that only cpupool uses.
+        cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
     """
 
     names: frozenset[str]
     config: Path
     root: HostRoot
     domain: Names
+    cgroup_root: str = ""
 
     def made(self) -> Mapping[str, Plugin]:
         """Return name → plugin, by the machine and the configuration of now.
@@ -141,6 +152,14 @@ class Plugins:
         if _NIC in self.names:
             found[_NIC] = NICPlugin(self._nics(config), frozenset(topology.nodes) or _NODE)
         return found
+
+    def cpu_time(self) -> CPUTime:
+        """Read the CPU time of pods.
+
+        Raises:
+            CPUPoolError: it cannot be read.
+        """
+        return CPUTimes(self.root.proc, self.root.cgroup, self.cgroup_root).read(waited=True)
 
     def _nics(self, config: PluginConfig) -> tuple[NIC, ...]:
         """Return the NICs that the file lists, or those of the machine.

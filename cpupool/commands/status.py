@@ -96,8 +96,13 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return 1 if astray or status.waiting_for or age_s > SILENT_S else 0
 
 
-def read(path: Path) -> tuple[Any, float]:
-    """Read a JSON file that the agent keeps true, and its age in seconds.
+def read(path: Path, writer: str = "cpupool agent", option: str = "--file") -> tuple[Any, float]:
+    """Read a JSON file that a process keeps true, and its age in seconds.
+
+    Args:
+        path: the file.
+        writer: the command that writes it.
+        option: what names another file.
 
     Raises:
         UsageError: it is not there, cannot be read, or is no JSON.
@@ -107,18 +112,19 @@ def read(path: Path) -> tuple[Any, float]:
         document = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{path} is not there: start `cpupool agent` on this node, or name its"
-            " status file with --file"
+            f"{path} is not there: start `{writer}` on this node, or name its status file with"
+            f" {option}"
         ) from error
     except PermissionError as error:
         raise UsageError(
-            f"{path} cannot be read ({error.strerror}); run this as root, or in the agent's"
-            " container"
+            f"{path} cannot be read ({error.strerror}); run this as root, or in the container of"
+            f" `{writer}`"
         ) from error
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; name the agent's status file") from error
+        raise UsageError(f"{path}: {error.strerror}; name the file of `{writer}`") from error
     except ValueError as error:
-        raise UsageError(f"{path} is no status file; name the agent's with --file") from error
+        remedy = f"name the file of `{writer}` with {option}"
+        raise UsageError(f"{path} is no status file; {remedy}") from error
     return document, age_s
 
 

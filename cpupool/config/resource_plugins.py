@@ -39,6 +39,7 @@ NICS: Final = "nics"
 _KEYS: Final = (RESERVED, RESERVED_MEMORY, POOLS, ROLES, NICS)
 _CPUS: Final = "cpus"
 _WEIGHT: Final = "weight"
+_MIN_CPUS: Final = "minCpus"
 _POOL: Final = "pool"
 _NUMA_NODE: Final = "numaNode"
 _IPV6: Final = "ipv6"
@@ -88,19 +89,24 @@ def refuse_unfit(config: PluginConfig, online: CPUSet) -> None:
     if strange := config.reserved - online:
         what = f"CPUs {strange} are not online"
         raise ConfigError([Problem(what, "reserve other CPUs", path=RESERVED)])
-    if len(online - config.reserved) < max(1, len(config.pools)):
-        what = f"{len(online - config.reserved)} CPUs are left for {len(config.pools)} pools"
+    left = len(online - config.reserved)
+    needed = sum(pool.fewest for pool in config.pools.values())
+    if left < max(1, needed):
+        pools = f"{len(config.pools)} pools, which have {needed} at least"
+        what = f"{left} CPUs are left for {pools}"
         raise ConfigError([Problem(what, "reserve fewer CPUs", path=RESERVED)])
 
 
 def _pool(reader: Reader, value: Value) -> PoolSize:
-    table = reader.table(value, (_CPUS, _WEIGHT))
+    keys = (_CPUS, _WEIGHT, _MIN_CPUS)
+    table = reader.table(value, keys)
     if table is None:
         return PoolSize()
-    cpus, weight = (_number(reader, table.get(key)) for key in (_CPUS, _WEIGHT))
-    if cpus is not None and weight is not None:
-        reader.refuse(value, "a pool has a number of CPUs or a weight", f"remove {_WEIGHT}")
-    return PoolSize(cpus, weight or 1)
+    cpus, weight, at_least = (_number(reader, table.get(key)) for key in keys)
+    if sum(number is not None for number in (cpus, weight, at_least)) > 1:
+        what = "a pool has a number of CPUs or a weight, or a size that follows its load"
+        reader.refuse(value, what, f"keep one of {', '.join(keys)}")
+    return PoolSize(cpus, weight or 1, at_least)
 
 
 def _bytes(reader: Reader, value: Value) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from cpupool.core.errors import CPUPoolError
 
@@ -38,10 +38,25 @@ class CPUUse:
     Attributes:
         by_cpu_milli: CPU that is online → how busy it is.
         by_pod_milli: the id in a pod's cgroup name → what its containers use.
+        waiting: the same id → the share of the time in which a thread of it waited for a CPU; only
+            the pods of which that is known, and that no limit has throttled.
     """
 
     by_cpu_milli: Mapping[int, int]
     by_pod_milli: Mapping[str, int]
+    waiting: Mapping[str, float] = field(default_factory=dict)
+
+
+class Waited(NamedTuple):
+    """How long a pod waited for CPUs since it started.
+
+    Attributes:
+        us: the time in which a thread of it waited.
+        throttled: how often its limit, or that of a container, has stopped it: it waited then, too.
+    """
+
+    us: int
+    throttled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +66,12 @@ class CPUTime:
     Attributes:
         by_cpu_us: CPU that is online → how long it was busy since the machine started.
         by_pod_us: the id in a pod's cgroup name → how long its containers ran since it started.
+        waited: the same id → how long it waited; only the pods of which that was read.
     """
 
     by_cpu_us: Mapping[int, int]
     by_pod_us: Mapping[str, int]
+    waited: Mapping[str, Waited] = field(default_factory=dict)
 
     def since(self, earlier: CPUTime, elapsed_s: float) -> CPUUse:
         """Return the use between an earlier reading and this one.
@@ -76,7 +93,12 @@ class CPUTime:
         room_us = elapsed_s * _US_PER_S * len(self.by_cpu_us)
         if elapsed_s <= 0 or sum(pods_us.values()) > room_us * _TOLERANCE:
             raise MeasurementError("pods used more CPU time than the CPUs have", elapsed_s)
-        return CPUUse(_milli(cpus_us, elapsed_s), _milli(pods_us, elapsed_s))
+        waiting = {
+            pod: min(max(now.us - then.us, 0) / (elapsed_s * _US_PER_S), 1.0)
+            for pod, now in self.waited.items()
+            if (then := earlier.waited.get(pod)) and then.throttled == now.throttled
+        }
+        return CPUUse(_milli(cpus_us, elapsed_s), _milli(pods_us, elapsed_s), waiting)
 
 
 def _milli(used_us: Mapping[_Key, int], elapsed_s: float) -> dict[_Key, int]:

@@ -21,10 +21,17 @@ class PoolSize:
     Attributes:
         cpus: how many CPUs; None for a part of what the pools with a number leave.
         weight: the part, in proportion to the other weights.
+        at_least: how many CPUs it has at least if its size follows its load; else None.
     """
 
     cpus: int | None = None
     weight: int = 1
+    at_least: int | None = None
+
+    @property
+    def fewest(self) -> int:
+        """How many CPUs containers with CPUs of their own leave it at least."""
+        return self.at_least or 1
 
 
 class Neighbours(Enum):

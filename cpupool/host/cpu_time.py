@@ -1,7 +1,8 @@
 """The CPU time of this node's CPUs and pods, from /proc/stat and the cgroups, version 1 or 2.
 
 Source: Documentation/filesystems/proc.rst, section 1.7; Documentation/admin-guide/cgroup-v1/
-cpuacct.rst, and Documentation/admin-guide/cgroup-v2.rst, section "CPU", in the kernel.
+cpuacct.rst, Documentation/admin-guide/cgroup-v2.rst, section "CPU", and Documentation/accounting/
+psi.rst in the kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_time import CPUTime
+from cpupool.core.cpu_time import CPUTime, Waited
 from cpupool.core.errors import CgroupNotFound, HostFileError
 from cpupool.host import cgroup_names
 from cpupool.host.cgroup_files import CgroupFiles, pods_below
@@ -29,6 +30,9 @@ _V1_HIERARCHIES: Final = ("cpuacct", "cpu,cpuacct")
 _V1_FILE, _V2_FILE = "cpuacct.usage", "cpu.stat"
 _V1_USED: Final = re.compile(r"(\d{1,20})", re.ASCII)
 _V2_USED: Final = re.compile(r"^usage_usec (\d{1,20})$", re.MULTILINE | re.ASCII)
+_THROTTLED: Final = re.compile(r"^nr_throttled (\d{1,20})$", re.MULTILINE | re.ASCII)
+_PRESSURE: Final = "cpu.pressure"
+_WAITED: Final = re.compile(r"^some .*total=(\d{1,20})$", re.MULTILINE | re.ASCII)
 _NS_PER_US: Final = 1000
 _US_PER_S: Final = 1_000_000
 
@@ -57,13 +61,16 @@ class CPUTimes:
         self._kubepods = cgroup_names.kubepods(cgroup_root)
         self._tick_us = _US_PER_S // os.sysconf("SC_CLK_TCK")
 
-    def read(self) -> CPUTime:
+    def read(self, *, waited: bool = False) -> CPUTime:
         """Read the CPU time of every CPU that is online, and of every pod.
+
+        Args:
+            waited: whether to read how long each pod waited, too; version 1 does not say it.
 
         Raises:
             HostFileError: a file is missing, cannot be read, or has unexpected content.
         """
-        return CPUTime(self._of_cpus(), self._of_pods())
+        return CPUTime(self._of_cpus(), self._of_pods(), self._waited() if waited else {})
 
     def _of_cpus(self) -> dict[int, int]:
         found = _CPU.findall(self._proc.read(_STAT) or "")
@@ -88,6 +95,23 @@ class CPUTimes:
                 with suppress(CgroupNotFound):
                     times_us[pod] = self._of_pod(path)
         return times_us
+
+    def _waited(self) -> dict[str, Waited]:
+        waited = {}
+        for place in self._kubepods if not self._v1 else ():
+            for pod, path in pods_below(self._files, place):
+                # A kernel that does not count pressure has no such file, or refuses to read it.
+                with suppress(CgroupNotFound, HostFileError):
+                    found = _WAITED.search(self._files.read(path, _PRESSURE))
+                    if found is not None:
+                        waited[pod] = Waited(int(found[1]), self._throttled(path))
+        return waited
+
+    def _throttled(self, pod: str) -> int:
+        """Return how often a pod and its containers were throttled: a cgroup counts only itself."""
+        paths = [pod, *(f"{pod}/{name}" for name in self._files.directories(pod))]
+        counts = (_THROTTLED.search(self._files.read(path, _V2_FILE)) for path in paths)
+        return sum(int(count[1]) for count in counts if count)
 
     def _of_pod(self, path: str) -> int:
         name, used = (_V1_FILE, _V1_USED) if self._v1 else (_V2_FILE, _V2_USED)

@@ -84,6 +84,11 @@ class HostRoot:
         return self.run / "status.json"
 
     @property
+    def plugin_pools(self) -> Path:
+        """The pools of our plugin for CPUs, and why each has its CPUs."""
+        return self.run / "plugin-pools.json"
+
+    @property
     def lock(self) -> Path:
         """The file that the node's one agent holds locked."""
         return self.run / "agent.lock"

@@ -38,10 +38,11 @@ _NOTHING: Final = Answer()
 
 
 class PoolsRunEmpty(PlacementError):
-    """A request whose CPUs would leave the pools without one each."""
+    """A request whose CPUs would leave the pools fewer than they have at least."""
 
-    def __init__(self, requested: int, pools: int, left: int) -> None:
-        why = f"{requested} CPUs would leave {left} for {pools} pools"
+    def __init__(self, requested: int, pools: int, fewest: int, left: int) -> None:
+        need = f"{pools} pools, which have {fewest} at least"
+        why = f"{requested} CPUs would leave {left} for {need}"
         super().__init__(f"{why}; request fewer, or remove a pool", why)
 
 
@@ -114,9 +115,10 @@ class CPUPlugin:
         cpus, nodes = self._chosen(state, question, how.binding, hint)
         answer = replace(self._exclusive(cpus), hints=(TopologyHint(nodes, preferred=True),))
         after = state.holding(Held(question, answer))
-        left = len(self._shared(after))
-        if left < len(self.config.pools):
-            raise PoolsRunEmpty(len(cpus), len(self.config.pools), left)
+        left = len(self.shared(after))
+        fewest = sum(pool.fewest for pool in self.config.pools.values())
+        if left < fewest:
+            raise PoolsRunEmpty(len(cpus), len(self.config.pools), fewest, left)
         return self.settled(after)
 
     def answers(self, state: PluginState, container: ContainerRef) -> Answers:
@@ -133,9 +135,25 @@ class CPUPlugin:
 
     def settled(self, state: PluginState) -> PluginState:
         """Return the state with the pools on the CPUs that are left for them."""
-        available = self._shared(state)
-        sizes = pool_sets.sized(self.config.pools, len(available))
+        return self.resized(state, {})
+
+    def resized(self, state: PluginState, by_load: Mapping[str, int]) -> PluginState:
+        """Return the settled state with other sizes of pools that follow their load.
+
+        Args:
+            state: the state until now.
+            by_load: pool → how many CPUs it gets; a pool that is not in it keeps its size.
+        """
+        available = self.shared(state)
+        now = {**{name: len(cpus) for name, cpus in state.pools.items()}, **by_load}
+        sizes = pool_sets.sized(self.config.pools, len(available), now)
         return replace(state, pools=pool_sets.placed(self.layout, available, sizes, state.pools))
+
+    def shared(self, state: PluginState) -> CPUSet:
+        """Return the CPUs that no container has of its own, without the reserved ones."""
+        return (
+            self.layout.cpus - self.config.reserved - CPUSet.union(map(_own, state.held.values()))
+        )
 
     @property
     def _marks(self) -> Mapping[str, str]:
@@ -151,12 +169,6 @@ class CPUPlugin:
         online = cpus & self.layout.cpus
         return replace(answer, value=str(online or cpus))
 
-    def _shared(self, state: PluginState) -> CPUSet:
-        """Return the CPUs that no container has of its own, without the reserved ones."""
-        return (
-            self.layout.cpus - self.config.reserved - CPUSet.union(map(_own, state.held.values()))
-        )
-
     def _free(self, state: PluginState, question: Question) -> Mapping[int, CPUSet]:
         """Return NUMA node → the CPUs that a container can have there, with those that it has.
 
@@ -164,7 +176,7 @@ class CPUPlugin:
         """
         how = placing(self.config, question)
         has = state.held.get(question.container)
-        cpus = self._shared(state) | (_own(has) & self.layout.cpus if has else CPUSet())
+        cpus = self.shared(state) | (_own(has) & self.layout.cpus if has else CPUSet())
         nodes = has.answer.by_node if has else {}
         others = neighbours_of(state, self.config, question)
 

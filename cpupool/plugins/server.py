@@ -12,11 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.names import STATIC_POD_HASH
 from cpupool.core.plugin_state import PluginState
 from cpupool.host.files import DirectoryWatch, FileLock
 from cpupool.host.record_file import RecordFile
 from cpupool.kubelet.plugin_service import PluginService
 from cpupool.kubelet.serving import Server, ServingLoop
+from cpupool.policies.load_sizing import PERIOD_S
 from cpupool.telemetry import log as logs
 from cpupool.wire import plugin_state
 
@@ -28,13 +30,14 @@ if TYPE_CHECKING:
     from cpupool.core.resource_plugins import Answers, PluginOptions, Question
     from cpupool.core.workloads import ContainerRef
     from cpupool.plugins.base import Plugin, Stock
+    from cpupool.plugins.pool_loop import PoolLoop
 
 log = logs.get(__name__)
 
-_LOOK_S: Final = 10.0
+_LOOK_S: Final = PERIOD_S
 _FOLDER_MODE: Final = 0o750
-_REMEMBERED: Final = "katalyst.kubewharf.io/"
-"""The annotations that a plugin reads; a state has no others."""
+_REMEMBERED: Final = ("katalyst.kubewharf.io/", STATIC_POD_HASH)
+"""How the annotations begin that a plugin reads; a state has no others."""
 
 
 class PluginServer:
@@ -44,6 +47,7 @@ class PluginServer:
         names: the plugins.
         made: returns name → plugin, by the machine and the configuration of now; raises
             CPUPoolError if these cannot be used.
+        pools: sizes pools by their load.
         watched: a folder; when it changes, the plugins may be others.
         sockets: the folder that the manager watches.
         states: the folder for the states.
@@ -53,6 +57,7 @@ class PluginServer:
         self,
         names: Sequence[str],
         made: Callable[[], Mapping[str, Plugin]],
+        pools: PoolLoop,
         *,
         watched: Path,
         sockets: Path,
@@ -60,6 +65,7 @@ class PluginServer:
     ) -> None:
         self._names = names
         self._made = made
+        self._pools = pools
         self._sockets = sockets
         self._states = states
         self._wake = threading.Event()
@@ -109,10 +115,10 @@ class PluginServer:
         return RecordFile(path, PluginState(), plugin_state.encode, plugin_state.parse)
 
     def _follow(self, loop: ServingLoop, kept: Mapping[str, KeptPlugin]) -> None:
-        """Let the plugins follow the machine and the configuration; else they stay as they are."""
+        """Let the plugins follow machine, configuration and load; else they stay as they are."""
         try:
             for name, plugin in self._made().items():
-                loop.call(kept[name].follow(plugin))
+                loop.call(kept[name].follow(plugin, self._pools))
         except CPUPoolError as error:
             if str(error) != self._complaint:
                 log.warning("change refused, the plugins keep what they had", reason=error)
@@ -172,18 +178,19 @@ class KeptPlugin:
         """Return how much there is of a resource."""
         return self._plugin.stock(resource)
 
-    async def follow(self, plugin: Plugin) -> None:
-        """Decide by another machine or configuration from now on.
+    async def follow(self, plugin: Plugin, pools: PoolLoop) -> None:
+        """Decide by another machine, configuration or load from now on.
 
         Raises:
             HostFileError: the state that follows cannot be written; nothing has changed.
         """
-        settled = plugin.settled(self._state)
+        settled = pools.sized(plugin, plugin.settled(self._state))
         for pool, cpus in settled.pools.items():
             if cpus != self._state.pools.get(pool):
                 log.info("pool has other CPUs", pool=pool, cpus=cpus)
         self._keep(settled)
         self._plugin = plugin
+        pools.publish(plugin, settled)
 
     def _keep(self, state: PluginState) -> None:
         self._record.write(state)

@@ -70,7 +70,7 @@ class PoolNow:
 
     Attributes:
         size: how many CPUs it has.
-        floor: how many it has at least, for pods whose load is not known yet, too.
+        floor: how many it has at least.
         load: what it did; None where that was not measured, then it keeps its size.
     """
 
@@ -123,7 +123,11 @@ class Decision:
             return f"not measured: keeps {self.size} CPUs"
         waits = "" if load.waiting is None else f", {load.waiting:.0%} waiting"
         short = f", has a share of {self.share}" if self.share < self.needed else ""
-        moves = f"{self.before.size} → {self.size}" if self.size != self.before.size else self.size
+        moves = (
+            f"from {self.before.size} to {self.size}"
+            if self.size != self.before.size
+            else self.size
+        )
         return f"{load.used_cpus:.1f} in use{waits}: needs {self.needed}{short}: {moves} CPUs"
 
 

@@ -21,20 +21,37 @@ if TYPE_CHECKING:
     from cpupool.policies.pool_sizes import Sizes
 
 
-def sized(pools: Mapping[str, PoolSize], total: int) -> Sizes:
+def sized(pools: Mapping[str, PoolSize], total: int, now: Mapping[str, int]) -> Sizes:
     """Return how many CPUs each pool gets of `total`, at least one each.
 
     If the pools with a number do not fit beside the others, each has a share in proportion. With
     fewer CPUs than pools the sizes are more than `total` together.
+
+    Args:
+        pools: the pools.
+        total: how many CPUs there are.
+        now: pool whose size follows its load → that size.
     """
     fixed = {name: pool.cpus for name, pool in pools.items() if pool.cpus is not None}
-    weights = {name: pool.weight for name, pool in pools.items() if pool.cpus is None}
+    floors = {name: pool.at_least for name, pool in pools.items() if pool.at_least is not None}
+    fixed |= {name: max(floor, now.get(name, 0)) for name, floor in floors.items()}
+    weights = {name: pool.weight for name, pool in pools.items() if name not in fixed}
     rest = total - sum(fixed.values())
     if rest >= len(weights):
         sizes = {**fixed, **(normalized(weights, rest) or {})}
     else:
-        sizes = proportional({**fixed, **dict.fromkeys(weights, 1)}, total)
+        sizes = _shrunk({**fixed, **dict.fromkeys(weights, 1)}, floors, total)
     return {name: sizes[name] for name in pools}
+
+
+def _shrunk(wishes: Sizes, floors: Sizes, total: int) -> Sizes:
+    """Return a share in proportion for each pool, but for those which would fall below a floor."""
+    sizes = proportional(wishes, total)
+    low = {name: floor for name, floor in floors.items() if sizes.get(name, floor) < floor}
+    others = {name: wish for name, wish in wishes.items() if name not in low}
+    if not low or sum(low.values()) + len(others) > total:
+        return sizes
+    return {**low, **_shrunk(others, floors, total - sum(low.values()))}
 
 
 def placed(

@@ -15,6 +15,7 @@ pools:
   online: {cpus: 76}
   offline: {weight: 2}
   rest:
+  by-load: {minCpus: 8}
 roles:
   ETL: {pool: offline}
   storage: {numaNode: same-role}
@@ -29,7 +30,12 @@ nics:
 def test_the_file_is_read() -> None:
     assert parse("f.yaml", WHOLE) == PluginConfig(
         CPUSet.parse("0-1,40-41"),
-        {"online": PoolSize(76), "offline": PoolSize(None, 2), "rest": PoolSize()},
+        {
+            "online": PoolSize(76),
+            "offline": PoolSize(None, 2),
+            "rest": PoolSize(),
+            "by-load": PoolSize(at_least=8),
+        },
         {
             "ETL": Role("offline"),
             "storage": Role("", Neighbours.SAME_ROLE),
@@ -58,6 +64,8 @@ def test_the_file_is_read() -> None:
         ("pools: {a: {cpus: 0}}", "pools.a.cpus: '0' is no number"),
         ("pools: {a: {cpus: []}}", "pools.a.cpus: this must be text"),
         ("pools: {a: {cpus: 1, weight: 1}}", "pools.a: a pool has a number of CPUs or a weight"),
+        ("pools: {a: {minCpus: 2, weight: 1}}", "pools.a: .+keep one of cpus, weight, minCpus"),
+        ("pools: {a: {minCpus: 0}}", "pools.a.minCpus: '0' is no number"),
         ("nics: {a: 5}", "nics.a: this must be a map"),
         ("nics: {a: {}}", "nics.a: a NIC has an address"),
         ("nics: {a: {ipv6: 10.0.0.2}}", "nics.a.ipv6: '10.0.0.2' is no such address"),
@@ -82,6 +90,7 @@ def test_a_mistake_is_named(text: str, what: str) -> None:
         ("reserved: 8", "0-7", "CPUs 8 are not online"),
         ("reserved: 0-7", "0-7", "0 CPUs are left for 0 pools"),
         ("reserved: 0-6\npools: {a: , b: }", "0-7", "1 CPUs are left for 2 pools"),
+        ("pools: {a: {minCpus: 8}, b: }", "0-7", "8 CPUs .+ 2 pools, which have 9 at least"),
     ],
 )
 def test_a_file_that_does_not_fit_the_machine_is_refused(text: str, online: str, what: str) -> None:

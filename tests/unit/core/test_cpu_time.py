@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.core.cpu_time import CPUTime, CPUUse, MeasurementError
+from cpupool.core.cpu_time import CPUTime, CPUUse, MeasurementError, Waited
 
 EARLIER = CPUTime({0: 5_000_000, 1: 7_000_000}, {"a": 1_000_000, "b": 2_000_000})
 
@@ -45,3 +45,21 @@ def test_files_that_are_read_one_after_the_other_differ_a_little() -> None:
     later = CPUTime(EARLIER.by_cpu_us, {"a": 3_400_000})
 
     assert later.since(EARLIER, 1.0).by_pod_milli == {"a": 2400}
+
+
+def test_the_share_of_the_time_in_which_a_pod_waited() -> None:
+    earlier = CPUTime(
+        {0: 0}, {}, {name: Waited(1_000_000, throttled=3) for name in ("a", "b", "c", "gone")}
+    )
+    later = CPUTime(
+        {0: 0},
+        {},
+        {
+            "a": Waited(1_500_000, throttled=3),
+            # The two files are not read at the same moment.
+            "b": Waited(9_000_000, throttled=3),
+            "c": Waited(1_500_000, throttled=4),
+            "new": Waited(1_500_000, throttled=0),
+        },
+    )
+    assert later.since(earlier, 2.0).waiting == {"a": 0.25, "b": 1.0}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cpu_time import Waited
 from cpupool.core.errors import HostFileError
 from cpupool.host.cpu_time import CPUTimes
 
@@ -105,3 +106,34 @@ def test_a_node_without_the_hierarchy_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(HostFileError, match="no hierarchy has the CPU time of pods"):
         times(tmp_path).read()
+
+
+def test_how_long_pods_waited_is_read_where_the_kernel_says_it(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text(STAT)
+    pods = tmp_path / "cgroup/kubepods"
+    for number, pod in enumerate(("web", "silent", "odd")):
+        for path, throttled in {f"pod{pod}": 2, f"pod{pod}/main": 3, f"pod{pod}/side": 4}.items():
+            write(pods / path, 100 + number)
+            with (pods / path / "cpu.stat").open("a") as stat:
+                stat.write(f"nr_periods 9\nnr_throttled {throttled}\nthrottled_usec 1\n")
+    (tmp_path / "cgroup/cgroup.controllers").write_text("cpuset cpu\n")
+    full = "full avg10=0.00 avg60=0.00 avg300=0.00 total=9\n"
+    some = "some avg10=0.12 avg60=0.10 avg300=0.05 total=123456\n"
+    (pods / "podweb/cpu.pressure").write_text(some + full)
+    (pods / "pododd/cpu.pressure").write_text("nothing\n")
+
+    assert times(tmp_path).read(waited=True).waited == {"web": Waited(123456, throttled=9)}
+    assert times(tmp_path).read().waited == {}
+
+
+def test_version_1_does_not_say_how_long_pods_waited(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text(STAT)
+    (tmp_path / "cgroup/cpuset").mkdir(parents=True)
+    (tmp_path / "cgroup/cpuset/cpuset.cpus").write_text("0\n")
+    pod = tmp_path / "cgroup/cpuacct/kubepods/podweb"
+    write(pod, 100)
+    (pod / "cpu.pressure").write_text("some avg10=0.12 avg60=0.10 avg300=0.05 total=123456\n")
+
+    assert times(tmp_path).read(waited=True).waited == {}

@@ -32,6 +32,10 @@ roles:
   own: {numaNode: alone}
 """
 DEDICATED = {"qos_level": "dedicated_cores", "memory_enhancement": '{"numa_binding": "true"}'}
+ALONE = {
+    "qos_level": "dedicated_cores",
+    "memory_enhancement": '{"numa_binding": "true", "numa_exclusive": "true"}',
+}
 
 
 def cpu(config: str) -> Asked:
@@ -126,10 +130,29 @@ def test_pools_leave_the_cpus_of_a_container_of_its_own() -> None:
     assert asked.value(web) == "2-39,42-79"
 
 
+def test_a_pool_that_follows_its_load_keeps_its_size_and_the_cpus_that_it_has() -> None:
+    asked = cpu("pools: {online: {minCpus: 4}, offline: {}}\nroles: {a: {pool: online}}")
+    web = ask("web", 1, "a")
+    assert asked.allocate(web) == "0-1,40-41"
+    plugin = asked.plugin
+    assert isinstance(plugin, CPUPlugin)
+    asked.state = plugin.resized(asked.state, {"online": 12})
+    assert asked.value(web) == "0-5,40-45"
+    asked.state = plugin.settled(asked.state)
+    assert asked.value(web) == "0-5,40-45"
+    asked.state = plugin.resized(asked.state, {"online": 8})
+    assert asked.value(web) == "0-3,40-43"
+    # A container with CPUs of its own leaves it as many as it has at least.
+    with pytest.raises(PoolsRunEmpty, match="2 pools, which have 5 at least"):
+        asked.allocate(ask("own", 76, says=ALONE), 0, 1)
+    asked.allocate(ask("own", 40, says=DEDICATED), 0)
+    assert asked.value(web) == "40-47"
+
+
 def test_pools_never_run_empty() -> None:
     asked = cpu("reserved: 2-79\npools: {a: {}, b: {}}".replace("2-79", "4-39,44-79"))
     with pytest.raises(PoolsRunEmpty, match="4 CPUs would leave 4 for 5 pools") as error:
-        raise PoolsRunEmpty(4, 5, 4)
+        raise PoolsRunEmpty(4, 5, 5, 4)
     assert "remove a pool" in str(error.value)
     bound = ask("a", 4, says=DEDICATED)
     assert asked.allocate(bound, 0) == "0-3"

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.config.resource_plugins import parse
+from cpupool.core.cpu_time import CPUTime
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
 from cpupool.core.resource_plugins import PluginError
 from cpupool.kubelet.resource_plugin import ResourcePlugin, introduced
 from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.pool_loop import PoolLoop
 from cpupool.plugins.server import PluginServer
+from cpupool.policies.load_sizing import PERIOD_S
 from tests.unit.plugins.asking import LAYOUT, ask
 from tests.waiting import DEADLINE_S, eventually
 
@@ -33,10 +36,15 @@ POOLS = "pools: {online: {cpus: 76}, offline: {cpus: 4}}\nroles: {a: {pool: onli
 class World:
     folder: Path
     failures: list[CPUPoolError] = field(default_factory=list)
+    now_s: float = 0.0
+    """The clock of the load: a pod uses four CPUs."""
 
     def made(self) -> Mapping[str, Plugin]:
         text = (self.folder / "etc/config.yaml").read_text()
         return {"cpu": CPUPlugin(LAYOUT, parse("f.yaml", text), "mark")}
+
+    def cpu_time(self) -> CPUTime:
+        return CPUTime(dict.fromkeys(LAYOUT.cpus, 0), {"web": round(4e6 * self.now_s)})
 
     def configure(self, text: str) -> None:
         path = self.folder / "etc/config.yaml"
@@ -54,6 +62,7 @@ class World:
         server = PluginServer(
             ["cpu"],
             self.made,
+            PoolLoop(self.cpu_time, self.folder / "pools.json", lambda: self.now_s),
             watched=self.folder / "etc",
             sockets=self.socket.parent,
             states=self.folder / "states",
@@ -127,6 +136,21 @@ def test_an_edit_moves_the_containers_and_a_bad_one_nothing(
         assert world.has(WEB) == "0-13,40-53"
         world.configure(POOLS)
         eventually(lambda: world.has(WEB) == "0-37,40-77", lambda: world.has(WEB))
+    assert world.failures == []
+
+
+def test_a_pool_follows_its_load(world: World) -> None:
+    world.configure("pools: {online: {minCpus: 4}}\nroles: {a: {pool: online}}\n")
+    with world.serving():
+        assert world.asked().allocate(WEB)["cpu"].value == "0-1,40-41"
+        # Any change makes it look.
+        world.now_s += PERIOD_S
+        world.configure("pools: {online: {minCpus: 3}}\nroles: {a: {pool: online}}\n")
+        eventually(lambda: world.has(WEB) == "0-3,40-41", lambda: world.has(WEB))
+        status = world.folder / "pools.json"
+        eventually(lambda: "needs 6: from 4" in status.read_text(), status.read_text)
+    with world.serving():
+        assert world.has(WEB) == "0-3,40-41"
     assert world.failures == []
 
 

@@ -72,7 +72,7 @@ def test_pools_that_need_more_than_there_is_have_their_floor_and_a_part_of_the_r
     # The one gives before the other takes.
     assert {name: one.size for name, one in found.items()} == {"offline": 7, "online": 13}
     assert str(found["offline"]).startswith("7.9 in use: needs ")
-    assert str(found["offline"]).endswith(", has a share of 7: 8 → 7 CPUs")
+    assert str(found["offline"]).endswith(", has a share of 7: from 8 to 7 CPUs")
 
 
 def test_a_pool_grows_only_by_cpus_that_are_free() -> None:
@@ -95,7 +95,7 @@ def test_more_pools_than_cpus_above_the_floors_keep_their_floors() -> None:
     [
         (PoolLoad(7.9), "7.9 in use: needs 10: 10 CPUs"),
         (PoolLoad(7.9, 0.08), "7.9 in use, 8% waiting: needs 10: 10 CPUs"),
-        (PoolLoad(9.5), "9.5 in use: needs 12: 10 → 12 CPUs"),
+        (PoolLoad(9.5), "9.5 in use: needs 12: from 10 to 12 CPUs"),
     ],
 )
 def test_a_decision_tells_its_inputs(load: PoolLoad, said: str) -> None:

@@ -70,6 +70,35 @@ def test_a_pool_keeps_the_cpus_that_it_has(first: list[int], second: list[int], 
     ],
 )
 def test_sizes(pools: dict[str, PoolSize], total: int, sizes: dict[str, int]) -> None:
-    found = sized(pools, total)
+    found = sized(pools, total, {})
     assert found == sizes
     assert list(found) == list(pools)
+
+
+@pytest.mark.parametrize(
+    ("pools", "total", "now", "sizes"),
+    [
+        # A size that follows the load is not below its floor, and the others have the rest.
+        ({"a": PoolSize(at_least=4), "b": PoolSize()}, 20, {}, {"a": 4, "b": 16}),
+        ({"a": PoolSize(at_least=4), "b": PoolSize()}, 20, {"a": 9}, {"a": 9, "b": 11}),
+        ({"a": PoolSize(at_least=4), "b": PoolSize()}, 20, {"a": 2}, {"a": 4, "b": 16}),
+        ({"a": PoolSize(at_least=4)}, 20, {"a": 9}, {"a": 9}),
+        # Where they do not fit, no floor breaks.
+        (
+            {"a": PoolSize(at_least=4), "b": PoolSize(at_least=6), "c": PoolSize()},
+            12,
+            {"a": 30, "b": 6},
+            {"a": 5, "b": 6, "c": 1},
+        ),
+        (
+            {"a": PoolSize(at_least=9), "b": PoolSize(at_least=6), "c": PoolSize()},
+            12,
+            {},
+            {"a": 6, "b": 5, "c": 1},
+        ),
+    ],
+)
+def test_sizes_that_follow_the_load(
+    pools: dict[str, PoolSize], total: int, now: dict[str, int], sizes: dict[str, int]
+) -> None:
+    assert sized(pools, total, now) == sizes

@@ -1,0 +1,136 @@
+"""The loop that sizes pools by their load, and writes why each pool has its CPUs.
+
+A reading that fails, and a file that cannot be written, change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.host import files
+from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.pool_sizer import PoolSizer
+from cpupool.policies.load_sizing import PERIOD_S
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cpupool.core.cpu_time import CPUTime
+    from cpupool.core.plugin_config import PoolSize
+    from cpupool.core.plugin_state import PluginState
+    from cpupool.plugins.base import Plugin
+    from cpupool.policies.load_sizing import Decision
+
+log = logs.get(__name__)
+
+SCHEMA: Final = "cpupool-pools/1"
+
+
+class PoolLoop:
+    """Sizes pools, when it is asked; one thread asks.
+
+    Args:
+        read: reads the CPU time of pods; raises CPUPoolError if it cannot.
+        status: the file for `cpupool explain --pools`.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], CPUTime],
+        status: Path,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._status = status
+        self._now_s = now_s
+        self._sizer = PoolSizer()
+        self._due_s = now_s()
+        self._written: object = None
+        self._complaints: dict[str, str] = {}
+
+    def sized(self, plugin: Plugin, state: PluginState) -> PluginState:
+        """Return a settled state with the pools as their load needs them, once in a period."""
+        if not isinstance(plugin, CPUPlugin):
+            return state
+        now_s = self._now_s()
+        if now_s >= self._due_s:
+            self._due_s = now_s + PERIOD_S
+            follow = any(size.at_least is not None for size in plugin.config.pools.values())
+            self._sizer = self._measured(plugin, state, now_s) if follow else PoolSizer()
+            state = plugin.resized(state, self._sizer.sizes)
+        return state
+
+    def publish(self, plugin: Plugin, state: PluginState) -> None:
+        """Write the pools if they are new; else set only the file's time: the plugin is alive."""
+        if not isinstance(plugin, CPUPlugin):
+            return
+        seen = (plugin.config.pools, state.pools, self._sizer.decisions)
+        reason = ""
+        try:
+            if self._written != seen:
+                document = {
+                    "schema": SCHEMA,
+                    "pools": [
+                        {
+                            "pool": name,
+                            "cpus": str(state.pools[name]),
+                            **_why(size, self._sizer.decisions.get(name)),
+                        }
+                        for name, size in plugin.config.pools.items()
+                    ],
+                }
+                files.make_folder(self._status.parent)
+                data = json.dumps(document).encode()
+                files.write_atomically(self._status, data, durable=False)
+                self._written = seen
+            os.utime(self._status)
+        except (OSError, CPUPoolError) as error:
+            # A full disk must not keep a pool from its CPUs.
+            reason, self._written = str(error), None
+        self._complain("file for `cpupool explain --pools` cannot be written", reason)
+
+    def _measured(self, plugin: CPUPlugin, state: PluginState, now_s: float) -> PoolSizer:
+        reading, reason = None, ""
+        try:
+            reading = self._read()
+        except CPUPoolError as error:
+            reason = str(error)
+        self._complain("load not measured, pools keep their sizes", reason)
+        sizer = self._sizer.after(plugin, state, reading, now_s)
+        for name, decision in sizer.decisions.items():
+            moves = decision.size != decision.before.size
+            (log.info if moves else log.debug)("pool follows its load", pool=name, why=decision)
+        return sizer
+
+    def _complain(self, what: str, reason: str) -> None:
+        if reason and self._complaints.get(what) != reason:
+            log.warning(what, reason=reason)
+        self._complaints[what] = reason
+
+
+def _why(size: PoolSize, decision: Decision | None) -> dict[str, Any]:
+    """Return why a pool has so many CPUs: a sentence, and its numbers if it follows the load."""
+    if size.cpus is not None:
+        return {"why": f"the file says {size.cpus} CPUs"}
+    if size.at_least is None:
+        return {"why": f"the part {size.weight} of what the other pools leave"}
+    if decision is None:
+        return {"why": "not measured yet"}
+    load = decision.before.load
+    return {
+        "why": str(decision),
+        "at_least": decision.before.floor,
+        "before": decision.before.size,
+        "used_cpus": None if load is None else load.used_cpus,
+        "waiting": None if load is None else load.waiting,
+        "needed": decision.needed,
+        "share": decision.share,
+        "size": decision.size,
+    }

@@ -1,0 +1,177 @@
+"""The loop that sizes pools: its period, its log, and the file that says why."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.config.resource_plugins import parse
+from cpupool.core.cpu_time import CPUTime
+from cpupool.core.errors import HostFileError
+from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.nic import NICPlugin
+from cpupool.plugins.pool_loop import PoolLoop
+from cpupool.policies.load_sizing import PERIOD_S
+from tests.unit.plugins.asking import LAYOUT, Asked, ask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POOLS = "pools: {online: {minCpus: 4}, fixed: {cpus: 8}, rest: {weight: 2}}\n"
+ROLES = "roles: {web: {pool: online}}\n"
+
+
+class Machine:
+    """A clock, CPU time that grows with it, and the loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.status = folder / "run/pools.json"
+        self.now_s = 100.0
+        self.cpus = 0.0
+        self.used_us = 0.0
+        self.reads = 0
+        self.error = ""
+        self.loop = PoolLoop(self.read, self.status, lambda: self.now_s)
+        self.configure(POOLS)
+
+    def configure(self, pools: str) -> None:
+        self.plugin = CPUPlugin(LAYOUT, parse("f.yaml", pools + ROLES), "mark")
+        self.asked = Asked(self.plugin)
+        self.asked.allocate(ask("web", 1, "web"))
+
+    def read(self) -> CPUTime:
+        self.reads += 1
+        if self.error:
+            raise HostFileError("/proc/stat", self.error, "mount it")
+        return CPUTime(dict.fromkeys(LAYOUT.cpus, 0), {"web": round(self.used_us)})
+
+    def pass_(self, seconds: float = PERIOD_S) -> None:
+        """Let time pass, and let the server look."""
+        self.now_s += seconds
+        self.used_us += self.cpus * seconds * 1e6
+        state = self.loop.sized(self.plugin, self.plugin.settled(self.asked.state))
+        self.loop.publish(self.plugin, state)
+        self.asked.state = state
+
+    @property
+    def size(self) -> int:
+        return len(self.asked.state.pools["online"])
+
+    @property
+    def written(self) -> dict[str, Any]:
+        document = json.loads(self.status.read_text())
+        assert document["schema"] == "cpupool-pools/1"
+        return {pool["pool"]: pool for pool in document["pools"]}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_pool_follows_its_load_and_the_file_says_why(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    machine.pass_()
+    assert machine.written["online"]["why"] == "not measured: keeps 4 CPUs"
+    machine.cpus = 4.0
+    machine.pass_()
+    assert machine.size == 6
+    assert machine.written == {
+        "online": {
+            "pool": "online",
+            "cpus": "0-1,40-43",
+            "why": "4.0 in use: needs 6: from 4 to 6 CPUs",
+            "at_least": 4,
+            "before": 4,
+            "used_cpus": 4.0,
+            "waiting": None,
+            "needed": 6,
+            "share": 6,
+            "size": 6,
+        },
+        "fixed": {
+            "pool": "fixed",
+            "cpus": str(machine.asked.state.pools["fixed"]),
+            "why": "the file says 8 CPUs",
+        },
+        "rest": {
+            "pool": "rest",
+            "cpus": str(machine.asked.state.pools["rest"]),
+            "why": "the part 2 of what the other pools leave",
+        },
+    }
+    (line,) = [each.getMessage() for each in caplog.records if each.levelname == "INFO"]
+    assert "online" in line
+    assert "4.0 in use: needs 6: from 4 to 6 CPUs" in line
+
+
+def test_it_reads_once_in_a_period(machine: Machine) -> None:
+    for seconds in (PERIOD_S, PERIOD_S / 2, PERIOD_S / 4, PERIOD_S / 4):
+        machine.pass_(seconds)
+    assert machine.reads == 2
+
+
+def test_without_such_a_pool_it_reads_nothing(machine: Machine) -> None:
+    machine.configure("pools: {online: {cpus: 6}}\n")
+    machine.pass_()
+    assert (machine.reads, machine.size) == (0, 6)
+    assert machine.written["online"]["why"] == "the file says 6 CPUs"
+    machine.configure("pools: {online: {minCpus: 4}}\n")
+    machine.pass_(0)
+    assert machine.written["online"]["why"] == "not measured yet"
+
+
+def test_a_reading_that_fails_is_said_once_and_moves_nothing(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.cpus = 4.0
+    machine.pass_()
+    machine.pass_()
+    machine.error = "is gone"
+    machine.pass_()
+    machine.pass_()
+    assert machine.size == 6
+    assert caplog.text.count("load not measured, pools keep their sizes") == 1
+    machine.error, machine.cpus = "", 12.0
+    machine.pass_()
+    machine.error = "is gone"
+    machine.pass_()
+    assert machine.size == 9
+    assert caplog.text.count("load not measured, pools keep their sizes") == 2
+
+
+def test_a_file_that_cannot_be_written_moves_nothing_and_is_written_later(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.status.parent.write_text("")
+    machine.cpus = 4.0
+    for _ in range(3):
+        machine.pass_()
+    assert machine.size == 6
+    assert caplog.text.count("`cpupool explain --pools` cannot be written") == 1
+    machine.status.parent.unlink()
+    machine.pass_()
+    assert machine.written["online"]["cpus"] == "0-1,40-43"
+
+
+def test_a_file_without_news_gets_the_time(machine: Machine) -> None:
+    machine.configure("pools: {online: {cpus: 6}}\n")
+    machine.pass_()
+    before = machine.status.stat()
+    os.utime(machine.status, (0, 0))
+    machine.pass_()
+    after = machine.status.stat()
+    assert (after.st_ino, after.st_mtime > 0) == (before.st_ino, True)
+
+
+def test_other_plugins_have_no_pools(machine: Machine) -> None:
+    plugin = NICPlugin((), frozenset({0}))
+    state = machine.asked.state
+    assert machine.loop.sized(plugin, state) is state
+    machine.loop.publish(plugin, state)
+    assert not machine.status.exists()
