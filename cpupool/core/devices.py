@@ -126,6 +126,10 @@ class Advertised:
             return self.units if gone == self.pool.offered else 0
         return capacity(replace(self.pool, cpus=gone))
 
+    def drained(self, held: Iterable[str]) -> frozenset[str]:
+        """Return the ids that pods hold and that this resource does not have."""
+        return frozenset(filter(_is_id, self.unlisted(held)))
+
     def unlisted(self, ids: Iterable[str]) -> list[str]:
         """Return the device ids that this resource does not have."""
         if self.pool.kind is PoolKind.SHARED:
@@ -195,15 +199,26 @@ class Offer:
             held: its ids that pods hold.
             withheld: as the attribute.
         """
-        draining = frozenset(filter(_is_id, resource.unlisted(held)))
+        offer = cls(resource, topology, taken, withheld or CPUSet())
+        return offer.holding(frozenset(held), since=frozenset())
+
+    def holding(self, held: frozenset[str], since: frozenset[str]) -> Self:
+        """Return the offer once pods hold other ids.
+
+        Args:
+            held: the ids that pods hold.
+            since: the ids that they held at the time of this offer.
+        """
+        # A pod comes or goes, and the others may hold thousands of ids.
+        draining = (self.draining & held) | self.resource.drained(held - since)
         withdrawn: Iterator[str] = iter(())
-        if resource.pool.kind is PoolKind.SHARED:
+        if self.pool.kind is PoolKind.SHARED:
             # The highest free ids make room for the draining ids: the kubelet must not give out
             # a milli-CPU twice.
-            numbers = map(str, range(resource.capacity - 1, -1, -1))
+            numbers = map(str, range(self.resource.capacity - 1, -1, -1))
             withdrawn = (number for number in numbers if number not in held)
         room = frozenset(islice(withdrawn, len(draining)))
-        return cls(resource, topology, taken, withheld or CPUSet(), draining, room)
+        return replace(self, draining=draining, withdrawn=room)
 
     @property
     def pool(self) -> Pool:

@@ -111,8 +111,10 @@ def offer(
         withheld |= _additional_cpus(facts, resolution, resource, held)
     if resource.pool.policy.whole_cores:
         withheld |= _parts_of_cores(facts.topology, resource, held, taken, withheld)
-    if before is not None and before.held is held and before.offer.resource == resource:
-        return replace(before.offer, topology=facts.topology, taken=taken, withheld=withheld)
+    if before is not None and before.offer.resource == resource:
+        same = before.held is held
+        found = before.offer if same else before.offer.holding(held, since=before.held)
+        return replace(found, topology=facts.topology, taken=taken, withheld=withheld)
     return Offer.of(resource, facts.topology, taken, held, withheld)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core import devices
 from cpupool.core.cpu_manager import KOORDINATOR, NONE, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Offer
 from cpupool.core.errors import TopologyAffinityError
 from cpupool.core.koordinator import QoS
 from cpupool.core.names import POLICY_CPUS
@@ -65,7 +64,7 @@ def _usage(facts: NodeFacts) -> Iterator[PoolUsage]:
             capacity=resource.capacity,
             allocated=len(ids),
             offline=resource.offline(facts.topology),
-            draining=len(Offer.of(resource, facts.topology, CPUSet(), ids).draining),
+            draining=len(resource.drained(ids)),
         )
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +16,8 @@ from tests import builders
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cpupool.core.requests import Resource
 
 MACHINE = MACHINES["telco_2s_2n_16c32t"]
@@ -231,6 +233,29 @@ def test_a_shared_pool_that_shrank_withdraws_free_milli_cpus_for_those_that_drai
     assert ids - held == {str(number) for number in range(1995)}
     with pytest.raises(UnknownDevices):
         offer(SHARED, held=held).check_listed(["1997"])
+
+
+@dataclass(frozen=True)
+class Counting(Advertised):
+    """A resource that remembers which ids it has looked at."""
+
+    looked_at: list[str] = field(default_factory=list)
+
+    def unlisted(self, ids: Iterable[str]) -> list[str]:
+        ids = sorted(ids)
+        self.looked_at.extend(ids)
+        return super().unlisted(ids)
+
+
+@pytest.mark.parametrize("pool", [EXCLUSIVE, SHARED])
+def test_of_other_held_ids_only_those_that_have_come_are_looked_at(pool: Pool) -> None:
+    resource = Counting(builders.resource(pool.name), pool)
+    before, now = frozenset({"6", "2500", "3000", "x"}), frozenset({"7", "2500", "4000", "x"})
+    earlier = offer(resource, held=before)
+    resource.looked_at.clear()
+    later = earlier.holding(now, since=before)
+    assert resource.looked_at == ["4000", "7"]
+    assert later == offer(resource, held=now)
 
 
 def test_a_shared_pool_of_which_too_much_is_held_lists_just_that() -> None:
