@@ -400,7 +400,8 @@ class Mover:
         if sighted is not None and not sighted.name:
             # No runtime changes a sandbox.
             return Writer.CGROUP
-        return self._writers.unasked(identifier, new=seen.new)
+        recognised = sighted is not None
+        return self._writers.unasked(identifier, new=seen.new, recognised=recognised)
 
     def _reason(self, path: str, seen: _Seen) -> Reason:
         if seen.target.right is None:

@@ -88,14 +88,24 @@ class Writers:
         """Forget a container that has ended."""
         self._last.pop(container, None)
 
-    def unasked(self, container: ContainerID, *, new: bool) -> Writer | None:
-        """Return the writer of a container as `of`, or None where that needs a call."""
+    def unasked(
+        self, container: ContainerID, *, new: bool, recognised: bool = False
+    ) -> Writer | None:
+        """Return the writer of a container as `of`, or None where that needs a call.
+
+        Args:
+            container: its id.
+            new: as for `of`.
+            recognised: the runtime has named it, and it is no sandbox.
+        """
         if self._nri is not None and self._nri.delays:
             # The runtime waits for this sweep, and asks cpupool before its next write.
             return Writer.CGROUP
         by_plugin = self._by_plugin(container)
         if by_plugin and self.asks() and not self._by_calls():
             return Writer.NRI
+        if new and recognised and not by_plugin and self._asked is Writer.CRI:
+            return Writer.CRI if self._cri.connected() else None
         # The runtime has no CPUs for it yet, and a question would cost time in which the container
         # runs where it should not.
         unasked = new and container not in self._last and self._asked is not Writer.CRI

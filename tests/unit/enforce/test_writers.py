@@ -177,6 +177,23 @@ def test_the_runtime_is_not_asked_about_a_container_that_nothing_has_written(
     assert Writers(asked, None, runtime(silent=True)).of(ONE, new=True) is Writer.CGROUP
 
 
+@pytest.mark.parametrize(
+    ("nri", "cri", "new", "recognised", "writer"),
+    [
+        pytest.param(None, runtime(silent=True), True, True, Writer.CRI, id="named"),
+        pytest.param(None, runtime(silent=True), True, False, None, id="perhaps a sandbox"),
+        pytest.param(None, runtime(silent=True), False, True, None, id="older than the agent"),
+        pytest.param(None, gone(), True, True, None, id="the runtime has gone"),
+        pytest.param(runtime("2"), runtime("2"), True, True, Writer.NRI, id="of the plugin"),
+    ],
+)
+def test_by_calls_the_runtime_is_not_asked_about_a_new_container_that_it_has_named(
+    nri: ModelRuntime | None, cri: ModelRuntime, new: bool, recognised: bool, writer: Writer | None
+) -> None:
+    writers = Writers(Writer.CRI, nri, cri)
+    assert writers.unasked(ONE, new=new, recognised=recognised) is writer
+
+
 @pytest.mark.parametrize("before", [Writer.CRI, Writer.NRI])
 def test_one_that_was_written_by_the_runtime_is_never_written_directly(before: Writer) -> None:
     there = written(Writers(None, runtime(), runtime("2")), before)

@@ -294,6 +294,30 @@ def test_by_calls_all_that_leave_are_seen_elsewhere_before_one_that_comes_is_cal
     assert node.cpus("owner") == "2"
 
 
+def test_by_calls_a_burst_of_new_containers_is_written_without_a_question() -> None:
+    class Counting(ModelRuntime):
+        questions = 0
+
+        def cpu_list(self, container: ContainerID) -> str | None:
+            self.questions += 1
+            return super().cpu_list(container)
+
+    runtime = Counting(here=True)
+    node = Node(asked=Writer.CRI, cri=runtime)
+    node.setter.sweep()
+    names = [f"late{number}" for number in range(6)]
+    for name in names:
+        node.run(name, builders.container(name, running=False))
+        node.kernel.make(node.path(name, name), EVERYTHING)
+    paths = {f"{name}-id": node.path(name, name) for name in names}
+    runtime.lists = dict.fromkeys(paths, "")
+    runtime.containers = tuple(told(f"{name}-uid", name) for name in names)
+    runtime.written = lambda container, cpus: node.kernel.sets.update({paths[container]: cpus})
+    node.setter.sweep()
+    assert {node.cpus(name, name) for name in names} == {"1"}
+    assert (set(runtime.lists.values()), runtime.questions) == ({"1"}, 0)
+
+
 @pytest.mark.parametrize("refusing", ["", "it is full"])
 def test_by_calls_a_container_that_is_not_moved_keeps_no_other_of_its_batch(refusing: str) -> None:
     class Picky(ModelRuntime):
