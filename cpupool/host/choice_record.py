@@ -1,7 +1,7 @@
 """The record of the CPUs that the CPU manager policy chose: a file that outlives the agent.
 
 The agent writes a choice before a container gets its CPUs. After a restart it reads the file, and
-believes an entry only as far as the node's other facts allow it (`manager.choosing.recover`). The
+believes an entry only as far as the node's other facts allow it (`manager.recovering.recover`). The
 file is for one boot: no container survives a reboot. So the disk need not have it at once, and an
 answer to the container runtime does not wait for the disk.
 """

@@ -29,7 +29,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
-from cpupool.manager import choosing, offers, ownership, pinned, resolve, sightings
+from cpupool.manager import choosing, offers, ownership, pinned, recovering, resolve, sightings
 from cpupool.manager.answers import Allocation, PoolChange
 from cpupool.manager.choosing import Admission
 from cpupool.manager.facts import NodeFacts, Promise
@@ -290,7 +290,7 @@ class Manager:
             policy = self._facts.policy.remembering(recorded.settled)
             facts = replace(self._facts, recovered=True, policy=policy)
             seen = self._resolution.view
-            before = choosing.recover(facts, seen, found, recorded.entries)
+            before = recovering.recover(facts, seen, found, recorded.entries)
             if not self._moves_pinned:
                 kept = pinned.found_stale(facts, self._resolution, found)
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})

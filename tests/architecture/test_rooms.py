@@ -31,7 +31,9 @@ ELSEWHERE = {
         *("local/runtime", "local/services", "local/simulated_node", "local/simulated_pool"),
         "local/workload",
     },
-    "tests/unit/manager/choosing": {"manager/aligning", "policies/koordinator"},
+    "tests/unit/manager/choosing": {
+        *("manager/aligning", "manager/recovering", "policies/koordinator"),
+    },
     "tests/unit/manager": {
         *("core/assignments", "core/grants", "core/koordinator", "core/node_topology"),
         *("core/requests", "manager/facts", "manager/requested"),
