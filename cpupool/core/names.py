@@ -123,6 +123,11 @@ class Names:
         return f"{self.domain}/cpus-chosen"
 
     @property
+    def memory_migrates(self) -> str:
+        """The annotation by which the memory of a pod's running containers may be migrated."""
+        return f"{self.domain}/memory-migrates"
+
+    @property
     def exclusive(self) -> str:
         """The annotation by which a plugin's answer makes its CPUs the container's own."""
         return f"{self.domain}/cpus-exclusive"

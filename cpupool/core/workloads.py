@@ -123,6 +123,8 @@ class Pod:
         orchestration: what Koordinator's labels and annotations say; None where it has none.
         description: what plugins for resources learn of it; None where no plugin is asked, and
             where only the container runtime has reported the pod.
+        memory_migrates: whether the agent may move the memory of its running containers; None
+            where its annotation says neither yes nor no.
     """
 
     uid: PodUID
@@ -139,6 +141,7 @@ class Pod:
     ending: bool = False
     orchestration: Orchestration | None = None
     description: PodDescription | None = None
+    memory_migrates: bool | None = False
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:

@@ -193,7 +193,7 @@ class MemoryGoal:
         elif path in self._staying and target.want:
             other = f"it is on NUMA node {self._staying[path]}, not {target.want.nodes}"
             why = f"{other}, and the agent may not migrate it"
-            yield why, "create the pod again, or let it be migrated"
+            yield why, "create the pod again, or let it be migrated (annotation memory-migrates)"
 
     def _settle(self, path: str, has: MemoryNodes) -> None:
         self._new[path] = False

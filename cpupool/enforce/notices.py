@@ -206,6 +206,16 @@ def _of(placed: PlacedContainer, refusal: Refusal | None) -> Iterator[Notice]:
             "its pinned threads would roam on this kernel",
             "restart it to take the pools' present CPUs",
         )
+    if assignment.memory is not None and pod.memory_migrates is None:
+        yield Notice(
+            "MemoryMigrationUnreadable",
+            "memory is not migrated",
+            pod,
+            name,
+            "its memory stays where it is: the value of its annotation memory-migrates is neither"
+            ' "true" nor "false"',
+            'write "true" to let the memory of the running container move',
+        )
     yield from _about_limit(placed)
 
 

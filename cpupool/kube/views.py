@@ -58,6 +58,7 @@ _STATUS_LISTS: Final = (
 )
 _RUNNING: Final = "Running"
 _FINISHED: Final = ("Succeeded", "Failed")
+_YES_OR_NO: Final = {"true": True, "false": False}
 _NODE_CRITICAL: Final = "system-node-critical"
 
 
@@ -304,6 +305,7 @@ def _pod(top: Field, names: Names) -> Pod:
             _priority(spec["priority"]),
             split=names.split,
         ),
+        memory_migrates=_YES_OR_NO.get(annotations[names.memory_migrates].text("false")),
     )
 
 

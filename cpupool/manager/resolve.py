@@ -213,7 +213,7 @@ def resolve(
         else:
             placed = facts.policy.place(view, Demand(pod, container))
         if nodes is not None:
-            placed = replace(placed, memory=MemoryNodes(nodes))
+            placed = replace(placed, memory=MemoryNodes(nodes, migrates=bool(pod.memory_migrates)))
         if properties:
             placed = replace(placed, properties=properties)
         containers[key] = PlacedContainer(pod, container, placed)

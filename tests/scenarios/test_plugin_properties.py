@@ -5,6 +5,7 @@ The cgroups are emulated: the files for CPU time and memory are written folders 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -193,3 +194,30 @@ def test_a_running_container_follows_its_answer_and_keeps_it(world: World) -> No
         nic.now_sets(pod, "CpuShares", "1")
         overwrite(world.place.root / SHARES.format(world.path("web")), 1024)
         kept(world, "web", shares="256", limit=str(2 * GIB))
+
+
+def test_memory_moves_with_the_pods_word_only(world: World) -> None:
+    root = world.place.root / "cpuset"
+    (root / "cpuset.mems").write_text("0-1\n")
+    words = {"moves": "true", "stays": "false", "doubts": "maybe"}
+    nic = Setter(world, NIC, need_reconcile=True)
+    nic.sets = {"CpusetMems": "1"}
+    pods = [
+        world.node.run_pod(body(name, {"nokia.k8s.io/memory-migrates": word}, **{NIC: "1"}))
+        for name, word in words.items()
+    ]
+
+    def nodes(name: str) -> str:
+        return (root / world.path(name) / "cpuset.mems").read_text().strip()
+
+    with nic, agent(world):
+        eventually(lambda: nodes("moves") == "1", lambda: nodes("moves"))
+        for pod in pods:
+            nic.now_sets(pod, "CpusetMems", "0")
+        eventually(lambda: nodes("moves") == "0", lambda: nodes("moves"))
+        for name in ("stays", "doubts"):
+            eventually(partial(world.events, "MemoryNodesMissed", name), f"an Event on {name}")
+            assert nodes(name) == "0-1"
+        why = world.await_event("MemoryMigrationUnreadable", "doubts")
+    assert 'neither "true" nor "false"' in why
+    assert {nodes("stays"), nodes("doubts")} == {"0-1"}

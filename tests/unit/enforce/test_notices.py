@@ -5,7 +5,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cpupool.core.assignments import MemoryNodes
 from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.notices import Notice, Notices, about_placement
@@ -13,6 +15,7 @@ from cpupool.manager.manager import Manager
 from tests import builders
 from tests.events import Heard
 from tests.machines import MACHINES
+from tests.memory import having
 
 if TYPE_CHECKING:
     import pytest
@@ -76,3 +79,19 @@ def test_a_container_with_pools_and_whole_cpus_has_its_pools_alone() -> None:
         "it requests exclusive_a, so that the CPU manager policy static gives it none for its cpu"
         " request of 2"
     )
+
+
+def test_a_word_about_migration_that_is_neither_yes_nor_no_is_told() -> None:
+    told: list[str] = []
+    for word in (False, True, None):
+        node = Manager()
+        node.reconfigure(
+            NodePools.of(Pool.named("default", "0-7")), MACHINES["arm_no_smt"].topology()
+        )
+        node.observe(pods=[replace(builders.pod("web"), memory_migrates=word)])
+        resolution = node.snapshot().resolution
+        assert not list(about_placement(resolution))
+        wished = having(resolution, {"web": MemoryNodes(CPUSet.of(1))})
+        told += [notice.why for _, notice in about_placement(wished)]
+    (why,) = told
+    assert why.endswith('the value of its annotation memory-migrates is neither "true" nor "false"')

@@ -330,6 +330,9 @@ def test_a_container_takes_its_memory_from_the_nodes_of_its_answer() -> None:
     both = {ref("a"): {"memory": memory, "cpu": cpus("2", exclusive=True)}}
     node.observe(plugins=PluginFacts(frozenset({"cpu"}), both))
     assert nodes() == MemoryNodes(CPUSet.of(0))
+    for says, migrates in ((True, True), (None, False)):
+        node.observe(pods=[replace(of, memory_migrates=says)])
+        assert nodes() == MemoryNodes(CPUSet.of(0), migrates=migrates)
     bad = replace(memory, refused="it is bad")
     node.observe(plugins=PluginFacts(frozenset({"cpu"}), {ref("a"): {"memory": bad}}))
     assert nodes() is None

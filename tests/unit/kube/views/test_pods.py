@@ -51,6 +51,24 @@ def test_an_amount_is_read_as_kubernetes_writes_it(amount: object, count: int | 
     assert pod.containers[0].requests == ({"shared-a": count} if count else {})
 
 
+@pytest.mark.parametrize(
+    ("annotations", "migrates"),
+    [
+        ({}, False),
+        ({"nokia.k8s.io/memory-migrates": "true"}, True),
+        ({"nokia.k8s.io/memory-migrates": "false"}, False),
+        ({"nokia.k8s.io/memory-migrates": "yes"}, None),
+        ({"nokia.k8s.io/memory-migrates": ""}, None),
+        ({"example.com/memory-migrates": "true"}, False),
+    ],
+)
+def test_a_pod_says_whether_its_memory_is_migrated(
+    annotations: dict[str, str], migrates: bool | None
+) -> None:
+    pod = views.pod(body(metadata={"annotations": annotations}), NAMES)
+    assert pod.memory_migrates is migrates
+
+
 def test_a_request_without_a_limit_counts_too() -> None:
     container = {"name": "main", "resources": {"requests": {"nokia.k8s.io/shared-a": "5"}}}
     assert views.pod(body(container), NAMES).containers[0].requests == {"shared-a": 5}
