@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.workloads import ContainerRef
+    from cpupool.core.workloads import ContainerID, ContainerRef
 
 
 class ContainerRole(Enum):
@@ -199,6 +199,8 @@ class PluginFacts:
         given: every answer.
         refusals: container → why a plugin, or all together, refuse it.
         names: resource of pods → the plugin's, for those that plugins serve under another name.
+        prepared: container → the instances for which plugins have prepared all that they gave, for
+            the containers whose plugins are to prepare each start.
         own: container → the CPUs of an exclusive answer.
         shared: container → the CPUs of another answer.
         memory: container → the NUMA nodes for its memory.
@@ -209,6 +211,7 @@ class PluginFacts:
     given: Record = field(default_factory=dict)
     refusals: Mapping[ContainerRef, str] = field(default_factory=dict)
     names: Mapping[str, ServedAs] = field(default_factory=dict)
+    prepared: Mapping[ContainerRef, frozenset[ContainerID]] = field(default_factory=dict)
     own: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     shared: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     memory: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)

@@ -9,6 +9,7 @@ from cpupool.core.assignments import Cause
 from cpupool.core.cpu_manager import CPU_MANAGER, ON_MISFIT
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
+from cpupool.core.workloads import ContainerRef
 from cpupool.enforce import notices
 from cpupool.enforce.intruders import intruders
 from cpupool.manager import plugin_requests
@@ -107,7 +108,8 @@ class Obstacles:
             return Obstacle(pod, "this node's pools are not known yet", "look at the agent's log")
         if refused := self._refused(pod, now):
             return refused
-        if unknown := _unknown(container, pod, now) or _unanswered(container, pod, now):
+        unknown = _unknown(container, pod, now) or _unanswered(container, pod, now)
+        if unknown := unknown or _unprepared(container, now):
             return Obstacle(pod, unknown, "look at the agent's log for what it waits for")
         assignment = now.assignment(key)
         if assignment.cause is None or not assignment.cause.may_pass:
@@ -189,6 +191,16 @@ def _unanswered(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
         return "the API server has not listed its pod yet, which may request a plugin's resource"
     unclear = container.known and plugin_requests.unclear(now.facts, pod, container.known.name)
     return _JUST_STARTED if unclear else ""
+
+
+def _unprepared(container: NRIContainer, now: Snapshot) -> str:
+    """Return that a plugin has yet to prepare this start of a container, or nothing."""
+    if container.known is None:
+        return ""
+    ref, plugins = ContainerRef(container.known.pod, container.known.name), now.facts.plugins
+    if ref not in plugins.prepared or container.id in plugins.prepared[ref]:
+        return ""
+    return plugins.refusals.get(ref) or "its plugin has not prepared this start yet"
 
 
 def _named(intruder: Intruder, resolution: Resolution) -> str:

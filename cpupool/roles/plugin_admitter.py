@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cpupool.kubelet.resource_plugin import ResourcePlugin
     from cpupool.manager.plugin_book import AnswerBook
     from cpupool.manager.resolve import Snapshot
+    from cpupool.roles.plugin_preparer import PluginPreparer
     from cpupool.roles.plugin_worker import PluginWorker
 
 log = logs.get(__name__)
@@ -37,6 +38,7 @@ class PluginAdmitter:
     Args:
         book: takes the answers.
         plugins: returns resource → the plugin that serves it now.
+        preparer: lets plugins prepare what they gave.
         snapshot: returns the node's facts and decisions.
         now_s: a monotonic clock.
 
@@ -49,11 +51,13 @@ class PluginAdmitter:
         self,
         book: AnswerBook,
         plugins: Callable[[], Mapping[str, PluginWorker]],
+        preparer: PluginPreparer,
         snapshot: Callable[[], Snapshot],
         now_s: Callable[[], float],
     ) -> None:
         self._book = book
         self._plugins = plugins
+        self._preparer = preparer
         self._snapshot = snapshot
         self._now_s = now_s
         self.refusals: dict[ContainerRef, str] = {}
@@ -61,7 +65,6 @@ class PluginAdmitter:
         self._heard: defaultdict[ContainerRef, dict[str, Heard]] = defaultdict(dict)
         self._flying: defaultdict[ContainerRef, set[str]] = defaultdict(set)
         self._attempts: dict[ContainerRef, Attempt] = {}
-        self._unprepared: defaultdict[ContainerRef, dict[str, Question]] = defaultdict(dict)
 
     def admit(self, now: Snapshot) -> float:
         """Ask for what containers lack; return when the next attempt is due."""
@@ -91,15 +94,6 @@ class PluginAdmitter:
             partial(self._allocated, worker, pod, question, hint),
         )
 
-    @property
-    def unprepared(self) -> frozenset[tuple[ContainerRef, str]]:
-        """The answers that their plugins have not prepared yet."""
-        return frozenset((ref, resource) for ref, by in self._unprepared.items() for resource in by)
-
-    def is_ready(self, ref: ContainerRef, resource: str) -> bool:
-        """Return whether the plugin has prepared what it gave."""
-        return resource not in self._unprepared.get(ref, ())
-
     def lost(self, resource: str) -> None:
         """Note that another plugin serves a resource, or none: what was asked is not answered."""
         for flying in self._flying.values():
@@ -112,7 +106,6 @@ class PluginAdmitter:
         _forget(self._heard, pod)
         _forget(self._flying, pod)
         _forget(self._attempts, pod)
-        _forget(self._unprepared, pod)
 
     def _has_all(self, now: Snapshot, pod: Pod, container: Container) -> bool:
         """Return whether a container has all answers; ask for what it lacks."""
@@ -126,11 +119,9 @@ class PluginAdmitter:
         attempt = self._attempts.get(ref)
         if self._flying.get(ref) or (attempt and self._now_s() < attempt.due_s):
             return False
-        plugins = self._plugins()
-        if unprepared := self._unprepared.get(ref):
-            for resource in unprepared.keys() & plugins.keys():
-                self._prepare(plugins[resource], unprepared[resource])
+        if self._preparer.awaits(ref):
             return False
+        plugins = self._plugins()
         options = {resource: worker.options for resource, worker in plugins.items()}
         heard = self._heard.get(ref, {})
         plan = plugin_admission.plan(now, pod, container, options, heard=heard)
@@ -146,12 +137,6 @@ class PluginAdmitter:
         if plan.refused:
             self._refuse(ref, plan.refused)
         return False
-
-    def _prepare(self, worker: PluginWorker, question: Question) -> None:
-        def prepared(_none: None) -> None:
-            del self._unprepared[question.container][question.resource]
-
-        self._ask(worker, question, lambda plugin: plugin.before_start(question), prepared)
 
     def _ask(
         self,
@@ -185,7 +170,7 @@ class PluginAdmitter:
     ) -> None:
         ref, resource = question.container, question.resource
         if worker.options.pre_start:
-            self._unprepared[ref][resource] = question
+            self._preparer.given(question)
         given = self._book.asked_for(pod, question.quantity, answers, hint)
         self._book.take(self._snapshot(), {(ref, resource): given})
         self.refusals.pop(ref, None)

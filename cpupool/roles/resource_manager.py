@@ -23,6 +23,7 @@ from cpupool.kubelet.plugin_door import PluginDoor
 from cpupool.manager import plugin_requests
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.roles.plugin_admitter import PluginAdmitter
+from cpupool.roles.plugin_preparer import PluginPreparer
 from cpupool.roles.plugin_registry import PluginRegistry
 from cpupool.roles.plugin_reports import PluginReports
 from cpupool.telemetry import log as logs
@@ -111,7 +112,10 @@ class ResourceManager:
             observe=self.reports.called,
         )
         self._book = AnswerBook(manager.names, self._broken, v2=v2)
-        self._admitter = PluginAdmitter(self._book, self._listed_once, manager.snapshot, now_s)
+        self._preparer = PluginPreparer(self._book, lambda: self._registry.plugins, now_s)
+        self._admitter = PluginAdmitter(
+            self._book, self._listed_once, self._preparer, manager.snapshot, now_s
+        )
         self._recalled = threading.Event()
         self._lost_s: dict[str, float] = {}
         self._removed: defaultdict[str, set[str]] = defaultdict(set)
@@ -167,7 +171,8 @@ class ResourceManager:
         self._book.judge_again(now)
         self._remove_ended(now)
         self._publish()
-        due_s = self._admitter.admit(self._manager.snapshot())
+        now = self._manager.snapshot()
+        due_s = min(self._preparer.prepare(now), self._admitter.admit(now))
         self._publish()
         return max(0.0, min(_LOOK_S, min(due_s, self._reconcile(now_s)) - now_s))
 
@@ -188,6 +193,7 @@ class ResourceManager:
 
     def _registered(self, resource: str, worker: PluginWorker | None) -> None:
         self._admitter.lost(resource)
+        self._preparer.lost(resource)
         self._asked = {asked for asked in self._asked if asked[0] != resource}
         self._unlisted.discard(resource)
         if worker is None:
@@ -217,19 +223,24 @@ class ResourceManager:
         return frozenset(self._registry.plugins).union(self._lost_s, *recorded)
 
     def _facts(self) -> PluginFacts:
-        ready = self._admitter.is_ready
+        unprepared = self._preparer.unprepared
         given = {
-            ref: {resource: each for resource, each in by.items() if ready(ref, resource)}
+            ref: {
+                resource: each for resource, each in by.items() if (ref, resource) not in unprepared
+            }
             for ref, by in self._book.record.items()
         }
-        return PluginFacts(self._served(), given, dict(self._admitter.refusals), self._names)
+        refusals = {**self._admitter.refusals, **self._preparer.refusals}
+        prepared = self._preparer.prepared
+        return PluginFacts(self._served(), given, refusals, self._names, prepared)
 
     def _publish(self) -> None:
         """Record the answers, and only then make them facts."""
         state = (
             self._book.changes,
-            self._admitter.unprepared,
-            dict(self._admitter.refusals),
+            self._preparer.unprepared,
+            self._preparer.prepared,
+            {**self._admitter.refusals, **self._preparer.refusals},
             frozenset(self._registry.plugins).union(self._lost_s),
         )
         if state == self._published:
@@ -260,6 +271,7 @@ class ResourceManager:
             if needed <= told:
                 self._book.forget(uid)
                 self._admitter.forget(uid)
+                self._preparer.forget(uid)
                 self.reports.forget(uid)
                 del self._removed[uid]
                 continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts
+from cpupool.core.workloads import ContainerID
 from tests.nri_agents import Agent, cpu_of, of
 from tests.nri_runtime import Plugin, Refused
 from tests.unit.manager.plugged import MACHINE, container, cpus, pod, pools, ref
@@ -76,6 +77,34 @@ def test_an_agent_that_has_just_started_lets_no_such_container_pass(
     agent.manager.adopt(())
     with pytest.raises(Refused, match=f"the plugin for {NIC} has not answered"):
         plugin.create(of(WITH_NIC))
+
+
+def test_each_start_waits_until_it_is_prepared(agent: Agent, plugin: Plugin) -> None:
+    agent.patient = True
+    govern(agent, OWN)
+
+    def prepare(*instances: str, why: str = "") -> None:
+        given = {ref("own"): {"cpu": cpus("2-3", exclusive=True)}}
+        done = {ref("own"): frozenset(map(ContainerID, instances))}
+        refusals = {ref("own"): why} if why else {}
+        facts = PluginFacts(frozenset({"cpu"}), given, refusals, prepared=done)
+        agent.manager.observe(plugins=facts)
+        agent.plugin.facts_changed()
+
+    prepare("c1")
+    assert cpu_of(plugin.create(of(OWN))).cpus == "2-3"
+    again = plugin.creating(of(OWN, "c2"))
+    eventually(lambda: "c2" in agent.manager.snapshot().facts.sighted, "the container waits")
+    assert not again.done()
+    prepare("c1", "c2")
+    assert cpu_of(again.result(DEADLINE_S)).cpus == "2-3"
+
+    agent.patient = False
+    with pytest.raises(Refused, match="its plugin has not prepared this start yet"):
+        plugin.create(of(OWN, "c3"))
+    prepare("c1", why="the plugin for cpu has refused (no)")
+    with pytest.raises(Refused, match="is held: the plugin for cpu has refused"):
+        plugin.create(of(OWN, "c4"))
 
 
 def test_a_refused_container_is_held_at_once(agent: Agent, plugin: Plugin) -> None:
