@@ -3,8 +3,9 @@
 It knows the policy of `tests.round_robin`.
 
 The variable DIES says at which step: `chosen`, before the file is written; `recorded`, before the
-container runtime has its answer; `answered`, after it. VICTIM is the pod's UID, or another text of
-the file.
+container runtime has its answer; `answered`, after it; `started`, when the container runs. VICTIM
+is the pod's UID, or another text of the file. SIGNAL is another signal than SIGKILL: with SIGSTOP
+the agent halts once, so that another process can be killed at this step.
 
 A plugin that decides is asked before, at the step `planned`; it has answered at the step `chosen`.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from cpupool.host import files
 from cpupool.kubelet.resource_plugin import ResourcePlugin
 from cpupool.runtime.nri import NRIRuntime
+from cpupool.runtime.nri_messages import Started
 from tests import round_robin
 
 if TYPE_CHECKING:
@@ -27,19 +29,20 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.resource_plugins import Answers, Question
-    from cpupool.runtime.nri_messages import Adjustment, CreateContainer, Update
+    from cpupool.runtime.nri_messages import Adjustment, CreateContainer, Message, Update
 
-DIES, VICTIM = "DIES", "VICTIM"
+DIES, VICTIM, SIGNAL = "DIES", "VICTIM", "SIGNAL"
 STEPS = ("chosen", "recorded", "answered")
-PLANNED = "planned"
+PLANNED, STARTED = "planned", "started"
 
-_write, _answer = files.write_atomically, NRIRuntime.answer_create
+_write, _answer, _note = files.write_atomically, NRIRuntime.answer_create, NRIRuntime.note
 _allocate = ResourcePlugin.allocate
 
 
 def _reach(step: str) -> None:
-    if os.environ[DIES] == step:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get(DIES) == step:
+        del os.environ[DIES]
+        os.kill(os.getpid(), int(os.environ.get(SIGNAL, signal.SIGKILL)))
 
 
 def write(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -66,6 +69,14 @@ def answer(
         _reach("answered")
 
 
+def note(self: NRIRuntime, message: Message) -> None:
+    """Hear a message, and die before that if it says that the victim runs."""
+    known = message.container.known if isinstance(message, Started) else None
+    if known and known.pod == os.environ[VICTIM]:
+        _reach(STARTED)
+    _note(self, message)
+
+
 def allocate(self: ResourcePlugin, question: Question, hint: TopologyHint | None = None) -> Answers:
     """Ask a plugin, and die before that if it is about the victim."""
     if question.container.pod == os.environ[VICTIM]:
@@ -76,5 +87,6 @@ def allocate(self: ResourcePlugin, question: Question, hint: TopologyHint | None
 if __name__ == "__main__":
     files.write_atomically = write  # type: ignore[assignment]
     NRIRuntime.answer_create = answer  # type: ignore[method-assign]
+    NRIRuntime.note = note  # type: ignore[method-assign]
     ResourcePlugin.allocate = allocate  # type: ignore[method-assign]
     sys.exit(round_robin.main())

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
@@ -164,9 +164,10 @@ class Node:
         look_us: int = LOOK_US,
         annotations: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
+        uid: str = "",
     ) -> Hosted:
         """Take a pod that the scheduler has bound to this node, and give it its devices."""
-        uid = str(uuid.uuid4())
+        uid = uid or str(uuid.uuid4())
         manifest = kind.manifest(f"{kind.value}-{uid[:8]}", annotations, labels)
         one = Hosted(HostedPod(views.created(manifest, uid), Names()), kind, look_us)
         with self._lock:
@@ -228,6 +229,12 @@ class Node:
     def path(self, one: Hosted) -> str:
         """Give a container's cgroup as `tree` takes it."""
         return f"{self.host.cgroup_root[1:]}/{pod_cgroup(one.pod)}/{one.container}"
+
+    def spec(self, one: Hosted) -> dict[str, Any]:
+        """Read the OCI spec from which the runtime has made a container."""
+        tasks = self.host.root.runtime / "containerd/io.containerd.runtime.v2.task/k8s.io"
+        spec: dict[str, Any] = json.loads((tasks / one.container / "config.json").read_bytes())
+        return spec
 
     def record(self, one: Hosted) -> Record:
         """Wait for a container's first instruction, and give what its program has told."""

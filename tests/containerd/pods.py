@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 CONTAINER: Final = "main"
 """The name of a pod's only container."""
 
+NIC: Final = "example.com/nic"
+"""The resource of `Kind.NIC`."""
+
 _EXCLUSIVE: Final = Names().resource("exclusive_test")
 _SHARED: Final = Names().resource("shared_test")
 _NAMESPACES: Final = pb.NamespaceOption(network=2, pid=1)
@@ -45,6 +48,8 @@ class Kind(Enum):
     DEFAULT = "default"
     STATIC = "static"
     """A whole CPU of its own, from the node's CPU manager policy."""
+    NIC = "nic"
+    """A resource that only a plugin knows, and nothing of the kubelet's."""
 
     @property
     def limits(self) -> dict[str, str]:
@@ -54,6 +59,7 @@ class Kind(Enum):
             Kind.SHARED: {_SHARED: "100", "cpu": "500m"},
             Kind.DEFAULT: {},
             Kind.STATIC: {"cpu": "1000m", "memory": "64Mi"},
+            Kind.NIC: {NIC: "1"},
         }[self]
 
     def manifest(

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from cpupool.core.workloads import Pod
+    from tests.containerd.runtime import ContainerdHost
     from tests.scenarios.test_agent_process import World
 
 POOLS = """
@@ -91,7 +92,9 @@ class Plugin(PluginDouble):
         lists: held while it lists, so that a test can change several answers at one time.
     """
 
-    def __init__(self, world: World, resource: str = "cpu", **options: bool) -> None:
+    def __init__(
+        self, world: World | ContainerdHost, resource: str = "cpu", **options: bool
+    ) -> None:
         folder = world.folder / "var/lib/cpupool/resource-plugins"
         folder.mkdir(parents=True, exist_ok=True)
         name = resource.rpartition("/")[2]
