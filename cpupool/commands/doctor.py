@@ -10,13 +10,11 @@ import os
 import socket
 import tempfile
 import textwrap
-import tomllib
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.commands import (
     NODE_NAME,
@@ -29,6 +27,7 @@ from cpupool.commands import (
     input_file,
     koordinator_checks,
     node,
+    plugin_checks,
     runtime_checks,
     topology_checks,
 )
@@ -37,7 +36,7 @@ from cpupool.config import kubelet_config, poolconfig
 from cpupool.config.kubelet_config import KubeletNeeds
 from cpupool.config.pool_rules import suits_static_kubelet, validate
 from cpupool.config.poolconfig import Machine, Source
-from cpupool.core.cpu_manager import KOORDINATOR
+from cpupool.core.cpu_manager import KOORDINATOR, QRM
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import advertised
 from cpupool.core.errors import (
@@ -54,9 +53,8 @@ from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.interrupts import interrupts
 from cpupool.host.pool_files import read_pool_files
-from cpupool.host.processes import command_lines, daemons
+from cpupool.host.processes import daemons
 from cpupool.host.sysfs import Sysfs
-from cpupool.kube import views
 from cpupool.kube.client import APIError
 from cpupool.kubelet.podresources import PodResources
 from cpupool.policies import built_in
@@ -189,6 +187,10 @@ class _Known:
         pools = self.pools.of_kind(PoolKind.EXCLUSIVE) if self.pools else ()
         return CPUSet.union(pool.reach(self.topology) for pool in pools)
 
+    def has_policy(self, name: str) -> bool:
+        """Return whether this is the CPU manager policy."""
+        return self.pools is not None and self.pools.cpu_manager.policy == name
+
 
 def _examine(examined: Node) -> list[Row]:
     try:
@@ -217,6 +219,8 @@ def _examine(examined: Node) -> list[Row]:
     for check, look in looks.items():
         try:
             rows += look(known)
+        except APIError as error:
+            rows += _failed(check, error, Verdict.UNSEEN)
         except CPUPoolError as error:
             rows += _failed(check, error)
     return rows
@@ -278,11 +282,7 @@ def _rights(known: _Known) -> Iterable[Row]:
 
 
 def _node_topology(known: _Known) -> Iterable[Row]:
-    try:
-        asked = known.node.topology()
-    except APIError as error:
-        yield from _failed(topology_checks.CHECK, error, Verdict.UNSEEN)
-        return
+    asked = known.node.topology()
     metrics = known.node.ask_agent(node.METRICS)
     yield from topology_checks.node_topology(metrics, asked)
     assigned = known.status is not None and any(
@@ -338,33 +338,23 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
 def _agent_away(known: _Known) -> Iterable[Row]:
     if known.pools is None or not known.pools.cpu_manager.chooses:
         return ()
-    folder = known.node.root.base / "etc"
-    files = (
-        folder / "containerd/config.toml",
-        folder / "crio/crio.conf",
-        *sorted((folder / "crio/crio.conf.d").glob("*.conf")),
-    )
-    found: list[dict[str, Any]] = []
-    for file in files:
-        with suppress(OSError, ValueError):
-            found.append(tomllib.loads(file.read_text("utf-8")))
-    return (runtime_checks.agent_away(found),)
+    return (runtime_checks.agent_away(list(known.node.runtime_configurations())),)
 
 
 def _koordlet(known: _Known) -> Iterable[Row]:
-    try:
-        node_pods = known.node.pods()
-    except APIError as error:
-        return _failed(koordinator_checks.CHECK, error, Verdict.UNSEEN)
-    proc, found = known.node.root.proc, None
-    if known.node.bundle is None:
-        running = list(command_lines(proc, koordinator_checks.PROGRAM))
-        found = running if running or any(daemons(proc)) else None
-    if node_pods is not None:
-        named = (views.command_lines(body, koordinator_checks.PROGRAM) for body in node_pods)
-        found = [*(found or ()), *chain.from_iterable(named)]
-    rival = known.pools is not None and known.pools.cpu_manager.policy == KOORDINATOR
-    return koordinator_checks.koordlet(found, rival=rival)
+    found = known.node.command_lines(koordinator_checks.PROGRAM)
+    return koordinator_checks.koordlet(found, rival=known.has_policy(KOORDINATOR))
+
+
+def _plugins(known: _Known) -> Iterable[Row]:
+    status = known.status and known.status[0]
+    sockets, missing = known.node.plugin_sockets(status.plugin_folders if status else ())
+    return plugin_checks.plugins(status, sockets, missing, decide=known.has_policy(QRM))
+
+
+def _cpuset_writers(known: _Known) -> Iterable[Row]:
+    found = known.node.command_lines(*plugin_checks.PROGRAMS)
+    return plugin_checks.writers(found, decide=known.has_policy(QRM))
 
 
 def _misfits(known: _Known) -> Iterable[Row]:
@@ -462,6 +452,8 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "agent away": _agent_away,
     "misfits": _misfits,
     koordinator_checks.CHECK: _koordlet,
+    plugin_checks.CHECK: _plugins,
+    plugin_checks.WRITERS: _cpuset_writers,
     "device plugins": _device_plugins,
     "starter": _starter,
     "podresources": _podresources,

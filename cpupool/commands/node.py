@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from cpupool.commands import (
@@ -26,11 +29,14 @@ from cpupool.commands.topology_checks import InCluster
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host import recording
+from cpupool.host.processes import command_lines, daemons
 from cpupool.host.root import HostRoot
+from cpupool.kube import views
+from cpupool.kubelet.plugin_door import DOOR
 from cpupool.manager import status_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpupool.commands.away import Away
     from cpupool.kube.views import Body
@@ -114,6 +120,52 @@ class Node:
             APIError: the API server does not answer, or refuses.
         """
         return None if self.cluster is None else self.cluster.pods(self.name)
+
+    def command_lines(self, *programs: str) -> list[tuple[str, ...]] | None:
+        """Return the command lines of some programs of the node; None where none can be seen.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        node_pods = self.pods()
+        proc, found = self.root.proc, None
+        if self.bundle is None:
+            running = [words for program in programs for words in command_lines(proc, program)]
+            found = running if running or any(daemons(proc)) else None
+        if node_pods is not None:
+            named = (views.command_lines(body, each) for body in node_pods for each in programs)
+            found = [*(found or ()), *chain.from_iterable(named)]
+        return found
+
+    def plugin_sockets(self, folders: Iterable[str]) -> tuple[list[tuple[str, int]], list[str]]:
+        """Return the sockets of resource plugins, each with its owner; and the missing folders.
+
+        Args:
+            folders: as the agent names them.
+        """
+        found: list[tuple[str, int]] = []
+        missing: list[str] = []
+        for folder in folders if self.bundle is None else ():
+            path = Path(folder)
+            there = path if path.is_relative_to(self.root.base) else self.root.base / folder[1:]
+            try:
+                entries = sorted(each for each in there.iterdir() if each.name != DOOR)
+                found += [
+                    (f"{folder}/{each.name}", each.lstat().st_uid)
+                    for each in entries
+                    if each.is_socket()
+                ]
+            except OSError:
+                missing.append(folder)
+        return found, missing
+
+    def runtime_configurations(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the configuration files of the container runtime that can be read."""
+        folder = self.root.base / "etc"
+        fragments = sorted((folder / "crio/crio.conf.d").glob("*.conf"))
+        for file in (folder / "containerd/config.toml", folder / "crio/crio.conf", *fragments):
+            with suppress(OSError, ValueError):
+                yield tomllib.loads(file.read_text("utf-8"))
 
     def status(self) -> tuple[NodeStatus, float] | None:
         """Read what the agent has written, and its age in seconds; None without a file.

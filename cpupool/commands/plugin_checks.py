@@ -1,13 +1,135 @@
-"""What `cpupool status` and `cpupool explain` say about resource plugins."""
+"""What `cpupool doctor` and `cpupool status` say about resource plugins: pure judgements."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
+
+from cpupool.commands.checks import Row, Verdict
+from cpupool.core.resources import CPU
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from cpupool.manager.report import NodeStatus, PluginAnswer
+
+CHECK: Final = "resource plugins"
+WRITERS: Final = "cpuset writers"
+_ROOT: Final = 0
+_OVERLAY: Final = "daemonsets/resource-plugins"
+_KATALYST: Final = "katalyst-agent"
+_ORM: Final = "katalyst-agent-orm"
+"""Katalyst's manager beside the kubelet: one of the agents of `katalyst-agent`.
+
+Source: kubewharf/katalyst-core, cmd/katalyst-agent/app/enableagents.go.
+"""
+PROGRAMS: Final = (
+    _KATALYST,
+    "nri-resource-policy-balloons",
+    "nri-resource-policy-template",
+    "nri-resource-policy-topology-aware",
+)
+"""Programs that may write the cpusets of containers; the last ones do so by NRI."""
+
+
+def plugins(
+    status: NodeStatus | None,
+    sockets: Collection[tuple[str, int]],
+    missing: Collection[str],
+    *,
+    decide: bool,
+) -> Iterator[Row]:
+    """Check that plugins register, and answer.
+
+    There is no row where the agent asks no plugin, and the policy needs none.
+
+    Args:
+        status: what the agent has written; None without.
+        sockets: the sockets in the plugins' folders, each with its owner.
+        missing: the folders that are not there, or cannot be seen.
+        decide: whether plugins say which CPUs a container gets.
+    """
+    if status is None:
+        return
+    if not status.plugin_folders:
+        if decide:
+            fact = "the policy is qrm, and the agent asks no plugin: all containers share its CPUs"
+            remedy = f"start the agent with --resource-plugins: apply {_OVERLAY}"
+            yield Row(CHECK, Verdict.PROBLEM, fact, remedy)
+        return
+    rows = [*_in_folders(status, sockets, missing), *_answering(status)]
+    served = {plugin.resource for plugin in status.plugins}
+    if decide and CPU not in served:
+        fact = "the policy is qrm, and no plugin serves cpu: containers get no CPUs from a plugin"
+        remedy = f"start a plugin for cpu with its socket in {status.plugin_folders[0]}"
+        rows.append(Row(CHECK, Verdict.PROBLEM, fact, remedy))
+    listed = ", ".join(sorted(served - {""})) or "none"
+    yield from rows or [Row(CHECK, Verdict.OK, f"the agent asks the plugins for {listed}")]
+
+
+def _in_folders(
+    status: NodeStatus, sockets: Collection[tuple[str, int]], missing: Collection[str]
+) -> Iterator[Row]:
+    if strange := sorted(path for path, owner in sockets if owner != _ROOT):
+        fact = f"the agent asks no plugin at a socket of another user than root: {_listed(strange)}"
+        yield Row(CHECK, Verdict.WARNING, fact, "run these plugins as root")
+    known = {plugin.socket for plugin in status.plugins}
+    if unseen := sorted(path for path, owner in sockets if owner == _ROOT and path not in known):
+        fact = f"the agent does not see the sockets {_listed(unseen)}"
+        remedy = f"mount their folder into the agent's pod, as {_OVERLAY} does"
+        yield Row(CHECK, Verdict.PROBLEM, fact, remedy)
+    if not (status.plugins or strange or unseen):
+        fact = f"no plugin has a socket in {_listed(status.plugin_folders)}"
+        if missing:
+            fact += f"; there is no folder {_listed(missing)}"
+        remedy = f"give the plugin one of these folders, and mount it as {_OVERLAY} does"
+        yield Row(CHECK, Verdict.WARNING, fact, remedy)
+
+
+def _answering(status: NodeStatus) -> Iterator[Row]:
+    for plugin in status.plugins:
+        if plugin.why:
+            name = f"the plugin for {plugin.resource} " if plugin.resource else ""
+            fact = f"{name}at {plugin.socket}: {plugin.why}" if name else plugin.why
+            remedy = "look at its log; until it answers, containers keep its last good answers"
+            yield Row(CHECK, Verdict.WARNING, fact, remedy)
+    if status.lost:
+        fact = f"the plugin for {_listed(status.lost)} is gone: its last answers stay"
+        remedy = "start it again: new containers that must have an answer wait for it"
+        yield Row(CHECK, Verdict.WARNING, fact, remedy)
+
+
+def writers(found: Collection[Sequence[str]] | None, *, decide: bool) -> Iterator[Row]:
+    """Check that no other program writes the cpusets of containers.
+
+    Args:
+        found: the command line of each of `PROGRAMS` on the node; None where none could be seen.
+        decide: whether plugins say which CPUs a container gets, so that the absence counts, too.
+    """
+    rivals = sorted({name for words in found or () if (name := _writer(words))})
+    for name in rivals:
+        if name == _ORM:
+            fact = "Katalyst's manager asks the same plugins, and writes the same cpusets"
+            remedy = f"add -{_ORM} to the --agents of {_KATALYST}; its plugins need only cpupool"
+        else:
+            fact = f"{name} sets the CPUs of containers by NRI, too: the runtime may refuse both"
+            remedy = "remove its DaemonSet; a container has one program that sets its CPUs"
+        yield Row(WRITERS, Verdict.PROBLEM, fact, remedy)
+    if decide and found is None:
+        remedy = "run this on the node, not in a container, or name the API server"
+        yield Row(WRITERS, Verdict.UNSEEN, "the node's processes cannot be seen from here", remedy)
+    elif decide and not rivals:
+        yield Row(WRITERS, Verdict.OK, "no other program is known to write cpusets here")
+
+
+def _writer(words: Sequence[str]) -> str:
+    name = words[0].rpartition("/")[2]
+    if name != _KATALYST:
+        return name
+    listed = re.findall(r"(?:^|\0)--?agents[=\0]([^\0]*)", "\0".join(words))
+    agents = {agent.strip() for each in listed for agent in each.split(",")}
+    on = _ORM in agents or ("*" in agents and f"-{_ORM}" not in agents)
+    return _ORM if on else ""
 
 
 def plugin_rows(status: NodeStatus) -> Iterator[tuple[str, ...]]:
@@ -38,3 +160,7 @@ def confirmed(answer: PluginAnswer, lost: Collection[str]) -> str:
     """Describe since when an answer is known."""
     since = f"confirmed at {answer.confirmed}" if answer.confirmed else "recorded earlier"
     return f"{since}; the plugin is gone" if answer.resource in lost else since
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(names)

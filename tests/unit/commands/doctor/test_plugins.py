@@ -1,0 +1,187 @@
+"""What doctor says about resource plugins, and about other programs that write cpusets."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.core.cpu_manager import CPUManager
+from cpupool.manager.report import NodeStatus, PluginStatus
+from cpupool.manager.status_json import to_json
+from tests.kubeconfigs import login
+from tests.nodes import KUBELET, POOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from tests.nodes import WrittenNode
+    from tests.unit.commands.doctor.rows import Rows
+
+    Bind: TypeAlias = Callable[[str, int], None]
+
+CHECK = "resource plugins"
+WRITERS = "cpuset writers"
+FOLDERS = ("/var/lib/cpupool/resource-plugins", "/var/lib/katalyst/plugin-socks")
+CPU = PluginStatus(f"{FOLDERS[0]}/cpu.sock", "cpu")
+QRM = replace(POOLS, cpu_manager=CPUManager("qrm", 1))
+
+
+def written(node: WrittenNode, *plugins: PluginStatus, policy: bool = True, **fields: Any) -> None:
+    """Write a status of an agent that asks plugins."""
+    fields = {"plugin_folders": FOLDERS, **fields}
+    status = NodeStatus(QRM if policy else POOLS, (), plugins=plugins, **fields)
+    node.put("run/cpupool/status.json", json.dumps(to_json(status)))
+
+
+@pytest.fixture
+def bind(node: WrittenNode) -> Iterator[Bind]:
+    """Make sockets in our folder, each of some user."""
+    folder = node.folder / FOLDERS[0].lstrip("/")
+    folder.mkdir(parents=True)
+    with ExitStack() as opened:
+
+        def bound(name: str, owner: int) -> None:
+            made = opened.enter_context(socket.socket(socket.AF_UNIX))
+            made.bind(str(folder / name))
+            os.chown(folder / name, owner, owner)
+
+        yield bound
+
+
+def facts(rows: Rows, check: str = CHECK) -> dict[str, str]:
+    """Return fact → verdict."""
+    return {row["fact"]: row["verdict"] for row in rows.get(check, [])}
+
+
+def test_plugins_that_answer_are_right(examine: Any, node: WrittenNode, bind: Bind) -> None:
+    bind("cpu.sock", 0)
+    bind("kubelet.sock", 0)
+    written(node, CPU)
+    _, rows = examine()
+    assert facts(rows) == {"the agent asks the plugins for cpu": "ok"}
+
+
+def test_without_plugins_there_is_a_row_only_with_their_policy(
+    examine: Any, node: WrittenNode
+) -> None:
+    _, rows = examine()
+    assert CHECK not in rows
+    assert WRITERS not in rows
+    written(node, plugin_folders=())
+    _, rows = examine()
+    fact = "the policy is qrm, and the agent asks no plugin: all containers share its CPUs"
+    assert facts(rows) == {fact: "problem"}
+
+
+def test_a_socket_of_another_user_and_one_out_of_the_agents_sight(
+    examine: Any, node: WrittenNode, bind: Bind
+) -> None:
+    bind("cpu.sock", 0)
+    bind("nic.sock", 65534)
+    bind("memory.sock", 0)
+    written(node, CPU)
+    _, rows = examine()
+    assert facts(rows) == {
+        "the agent asks no plugin at a socket of another user than root:"
+        f" {FOLDERS[0]}/nic.sock": "warning",
+        f"the agent does not see the sockets {FOLDERS[0]}/memory.sock": "problem",
+    }
+
+
+def test_folders_without_a_plugin(examine: Any, node: WrittenNode, bind: Bind) -> None:
+    written(node, policy=False)
+    _, rows = examine()
+    fact = f"no plugin has a socket in {FOLDERS[0]}, {FOLDERS[1]}; there is no folder {FOLDERS[1]}"
+    assert facts(rows) == {fact: "warning"}
+
+
+def test_plugins_that_fail_or_are_gone(examine: Any, node: WrittenNode) -> None:
+    away = PluginStatus(f"{FOLDERS[0]}/memory.sock", "memory", "is away")
+    strange = PluginStatus(f"{FOLDERS[0]}/x.sock", "", f"{FOLDERS[0]}/x.sock is mute")
+    written(node, away, strange, lost=("cpu", "example.com/nic"))
+    _, rows = examine()
+    assert facts(rows) == {
+        f"the plugin for memory at {away.socket}: is away": "warning",
+        f"{FOLDERS[0]}/x.sock is mute": "warning",
+        "the plugin for cpu, example.com/nic is gone: its last answers stay": "warning",
+        "the policy is qrm, and no plugin serves cpu: containers get no CPUs from a plugin": (
+            "problem"
+        ),
+    }
+
+
+ORM = "Katalyst's manager asks the same plugins, and writes the same cpusets"
+
+
+@pytest.mark.parametrize(
+    ("words", "rival"),
+    [
+        (("katalyst-agent", "--agents=katalyst-agent-orm,katalyst-agent-qrm"), True),
+        (("/usr/bin/katalyst-agent", "--agents", "katalyst-agent-orm"), True),
+        (("katalyst-agent", "--agents=*"), True),
+        (("katalyst-agent", "--agents=*,-katalyst-agent-orm"), False),
+        (("katalyst-agent", "--agents=katalyst-agent-qrm"), False),
+        (("katalyst-agent",), False),
+    ],
+)
+def test_katalysts_manager_is_a_second_writer(
+    examine: Any, node: WrittenNode, words: tuple[str, ...], *, rival: bool
+) -> None:
+    written(node, CPU)
+    node.put("proc/4711/cmdline", "\0".join((*words, "")))
+    _, rows = examine()
+    right = "no other program is known to write cpusets here"
+    assert facts(rows, WRITERS) == ({ORM: "problem"} if rival else {right: "ok"})
+
+
+def test_another_nri_plugin_is_a_second_writer_under_every_policy(
+    examine: Any, node: WrittenNode
+) -> None:
+    node.put("proc/4711/cmdline", "/bin/nri-resource-policy-balloons\0--v\0")
+    _, rows = examine()
+    fact = (
+        "nri-resource-policy-balloons sets the CPUs of containers by NRI, too: the runtime may"
+        " refuse both"
+    )
+    assert facts(rows, WRITERS) == {fact: "problem"}
+
+
+def test_writers_are_unseen_where_no_process_can_be_seen(examine: Any, node: WrittenNode) -> None:
+    written(node, CPU)
+    (node.folder / "proc/100/cgroup").unlink()
+    _, rows = examine()
+    assert facts(rows, WRITERS) == {"the node's processes cannot be seen from here": "unseen"}
+
+
+def test_the_api_server_names_a_writer(examine: Any, node: WrittenNode, tmp_path: Path) -> None:
+    agent = {"name": "katalyst-agent", "args": ["--agents=katalyst-agent-orm"]}
+    with login(tmp_path, admin=True) as cluster:
+        metadata = {"name": "k", "namespace": "default", "uid": "k"}
+        spec = {"nodeName": "node-a", "containers": [agent]}
+        cluster.server.keep(
+            "/api/v1/namespaces/default/pods/k", {"metadata": metadata, "spec": spec}
+        )
+        user = {"jane": cluster.certificate("jane")}
+        kubelet = str(node.root.kubelet_config)
+        options = ("--node-name", "node-a", "--node-labels", "a=b", "--kubelet-config", kubelet)
+        _, rows = examine("--kubeconfig", str(cluster.kubeconfig(user)), *options)
+        assert facts(rows, WRITERS) == {ORM: "problem"}
+        cluster.server.forbidden = {("list", "pods")}
+        _, rows = examine("--kubeconfig", str(cluster.kubeconfig(user)), *options)
+        assert [row["verdict"] for row in rows[WRITERS]] == ["unseen"]
+
+
+def test_the_kubelets_static_cpu_manager_is_a_writer(examine: Any, node: WrittenNode) -> None:
+    written(node, CPU)
+    static = KUBELET.replace("cpuManagerPolicy: none", "cpuManagerPolicy: static")
+    node.put("var/lib/kubelet/config.yaml", static)
+    _, rows = examine()
+    assert "problem" in {row["verdict"] for row in rows["kubelet"]}
