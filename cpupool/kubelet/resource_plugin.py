@@ -5,6 +5,7 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1 and pluginregistrati
 
 from __future__ import annotations
 
+import stat
 import threading
 import time
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ _CALL_S: Final = 10.0
 _PRE_START_S: Final = 30.0
 """The deadlines of Katalyst's manager."""
 _INTRODUCTION_S: Final = 1.0
+ROOT: Final = 0
+"""The user whose sockets are asked."""
 
 Hints = tuple[TopologyHint, ...] | None
 """What a plugin can serve: None for no preference, empty for nothing."""
@@ -245,7 +248,8 @@ def introduced(socket: Path) -> Introduction | None:
     """Ask a plugin in a watched folder who it is; None for a plugin of another type.
 
     Raises:
-        RemoteProtocolError: it does not answer, or speaks another version.
+        RemoteProtocolError: it does not answer, speaks another version, or names a socket that is
+            not root's.
     """
     with dialled(socket, "asking a plugin for its name", "the plugin") as channel:
         info = channel.call(
@@ -261,6 +265,11 @@ def introduced(socket: Path) -> Introduction | None:
             spoken = ", ".join(info.supported_versions) or "no version"
             raise RemoteProtocolError(
                 f"{socket} registers {info.name!r} with {spoken}; it needs a name and {VERSION}"
+            )
+        if endpoint != socket and not _is_roots(endpoint):
+            raise RemoteProtocolError(
+                f"{socket} names {endpoint} as its endpoint, which is no socket of root's; serve"
+                " both on one socket"
             )
     with dialled(endpoint, "asking a plugin for its options", "the plugin") as channel:
         sent = channel.call(
@@ -286,6 +295,14 @@ def notify(socket: Path, error: str = "") -> None:
             pluginregistration_pb2.RegistrationStatusResponse,
             _INTRODUCTION_S,
         )
+
+
+def _is_roots(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == ROOT
 
 
 def options(sent: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:

@@ -7,10 +7,11 @@ plugin that is gone; another socket at its place is another plugin. Only root's 
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.plugin_door import DOOR
+from cpupool.kubelet.resource_plugin import ROOT
 from cpupool.roles.plugin_worker import PluginWorker
 from cpupool.telemetry import log as logs
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-_ROOT: Final = 0
 _Identity = tuple[int, int]
 """Inode and birth of a socket: inode numbers alone are used again."""
 
@@ -138,7 +138,7 @@ class PluginRegistry:
                     continue
                 if not stat.S_ISSOCK(status.st_mode) or path.name == DOOR:
                     continue
-                if status.st_uid != _ROOT:
+                if status.st_uid != ROOT:
                     strange.add(path)
                     if path not in self._strange:
                         log.warning("socket is not root's, no plugin is asked", socket=path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,33 @@ def test_a_plugin_says_its_resource_its_socket_and_what_it_wants(
         resource_plugin.notify(door.socket)
         resource_plugin.notify(door.socket, "no")
         assert door.asked["NotifyRegistrationStatus"] == [b"\x08\x01", b"\x12\x02no"]
+
+
+@pytest.mark.parametrize("kind", ["foreign", "missing", "link", "file"])
+def test_an_endpoint_that_is_no_socket_of_roots_is_not_asked(
+    tmp_path: Path, double: PluginDouble, kind: str
+) -> None:
+    endpoint = tmp_path / "endpoint.sock"
+    if kind == "foreign":
+        endpoint = double.socket
+        os.chown(endpoint, 65534, 65534)
+    elif kind == "link":
+        endpoint.symlink_to(double.socket)
+    elif kind == "file":
+        endpoint.write_text("")
+    with PluginDouble(tmp_path / "door.sock") as door:
+        door.answers(
+            "GetInfo",
+            PluginInfo(
+                type="ResourcePlugin",
+                name="cpu",
+                endpoint=endpoint.name,
+                supported_versions=["v1alpha1"],
+            ),
+        )
+        with pytest.raises(RemoteProtocolError, match="no socket of root's; serve both on one"):
+            resource_plugin.introduced(door.socket)
+    assert not double.asked["GetResourcePluginOptions"]
 
 
 @pytest.mark.parametrize(
