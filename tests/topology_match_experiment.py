@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.cpu_manager import CPUManager, TopologyPolicy
+from cpupool.core.cpu_manager import CPUManager, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.node_topology import Scope, TopologyManager
+from cpupool.core.node_topology import TopologyManager
 from cpupool.core.pool_policy import CPUBindPolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.resources import CPU

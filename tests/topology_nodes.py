@@ -9,10 +9,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.config import kubelet_config
+from cpupool.core.cpu_manager import Scope
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import AllocationError
 from cpupool.core.names import Names
-from cpupool.core.node_topology import NodeMemory, Publishing, Scope, TopologyManager
+from cpupool.core.node_topology import NodeMemory, Publishing, TopologyManager
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import ContainerID, ContainerKind, ContainerRef
 from cpupool.kube import views

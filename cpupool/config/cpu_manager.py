@@ -27,9 +27,11 @@ from cpupool.core.cpu_manager import (
     SUPPRESSION,
     THRESHOLD_PERCENT,
     TOPOLOGY_POLICY,
+    TOPOLOGY_SCOPE,
     TRUTH_VALUES,
     CPUManager,
     Misfit,
+    Scope,
     StaticOptions,
     Suppression,
     TopologyPolicy,
@@ -46,8 +48,17 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 
-_KEYS: Final = (POLICY, RESERVED, OPTIONS, TOPOLOGY_POLICY, ON_MISFIT, SUPPRESSION)
+_KEYS: Final = (
+    POLICY,
+    RESERVED,
+    OPTIONS,
+    TOPOLOGY_POLICY,
+    TOPOLOGY_SCOPE,
+    ON_MISFIT,
+    SUPPRESSION,
+)
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
+_SCOPES: Final = {scope.value: scope for scope in Scope}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
 _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     KOORDINATOR: ("full-pcpus-only", "distribute-cpus-across-numa"),
@@ -81,6 +92,7 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
         reader.choice(table.get(TOPOLOGY_POLICY), _TOPOLOGY_POLICIES, TopologyPolicy.NONE),
         reader.choice(table.get(ON_MISFIT), _MISFITS, Misfit.HOLD),
         suppression=_suppression(reader, table.get(SUPPRESSION)),
+        topology_scope=reader.choice(table.get(TOPOLOGY_SCOPE), _SCOPES, Scope.CONTAINER),
     )
     if not manager.chooses:
         _refuse_settings_of_none(reader, table)
@@ -90,6 +102,8 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
     if policy != QRM and not manager.topology_policy.of_kubelet:
         what = f"the policy {policy} has one set of NUMA nodes for all resources"
         reader.refuse(table.get(TOPOLOGY_POLICY), what, f"write another, or policy: {QRM}")
+    if manager.topology_scope is Scope.POD:
+        _refuse_scope(reader, manager, table.get(TOPOLOGY_SCOPE))
     if policy != KOORDINATOR and not _is_empty(suppression := table.get(SUPPRESSION)):
         what = f"the policy {policy} does not suppress best-effort pods"
         reader.refuse(suppression, what, f"remove it, or write policy: {KOORDINATOR}")
@@ -119,6 +133,17 @@ def _refuse_settings_of_none(reader: Reader, table: Table) -> None:
             what = f"the policy {NONE} has no such setting"
             other = KOORDINATOR if key == SUPPRESSION else STATIC
             reader.refuse(entry, what, f"remove it, or write policy: {other}", entry.key)
+
+
+def _refuse_scope(reader: Reader, manager: CPUManager, value: Value) -> None:
+    remedy = f"write {Scope.CONTAINER.value}"
+    if manager.policy == KOORDINATOR:
+        what = f"the policy {KOORDINATOR} aligns what shares one set of CPUs"
+        reader.refuse(value, what, remedy)
+    elif not manager.topology_policy.of_kubelet:
+        named = manager.topology_policy.value
+        what = f"the topology policy {named} has nodes for each resource of a container"
+        reader.refuse(value, what, f"{remedy}, or another {TOPOLOGY_POLICY}")
 
 
 def _refuse_strange_options(reader: Reader, policy: str, value: Value) -> None:

@@ -18,7 +18,7 @@ from cpupool.config.document import Origin, Table
 from cpupool.config.pool_rules import suits_static_kubelet
 from cpupool.config.reader import Reader
 from cpupool.core import quantity
-from cpupool.core.cpu_manager import NONE, STATIC, TopologyPolicy
+from cpupool.core.cpu_manager import NONE, STATIC, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.errors import (
     Location,
@@ -27,7 +27,7 @@ from cpupool.core.errors import (
     Severity,
     refuse_errors,
 )
-from cpupool.core.node_topology import Scope, TopologyManager
+from cpupool.core.node_topology import TopologyManager
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
 from cpupool.core.quantity import as_quantity
 

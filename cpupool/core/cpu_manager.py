@@ -18,6 +18,7 @@ POLICY: Final = "policy"
 RESERVED: Final = "reserved"
 OPTIONS: Final = "options"
 TOPOLOGY_POLICY: Final = "topologyPolicy"
+TOPOLOGY_SCOPE: Final = "topologyScope"
 ON_MISFIT: Final = "onMisfit"
 SUPPRESSION: Final = "resourceUsedThresholdWithBE"
 """Koordinator's name in a NodeSLO, as the names of the keys below it."""
@@ -54,6 +55,13 @@ class TopologyPolicy(Enum):
     def of_kubelet(self) -> bool:
         """Whether the kubelet has this policy, too."""
         return self is not TopologyPolicy.NUMERIC
+
+
+class Scope(Enum):
+    """Which part of a pod the Topology Manager aligns at once."""
+
+    CONTAINER = "container"
+    POD = "pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,7 @@ class CPUManager:
         declared: whether the pool file names the policy `none`: then containers get the default
             pool's CPUs also without any pool, as under the other policies.
         suppression: how best-effort pods are suppressed; None where they are not.
+        topology_scope: whether the NUMA nodes are those of a container, or of a whole pod.
     """
 
     policy: str = NONE
@@ -178,6 +187,7 @@ class CPUManager:
     on_misfit: Misfit = Misfit.HOLD
     declared: bool = False
     suppression: Suppression | None = None
+    topology_scope: Scope = Scope.CONTAINER
 
     @property
     def follows_load(self) -> bool:
@@ -202,6 +212,7 @@ class CPUManager:
             RESERVED: _reserved_text(self.reserved),
             OPTIONS: " and ".join(self.options.written()) or NONE,
             TOPOLOGY_POLICY: self.topology_policy.value,
+            TOPOLOGY_SCOPE: self.topology_scope.value,
             ON_MISFIT: self.on_misfit.value,
         }
         if self.policy != KOORDINATOR:
@@ -216,6 +227,7 @@ class CPUManager:
             RESERVED: reserved if isinstance(reserved, int) else reserved and str(reserved),
             OPTIONS: list(self.options.written()),
             TOPOLOGY_POLICY: self.topology_policy.value,
+            TOPOLOGY_SCOPE: self.topology_scope.value,
             ON_MISFIT: self.on_misfit.value,
             SUPPRESSION: self.suppression and asdict(self.suppression),
             "declared": self.declared,
@@ -241,6 +253,7 @@ class CPUManager:
             Misfit(written[ON_MISFIT]),
             declared=written["declared"],
             suppression=suppression and Suppression(**suppression),
+            topology_scope=Scope(written.get(TOPOLOGY_SCOPE, Scope.CONTAINER.value)),
         )
 
     def changes(self, later: CPUManager) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 
 HUGE_PAGES: Final = "hugepages-"
@@ -22,13 +22,6 @@ class Publishing(Enum):
     """The resources of each NUMA node."""
     KOORDINATOR = "koordinator"
     """The same, with the annotations that Koordinator's scheduler reads."""
-
-
-class Scope(Enum):
-    """Which part of a pod the kubelet's Topology Manager aligns at once."""
-
-    CONTAINER = "container"
-    POD = "pod"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpupool.core.cpu_manager import KOORDINATOR, TopologyPolicy
+from cpupool.core.cpu_manager import KOORDINATOR, Scope, TopologyPolicy
 from cpupool.core.errors import TopologyAffinityError
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.workloads import ContainerRef
@@ -34,6 +34,11 @@ def topology_policy(facts: NodeFacts, pod: Pod) -> TopologyPolicy:
         return own.topology_policy
     of_pod = pod.orchestration and pod.orchestration.topology
     return of_pod or facts.rules.topology or own.topology_policy
+
+
+def at_once(facts: NodeFacts) -> bool:
+    """Return whether all containers of a pod lie on the same NUMA nodes."""
+    return facts.pools.cpu_manager.topology_scope is Scope.POD
 
 
 def of_devices(facts: NodeFacts, pod: Pod, name: str) -> tuple[Offer, ...]:
@@ -72,6 +77,11 @@ def aligned(facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, offers: Iterab
     if not merged.admit:
         raise TopologyAffinityError(policy.value)
     return replace(ask, nodes=merged.hint.nodes)
+
+
+def part(facts: NodeFacts, container: str) -> str:
+    """Return what is aligned with a container: itself, or the whole pod."""
+    return WHOLE_POD if at_once(facts) else container
 
 
 def _containers(pod: Pod, name: str) -> list[str]:

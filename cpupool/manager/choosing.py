@@ -19,7 +19,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.workloads import ContainerKind, oldest_first
+from cpupool.core.workloads import ContainerKind, oldest_first, pod_request_milli
 from cpupool.manager import aligning, homes, plugin_requests, requested
 from cpupool.policies.base import DEFAULT, Ask, NodeView, Refusal
 from cpupool.policies.pools import PoolsPolicy
@@ -277,6 +277,9 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
         PlacementError: the pod does not fit, or its CPUs would leave none to share.
     """
     state = _Choosing(grants, view(facts, pods, grants))
+    if aligning.at_once(facts):
+        ask = _ask_at_once(facts, state, pod)
+        state = replace(state, nodes=_near(facts, state, pod, ask, WHOLE_POD).nodes)
     for name in wanted(facts, pod):
         state = _with(facts, pods, state, pod, name)
     return state.grants
@@ -292,13 +295,17 @@ def offered(
     """
     wants = wanted(facts, pod)
     part = WHOLE_POD if WHOLE_POD in wants else container
-    if part not in wants:
-        return None
     state = _Choosing(grants, view(facts, pods, grants))
-    for name in list(wants)[: list(wants).index(part)]:
-        state = _with(facts, pods, state, pod, name)
-    ask = facts.policy.narrowed(state.seen, _ask(facts, state, pod, part))
-    own = facts.policy.hints(replace(ask, has=grants.part(pod.cgroup_uid, POLICY_CPUS, part)))
+    if wants and aligning.at_once(facts):
+        ask = _ask_at_once(facts, state, pod)
+    elif part not in wants:
+        return None
+    else:
+        for name in list(wants)[: list(wants).index(part)]:
+            state = _with(facts, pods, state, pod, name)
+        ask = facts.policy.narrowed(state.seen, _ask(facts, state, pod, part))
+        ask = replace(ask, has=grants.part(pod.cgroup_uid, POLICY_CPUS, part))
+    own = facts.policy.hints(ask)
     return None if own is None else tuple(own.hints)
 
 
@@ -310,16 +317,43 @@ class _Choosing:
         grants: the grants with those of the containers before.
         seen: the policies' view with these.
         left: the CPUs that init containers leave to the others.
+        nodes: the NUMA nodes of the whole pod, if it is aligned at once; None for any.
     """
 
     grants: Grants
     seen: NodeView
     left: CPUSet = field(default_factory=CPUSet)
+    nodes: frozenset[int] | None = None
 
 
 def _ask(facts: NodeFacts, state: _Choosing, pod: Pod, name: str) -> Ask:
     count, free = wanted(facts, pod)[name], available(facts, state.seen)
     return Ask(POLICY_CPUS, count, free, state.left, pod=pod)
+
+
+def _ask_at_once(facts: NodeFacts, state: _Choosing, pod: Pod) -> Ask:
+    """Return the request of all containers of a pod, as if they were one.
+
+    Source: GetPodTopologyHints in the kubelet's policy_static.go.
+    """
+    wants = wanted(facts, pod)
+    asked = [(each.kind, wants.get(each.name, 0)) for each in pod.containers]
+    count = pod_request_milli(asked)
+    has = CPUSet.union(state.grants.parts(pod.cgroup_uid, POLICY_CPUS).values())
+    free = available(facts, state.seen)
+    if len(has) == count:
+        return Ask(POLICY_CPUS, count, free, has=has, pod=pod)
+    return Ask(POLICY_CPUS, count, free, has, pod=pod)
+
+
+def _near(facts: NodeFacts, state: _Choosing, pod: Pod, ask: Ask, part: str) -> Ask:
+    """Return a request with the NUMA nodes that go with what a container, or a pod, has beside.
+
+    Raises:
+        TopologyAffinityError: there are no such nodes.
+    """
+    offers = aligning.of_devices(facts, pod, part) + aligning.of_plugins(facts, pod, part)
+    return aligning.aligned(facts, state.seen, pod, ask, offers)
 
 
 def _with(
@@ -339,8 +373,11 @@ def _with(
             # The init container ended before this agent started.
             return state
         ask = _ask(facts, state, pod, name)
-        offers = aligning.of_devices(facts, pod, name) + aligning.of_plugins(facts, pod, name)
-        near = aligning.aligned(facts, seen, pod, facts.policy.narrowed(seen, ask), offers)
+        near = facts.policy.narrowed(seen, ask)
+        if aligning.at_once(facts):
+            near = replace(near, nodes=state.nodes)
+        else:
+            near = _near(facts, state, pod, near, name)
         choice = facts.policy.choose(seen, near)
         cpus = choice.cpus
         if len(cpus) != ask.count or not cpus <= ask.available | left:
@@ -353,7 +390,7 @@ def _with(
         if not facts.policy.extents(seen)[DEFAULT]:
             raise NotEnoughCPUs(ask.count, len(shared) - 1)
     # An init container ends before the others start, and leaves its CPUs to them.
-    return _Choosing(made, seen, left | cpus if ends else left - cpus)
+    return replace(state, grants=made, seen=seen, left=left | cpus if ends else left - cpus)
 
 
 def granted(facts: NodeFacts, pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:

@@ -2,7 +2,8 @@
 
 As in the Topology Manager, all plugins of a container are asked for hints, these are merged with
 the NUMA nodes of its devices and with those of the CPU manager policy, and each plugin gets the
-merged hint with the request.
+merged hint with the request. With the topology scope `pod` this is done for all containers of a pod
+at one time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
 from cpupool.core.errors import PlacementError
 from cpupool.core.resources import NATIVE
-from cpupool.core.workloads import ContainerRef
+from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager import aligning, choosing, plugin_requests
 from cpupool.policies import hints
 from cpupool.policies.numeric import merge_each
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.resource_plugins import PluginOptions, Question
     from cpupool.core.workloads import Container, Pod
+    from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Snapshot
 
 Hints = tuple[TopologyHint, ...] | None
@@ -66,7 +68,7 @@ def plan(
     container: Container,
     plugins: Mapping[str, PluginOptions],
     *,
-    heard: Mapping[str, Heard],
+    heard: Mapping[ContainerRef, Mapping[str, Heard]],
 ) -> Plan:
     """Return what to ask for a container.
 
@@ -75,73 +77,116 @@ def plan(
         pod: the container's pod.
         container: the container.
         plugins: resource → the options of its plugin, for the plugins that are there.
-        heard: resource → the hints for this container.
+        heard: container → resource → the hints for it.
     """
-    facts, grants = now.facts, now.resolution.grants
-    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {})
-    open_ = {
-        resource
-        for resource, quantity in plugin_requests.lacking(facts, grants, pod, container).items()
-        # An answer that breaks a rule may count later; the plugin has it as given.
-        if resource not in given or not given[resource].serves(quantity)
-    }
-    asked = {
-        resource: katalyst.question(pod, container, resource, quantity)
-        for resource, quantity in plugin_requests.asked(facts, grants, pod, container).items()
-    }
+    facts, open_ = now.facts, _open(now, pod, container)
     contradiction = plugin_requests.contradiction(facts, container)
-    waits = not asked.keys() <= plugins.keys() or plugin_requests.awaits_devices(facts, pod)
+    group = _aligned_with(facts, pod, container)
+    needed = {resource for each in group for resource in _questions(now, pod, each)}
+    waits = not needed <= plugins.keys() or plugin_requests.awaits_devices(facts, pod)
     if contradiction or not open_ or waits:
         return Plan(refused=contradiction if open_ else "")
     policy = aligning.topology_policy(facts, pod)
     if policy is TopologyPolicy.NONE:
-        return Plan(allocate=tuple((asked[resource], None) for resource in sorted(open_)))
+        return Plan(allocate=tuple((open_[resource], None) for resource in sorted(open_)))
     wanting = tuple(
-        asked[resource]
-        for resource in sorted(open_)
-        if plugins[resource].aligned and resource not in heard
+        question
+        for each in group
+        for resource, question in sorted(_open(now, pod, each).items())
+        if plugins[resource].aligned and resource not in heard.get(question.container, {})
     )
     if wanting:
         return Plan(hints=wanting)
-    # What an earlier answer gave stays.
-    had = {resource: each.near for resource, each in given.items()}
-    offers = {
-        resource: heard[resource].hints if resource in heard else had.get(resource)
-        for resource in asked
-    }
+    offers = {each.name: _offers(now, pod, each, heard) for each in group}
     try:
         merged = _merged(now, pod, container, offers)
     except PlacementError as error:
         return Plan(refused=error.as_kubelet)
     if merged is None:
-        words = [each.why for each in heard.values() if each.why]
+        said = (heard.get(ContainerRef(pod.cgroup_uid, name), {}) for name in offers)
+        words = [each.why for by_resource in said for each in by_resource.values() if each.why]
         fact = f"no NUMA nodes serve all its resources (topologyPolicy {policy.value})"
         return Plan(refused="; ".join([fact, *words]))
     return Plan(
         allocate=tuple(
-            (asked[resource], merged[resource] if plugins[resource].aligned else None)
+            (open_[resource], merged[resource] if plugins[resource].aligned else None)
             for resource in sorted(open_)
         )
     )
 
 
+def _aligned_with(facts: NodeFacts, pod: Pod, container: Container) -> tuple[Container, ...]:
+    """Return the containers whose resources lie on the same NUMA nodes."""
+    if not aligning.at_once(facts):
+        return (container,)
+    return tuple(
+        each for each in pod.containers if not (pod.running and each.kind is ContainerKind.INIT)
+    )
+
+
+def _questions(now: Snapshot, pod: Pod, container: Container) -> dict[str, Question]:
+    """Return a container's requests to plugins: resource → request."""
+    asked = plugin_requests.asked(now.facts, now.resolution.grants, pod, container)
+    return {
+        resource: katalyst.question(pod, container, resource, quantity)
+        for resource, quantity in asked.items()
+    }
+
+
+def _open(now: Snapshot, pod: Pod, container: Container) -> dict[str, Question]:
+    """Return those that have no answer, or one that is not enough."""
+    facts, grants = now.facts, now.resolution.grants
+    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {})
+    lacking = plugin_requests.lacking(facts, grants, pod, container)
+    return {
+        resource: question
+        for resource, question in _questions(now, pod, container).items()
+        # An answer that breaks a rule may count later; the plugin has it as given.
+        if resource in lacking
+        and (resource not in given or not given[resource].serves(question.quantity))
+    }
+
+
+def _offers(
+    now: Snapshot,
+    pod: Pod,
+    container: Container,
+    heard: Mapping[ContainerRef, Mapping[str, Heard]],
+) -> dict[str, Hints]:
+    """Return the NUMA nodes of a container's requests; what an earlier answer gave stays."""
+    ref = ContainerRef(pod.cgroup_uid, container.name)
+    had = {resource: each.near for resource, each in now.facts.plugins.given.get(ref, {}).items()}
+    said = heard.get(ref, {})
+    return {
+        resource: said[resource].hints if resource in said else had.get(resource)
+        for resource in _questions(now, pod, container)
+    }
+
+
 def _merged(
-    now: Snapshot, pod: Pod, container: Container, offers: Mapping[str, Hints]
+    now: Snapshot, pod: Pod, container: Container, offers: Mapping[str, Mapping[str, Hints]]
 ) -> Mapping[str, TopologyHint] | None:
     """Return resource → its NUMA nodes; None if the topology policy refuses the container.
 
     The CPU manager policy has a say, too: it chooses CPUs near what the plugins give.
 
+    Args:
+        now: the node.
+        pod: the container's pod.
+        container: the container.
+        offers: container → resource → its NUMA nodes, for all that lie on the same nodes.
+
     Raises:
         PlacementError: the CPU manager policy has no CPUs for the pod.
     """
     facts, view = now.facts, now.resolution.view
-    policy = aligning.topology_policy(facts, pod)
-    of_devices = aligning.of_devices(facts, pod, container.name)
+    policy, own = aligning.topology_policy(facts, pod), offers[container.name]
+    of_devices = aligning.of_devices(facts, pod, aligning.part(facts, container.name))
     if policy is TopologyPolicy.NUMERIC:
-        listed = [*offers.items(), *((f"device {n}", each) for n, each in enumerate(of_devices))]
+        listed = [*own.items(), *((f"device {n}", each) for n, each in enumerate(of_devices))]
         return merge_each(listed, _ALIGNED).hints
     nodes = facts.topology.nodes
     of_cpus = choosing.offered(facts, view.pods, view.grants, pod, container.name)
-    merged = hints.merge(policy, nodes, [*offers.values(), *of_devices, of_cpus])
-    return dict.fromkeys(offers, merged.hint) if merged.admit else None
+    of_plugins = [hint for by_resource in offers.values() for hint in by_resource.values()]
+    merged = hints.merge(policy, nodes, [*of_plugins, *of_devices, of_cpus])
+    return dict.fromkeys(own, merged.hint) if merged.admit else None

@@ -103,7 +103,7 @@ def refusing(facts: NodeFacts, kubelet: TopologyManager | None) -> TopologyManag
         return kubelet
     own = facts.pools.cpu_manager
     ours = own.chooses and own.topology_policy.of_kubelet
-    return TopologyManager(own.topology_policy) if ours else kubelet
+    return TopologyManager(own.topology_policy, own.topology_scope) if ours else kubelet
 
 
 def allocatable_cpus(facts: NodeFacts, view: NodeView) -> CPUSet:

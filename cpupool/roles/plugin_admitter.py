@@ -116,15 +116,13 @@ class PluginAdmitter:
             self._attempts.pop(ref, None)
             self._heard.pop(ref, None)
             return True
-        attempt = self._attempts.get(ref)
-        if self._flying.get(ref) or (attempt and self._now_s() < attempt.due_s):
+        if self._waits(pod):
             return False
         if self._preparer.awaits(ref):
             return False
         plugins = self._plugins()
         options = {resource: worker.options for resource, worker in plugins.items()}
-        heard = self._heard.get(ref, {})
-        plan = plugin_admission.plan(now, pod, container, options, heard=heard)
+        plan = plugin_admission.plan(now, pod, container, options, heard=self._heard)
         for question in plan.hints:
             self._ask(
                 plugins[question.resource],
@@ -137,6 +135,17 @@ class PluginAdmitter:
         if plan.refused:
             self._refuse(ref, plan.refused)
         return False
+
+    def _waits(self, pod: Pod) -> bool:
+        """Return whether a question of a pod has no answer yet, or the next attempt is not due.
+
+        Several containers of a pod may be asked for hints at one time.
+        """
+        refs = [ContainerRef(pod.cgroup_uid, each.name) for each in pod.containers]
+        attempts = [self._attempts[ref] for ref in refs if ref in self._attempts]
+        return any(self._flying.get(ref) for ref in refs) or any(
+            self._now_s() < attempt.due_s for attempt in attempts
+        )
 
     def _ask(
         self,
@@ -181,7 +190,7 @@ class PluginAdmitter:
             log.warning("request refused", pod=ref.pod, container=ref.name, reason=why)
         self.refusals[ref] = why
         self._attempts[ref] = self._attempts.get(ref, Attempt(0.0)).refused(self._now_s())
-        self._heard.pop(ref, None)
+        _forget(self._heard, ref.pod)
 
 
 def _hints(question: Question, plugin: ResourcePlugin) -> Heard:

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.core.node_topology import NodeTopology, Scope, TopologyManager
+from cpupool.core.cpu_manager import Scope, TopologyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpupool.core.node_topology import Amounts, Zone
+    from cpupool.core.node_topology import Amounts, NodeTopology, TopologyManager, Zone
 
 GROUP: Final = "topology.node.k8s.io"
 KIND: Final = "NodeResourceTopology"

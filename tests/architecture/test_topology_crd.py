@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
-from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.core.node_topology import Amounts, NodeTopology, Scope, TopologyManager, Zone
+from cpupool.core.cpu_manager import Scope, TopologyPolicy
+from cpupool.core.node_topology import Amounts, NodeTopology, TopologyManager, Zone
 from cpupool.wire import node_topology
 from cpupool.wire.node_topology import V1ALPHA1, V1ALPHA2
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.core.node_topology import Amounts, NodeTopology, Scope, TopologyManager, Zone
+from cpupool.core.cpu_manager import Scope, TopologyPolicy
+from cpupool.core.node_topology import Amounts, NodeTopology, TopologyManager, Zone
 from cpupool.kube.client import APIError, APIServer
 from cpupool.kube.kubeconfig import api_server
 from cpupool.kube.node_topology import NodeTopologyObject

@@ -7,10 +7,10 @@ import pytest
 
 from cpupool.config import kubelet_config
 from cpupool.config.kubelet_config import KubeletConfig, KubeletNeeds
-from cpupool.core.cpu_manager import CPUManager, TopologyPolicy
+from cpupool.core.cpu_manager import CPUManager, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, QuantityError, Severity
-from cpupool.core.node_topology import Scope, TopologyManager
+from cpupool.core.node_topology import TopologyManager
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.machines import MACHINES
 

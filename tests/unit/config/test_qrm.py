@@ -35,6 +35,18 @@ def test_it_reserves_cpus_and_has_every_topology_policy() -> None:
             "cpuManager.topologyPolicy: the policy static has one set of NUMA nodes for all",
         ),
         (
+            "policy: qrm, reserved: 1, topologyPolicy: numeric, topologyScope: pod",
+            "topologyScope: the topology policy numeric has nodes for each resource of a container",
+        ),
+        (
+            "policy: koordinator, reserved: 1, topologyScope: pod",
+            "topologyScope: the policy koordinator aligns what shares one set of CPUs; write",
+        ),
+        (
+            "policy: static, reserved: 1, topologyScope: node",
+            "unknown value 'node'; use container or pod",
+        ),
+        (
             "policy: qrm, reserved: 1, resourceUsedThresholdWithBE: {enable: true}",
             "the policy qrm does not suppress best-effort pods",
         ),

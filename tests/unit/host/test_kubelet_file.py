@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import Scope, TopologyPolicy
 from cpupool.core.errors import ConfigError, HostFileError
-from cpupool.core.node_topology import Scope, TopologyManager
+from cpupool.core.node_topology import TopologyManager
 from cpupool.host.kubelet_file import KubeletConfigFile
 
 TEXT = "kind: KubeletConfiguration\ntopologyManagerPolicy: {}\n"

@@ -50,7 +50,8 @@ def planned(
     heard: Mapping[str, Heard] | None = None,
     of: Pod = POD,
 ) -> Plan:
-    return plan(on.snapshot(), of, of.containers[0], plugins, heard=heard or {})
+    said = {ref("a"): heard or {}}
+    return plan(on.snapshot(), of, of.containers[0], plugins, heard=said)
 
 
 def allocated(of: Plan) -> dict[str, TopologyHint | None]:

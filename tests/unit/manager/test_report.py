@@ -8,6 +8,7 @@ import pytest
 from cpupool.core.cpu_manager import (
     CPUManager,
     Misfit,
+    Scope,
     StaticOptions,
     Suppression,
     TopologyHint,
@@ -50,6 +51,7 @@ def edited(*, moves_pinned: bool = True) -> NodeStatus:
     [
         CPUManager(),
         CPUManager("static", 2),
+        CPUManager("static", 2, topology_scope=Scope.POD),
         CPUManager(
             "static",
             CPUSet.of(2),

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import CPUManager, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import CPUManager, Scope, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.node_topology import (
     Amounts,
     KubeletAmounts,
     NodeMemory,
-    Scope,
     TopologyManager,
     huge_page_resource,
 )

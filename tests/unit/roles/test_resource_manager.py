@@ -11,7 +11,9 @@ import grpc
 import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import QRM, CPUManager, Scope, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools, Pool
 from cpupool.core.resource_plugins import ServedAs
 from cpupool.core.workloads import ContainerKind
 from cpupool.host.answer_record import AnswerRecord
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cpupool.core.pools import NodePools
     from cpupool.core.workloads import Pod
 
 NIC = "example.com/nic"
@@ -201,6 +202,41 @@ def test_hints_come_first_and_their_merger_goes_with_the_request(node: Node) -> 
     (request,) = plugin.asked["Allocate"]
     hint = api.ResourceRequest.FromString(request).hint
     assert (list(hint.nodes), hint.preferred) == ([0], True)
+
+
+def test_with_the_scope_pod_the_hints_of_all_containers_are_merged(node: Node) -> None:
+    node.stop()
+    manager = CPUManager(
+        QRM, CPUSet.of(0), topology_policy=TopologyPolicy.RESTRICTED, topology_scope=Scope.POD
+    )
+    node.start(NodePools.of(Pool.named("default", "0-7"), cpu_manager=manager))
+    plugin = node.plugin(with_topology_alignment=True)
+    serves = {"one": [[0], [1]], "two": []}
+
+    def hints(request: bytes) -> bytes:
+        listed = serves[api.ResourceRequest.FromString(request).container_name]
+        nodes = [api.TopologyHint(nodes=each, preferred=True) for each in listed]
+        entry = api.HintsEntry(key="cpu", value=api.ListOfTopologyHints(hints=nodes))
+        return api.ResourceHintsResponse(resource_hints=[entry]).SerializeToString()
+
+    plugin.replies["GetTopologyHints"] = hints
+    plugin.answers("Allocate", answer("1-2"))
+    node.run(pod("a", container("one"), container("two")))
+    node.until(lambda: "no NUMA nodes" in str(node.manager.snapshot().facts.plugins.refusals))
+    for _ in range(3):
+        node.role.step()
+    assert asked(plugin, "GetTopologyHints") == ["a", "a"]
+    assert not plugin.asked["Allocate"]
+
+    # Both are asked anew.
+    serves["two"] = [[1]]
+    node.now_s += 1.5
+    node.until(lambda: len(plugin.asked["Allocate"]) == 2)
+    requests = [api.ResourceRequest.FromString(each) for each in plugin.asked["Allocate"]]
+    assert [(each.container_name, list(each.hint.nodes)) for each in requests] == [
+        ("one", [1]),
+        ("two", [1]),
+    ]
 
 
 def test_a_refused_hint_is_no_node(node: Node) -> None:

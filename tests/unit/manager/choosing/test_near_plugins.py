@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import CPUManager, TopologyHint, TopologyPolicy
+from cpupool.core.cpu_manager import CPUManager, Scope, TopologyHint, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts, PluginOptions
 from cpupool.core.workloads import ContainerKind
@@ -47,9 +48,10 @@ def node(
     *pods: Pod,
     policy: TopologyPolicy = RESTRICTED,
     given: Mapping[str, Mapping[str, Given]] | None = None,
+    scope: Scope = Scope.CONTAINER,
 ) -> Manager:
     """Make a node whose CPUs 0-7 and 8-15 lie on two NUMA nodes; CPU 0 is reserved."""
-    own = CPUManager("static", CPUSet.of(0), topology_policy=policy)
+    own = CPUManager("static", CPUSet.of(0), topology_policy=policy, topology_scope=scope)
     made = manager(
         served=(NIC,),
         configured=NodePools.of(Pool.named("default", "0-15"), cpu_manager=own),
@@ -68,7 +70,7 @@ def why(of: Pod, at: Manager) -> str:
 
 
 def planned(at: Manager, of: Pod, *nodes: TopologyHint, container: int = 0) -> Plan:
-    heard = {NIC: Heard(nodes)}
+    heard = {ref(of.name, each.name): {NIC: Heard(nodes)} for each in of.containers}
     return plan(at.snapshot(), of, of.containers[container], ALIGNED, heard=heard)
 
 
@@ -152,3 +154,75 @@ def test_the_kubelet_names_the_devices_first() -> None:
     starts(at, of)
     assert why(of, at) == "the kubelet has not named the devices of the pod"
     assert planned(at, of, good(0)) == Plan()
+
+
+def of_nodes(at: Manager, of: Pod, container: str) -> set[int]:
+    """Return the NUMA nodes of a container's own CPUs."""
+    cpus = at.snapshot().resolution.grants.part(of.cgroup_uid, POLICY_CPUS, container)
+    return {cpu // 8 for cpu in cpus}
+
+
+@pytest.mark.parametrize(
+    ("scope", "nodes"), [(Scope.CONTAINER, [{0}, {1}]), (Scope.POD, [{1}, {1}])]
+)
+def test_a_whole_pod_lies_on_one_node(scope: Scope, nodes: list[set[int]]) -> None:
+    of = pod("a", has("one", 4, nic=False), has("two", 4, nic=False))
+    at = node(pod("first", has(cpu=2, nic=False)), of, scope=scope)
+    assert [of_nodes(at, of, name) for name in ("one", "two")] == nodes
+
+
+@pytest.mark.parametrize(
+    ("policy", "fits"), [(RESTRICTED, False), (TopologyPolicy.BEST_EFFORT, True)]
+)
+def test_a_pod_that_no_node_holds_as_a_whole(policy: TopologyPolicy, *, fits: bool) -> None:
+    of = pod("late", has("one", 3, nic=False), has("two", 3, nic=False))
+    others = (pod("first", has(cpu=2, nic=False)), pod("full", has(cpu=7, nic=False)))
+    at = node(*others, of, policy=policy, scope=Scope.POD)
+    assert ("late-uid" in owned(at)) is fits
+
+
+def test_an_init_container_counts_by_the_most_that_runs_at_once() -> None:
+    of = pod("a", has("init", 7, nic=False, init=True), has("one", 7, nic=False))
+    assert owned(node(of, scope=Scope.POD)) == {"a-uid": "1-7"}
+
+
+def test_what_one_container_has_of_a_plugin_moves_the_whole_pod() -> None:
+    of = pod("a", has("one"), has("two", nic=False))
+    at = node(of, scope=Scope.POD)
+    at.observe(plugins=PluginFacts(frozenset({NIC}), {ref("a", "one"): on(1)}))
+    assert [of_nodes(at, of, name) for name in ("one", "two")] == [{1}, {1}]
+
+
+def test_the_hints_of_all_containers_are_merged_at_one_time() -> None:
+    of = pod("a", has("one"), has("two"))
+    at = node(of, scope=Scope.POD)
+    asked = plan(at.snapshot(), of, of.containers[0], ALIGNED, heard={})
+    assert [question.container.name for question in asked.hints] == ["one", "two"]
+
+    heard = {
+        ref("a", "one"): {NIC: Heard((good(0), good(1)))},
+        ref("a", "two"): {NIC: Heard((good(1),))},
+    }
+    first = plan(at.snapshot(), of, of.containers[0], ALIGNED, heard=heard)
+    ((question, nodes),) = first.allocate
+    assert (question.container.name, nodes) == ("one", good(1))
+    # The second container follows the answer of the first.
+    at.observe(plugins=PluginFacts(frozenset({NIC}), {ref("a", "one"): on(1)}))
+    both = {ref("a", "two"): {NIC: Heard((good(0), good(1)))}}
+    second = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard=both)
+    assert hint(second) == good(1)
+
+
+def test_the_plugin_is_asked_for_nodes_with_cpus_for_the_whole_pod() -> None:
+    of = pod("a", has("one", 4), has("two", 4, nic=False))
+    at = node(of, scope=Scope.POD)
+    assert hint(planned(at, of, good(0), good(1))) == good(1)
+    at = node(of)
+    assert hint(planned(at, of, good(0), good(1))) == good(0)
+
+
+def test_an_ended_init_container_is_not_aligned_with_the_others() -> None:
+    of = pod("a", has("init", init=True), has("one"), running=True)
+    at = node(of, scope=Scope.POD)
+    asked = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard={})
+    assert [question.container.name for question in asked.hints] == ["one"]
