@@ -1,8 +1,8 @@
 """The CPU time of this node's CPUs and pods, from /proc/stat and the cgroups, version 1 or 2.
 
 Source: Documentation/filesystems/proc.rst, section 1.7; Documentation/admin-guide/cgroup-v1/
-cpuacct.rst, Documentation/admin-guide/cgroup-v2.rst, section "CPU", and Documentation/accounting/
-psi.rst in the kernel.
+cpuacct.rst, Documentation/admin-guide/cgroup-v2.rst, section "CPU", Documentation/accounting/
+psi.rst and Documentation/scheduler/sched-stats.rst in the kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.sysfs import FolderTree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _STAT: Final = "stat"
@@ -33,6 +34,9 @@ _V2_USED: Final = re.compile(r"^usage_usec (\d{1,20})$", re.MULTILINE | re.ASCII
 _THROTTLED: Final = re.compile(r"^nr_throttled (\d{1,20})$", re.MULTILINE | re.ASCII)
 _PRESSURE: Final = "cpu.pressure"
 _WAITED: Final = re.compile(r"^some .*total=(\d{1,20})$", re.MULTILINE | re.ASCII)
+_PROCESSES: Final = "cgroup.procs"
+_RUN_DELAY: Final = re.compile(r"\d{1,20} (\d{1,20}) ", re.ASCII)
+"""The time on CPUs, the time in their queues, and how often a thread ran."""
 _NS_PER_US: Final = 1000
 _US_PER_S: Final = 1_000_000
 
@@ -65,7 +69,9 @@ class CPUTimes:
         """Read the CPU time of every CPU that is online, and of every pod.
 
         Args:
-            waited: whether to read how long each pod waited, too; version 1 does not say it.
+            waited: whether to read how long each pod waited, too: its pressure, or how long its
+                threads waited together where the kernel counts no pressure. The kernel says that of
+                the processes that this one sees.
 
         Raises:
             HostFileError: a file is missing, cannot be read, or has unexpected content.
@@ -98,20 +104,57 @@ class CPUTimes:
 
     def _waited(self) -> dict[str, Waited]:
         waited = {}
-        for place in self._kubepods if not self._v1 else ():
+        for place in self._kubepods:
             for pod, path in pods_below(self._files, place):
-                # A kernel that does not count pressure has no such file, or refuses to read it.
-                with suppress(CgroupNotFound, HostFileError):
-                    found = _WAITED.search(self._files.read(path, _PRESSURE))
-                    if found is not None:
-                        waited[pod] = Waited(int(found[1]), self._throttled(path))
+                us = self._pressure_us(path)
+                below = self._below(path)
+                if us is None:
+                    us = self._run_delay_us(below)
+                if us is not None:
+                    waited[pod] = Waited(us, sum(map(self._throttled, below)))
         return waited
 
-    def _throttled(self, pod: str) -> int:
-        """Return how often a pod and its containers were throttled: a cgroup counts only itself."""
-        paths = [pod, *(f"{pod}/{name}" for name in self._files.directories(pod))]
-        counts = (_THROTTLED.search(self._files.read(path, _V2_FILE)) for path in paths)
-        return sum(int(count[1]) for count in counts if count)
+    def _pressure_us(self, pod: str) -> int | None:
+        # A kernel that does not count pressure has no such file, or refuses to read it.
+        with suppress(CgroupNotFound, HostFileError):
+            found = _WAITED.search(self._files.read(pod, _PRESSURE))
+            return int(found[1]) if found else None
+        return None
+
+    def _run_delay_us(self, cgroups: Iterable[str]) -> int | None:
+        """Return how long the threads in cgroups waited; None if this process sees none of them."""
+        delays_us = [
+            delay_us
+            for cgroup in cgroups
+            for process in self._processes(cgroup)
+            for delay_us in self._delays_us(process)
+        ]
+        return sum(delays_us) if delays_us else None
+
+    def _delays_us(self, process: str) -> Iterator[int]:
+        # A process or a thread that ends meanwhile does not count.
+        with suppress(HostFileError):
+            for thread in self._proc.names(f"{process}/task"):
+                text = self._proc.read(f"{process}/task/{thread}/schedstat") or ""
+                if found := _RUN_DELAY.match(text):
+                    yield int(found[1]) // _NS_PER_US
+
+    def _processes(self, cgroup: str) -> Sequence[str]:
+        with suppress(CgroupNotFound):
+            return self._files.read(cgroup, _PROCESSES).split()
+        return ()
+
+    def _below(self, path: str) -> Sequence[str]:
+        """Return a cgroup and all cgroups in it."""
+        names = self._files.directories(path)
+        return [path, *(each for name in names for each in self._below(f"{path}/{name}"))]
+
+    def _throttled(self, cgroup: str) -> int:
+        """Return how often a cgroup was throttled itself, not one in it; version 1 may not say."""
+        with suppress(CgroupNotFound):
+            found = _THROTTLED.search(self._files.read(cgroup, _V2_FILE))
+            return int(found[1]) if found else 0
+        return 0
 
     def _of_pod(self, path: str) -> int:
         name, used = (_V1_FILE, _V1_USED) if self._v1 else (_V2_FILE, _V2_USED)

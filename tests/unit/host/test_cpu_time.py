@@ -127,13 +127,27 @@ def test_how_long_pods_waited_is_read_where_the_kernel_says_it(tmp_path: Path) -
     assert times(tmp_path).read().waited == {}
 
 
-def test_version_1_does_not_say_how_long_pods_waited(tmp_path: Path) -> None:
+def test_without_pressure_the_threads_say_how_long_they_waited(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_text(STAT)
     (tmp_path / "cgroup/cpuset").mkdir(parents=True)
     (tmp_path / "cgroup/cpuset/cpuset.cpus").write_text("0\n")
-    pod = tmp_path / "cgroup/cpuacct/kubepods/podweb"
-    write(pod, 100)
-    (pod / "cpu.pressure").write_text("some avg10=0.12 avg60=0.10 avg300=0.05 total=123456\n")
+    pods = tmp_path / "cgroup/cpu,cpuacct/kubepods"
+    for path, processes in {
+        "podweb": "",
+        "podweb/main": "11\n12\n",
+        "podweb/main/deep": "13\n",
+        "podgone": "14\n",
+    }.items():
+        write(pods / path, 100)
+        (pods / path / "cpu.stat").write_text("nr_periods 9\nnr_throttled 2\n")
+        (pods / path / "cgroup.procs").write_text(processes)
+    write(pods / "podbare", 100)
+    for thread, delay_us in {"11/task/11": 5, "11/task/21": 7, "12/task/12": 11}.items():
+        (tmp_path / "proc" / thread).mkdir(parents=True)
+        (tmp_path / "proc" / thread / "schedstat").write_text(f"9 {delay_us}999 3\n")
+    # They end meanwhile.
+    (tmp_path / "proc/13/task/13").mkdir(parents=True)
+    (tmp_path / "proc/13/task/23/schedstat").mkdir(parents=True)
 
-    assert times(tmp_path).read(waited=True).waited == {}
+    assert times(tmp_path).read(waited=True).waited == {"web": Waited(23, throttled=6)}

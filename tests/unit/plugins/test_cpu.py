@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cpupool.config.resource_plugins import parse
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.resource_plugins import PluginOptions
 from cpupool.plugins.cpu import CPUPlugin, PoolsRunEmpty
@@ -32,10 +33,6 @@ roles:
   own: {numaNode: alone}
 """
 DEDICATED = {"qos_level": "dedicated_cores", "memory_enhancement": '{"numa_binding": "true"}'}
-ALONE = {
-    "qos_level": "dedicated_cores",
-    "memory_enhancement": '{"numa_binding": "true", "numa_exclusive": "true"}',
-}
 
 
 def cpu(config: str) -> Asked:
@@ -143,10 +140,12 @@ def test_a_pool_that_follows_its_load_keeps_its_size_and_the_cpus_that_it_has() 
     asked.state = plugin.resized(asked.state, {"online": 8})
     assert asked.value(web) == "0-3,40-43"
     # A container with CPUs of its own leaves it as many as it has at least.
-    with pytest.raises(PoolsRunEmpty, match="2 pools, which have 5 at least"):
-        asked.allocate(ask("own", 76, says=ALONE), 0, 1)
     asked.allocate(ask("own", 40, says=DEDICATED), 0)
     assert asked.value(web) == "40-47"
+    with pytest.raises(PoolsRunEmpty, match="would leave 4 for 2 pools, which have 5 at least"):
+        asked.allocate(ask("more", 36, says=DEDICATED), 1)
+    asked.allocate(ask("less", 35, says=DEDICATED), 1)
+    assert len(CPUSet.parse(asked.value(web))) == 4
 
 
 def test_pools_never_run_empty() -> None:

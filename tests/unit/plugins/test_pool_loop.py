@@ -10,6 +10,7 @@ import pytest
 
 from cpupool.config.resource_plugins import parse
 from cpupool.core.cpu_time import CPUTime
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.nic import NICPlugin
@@ -167,6 +168,15 @@ def test_a_file_without_news_gets_the_time(machine: Machine) -> None:
     machine.pass_()
     after = machine.status.stat()
     assert (after.st_ino, after.st_mtime > 0) == (before.st_ino, True)
+
+
+def test_a_deleted_file_is_written_again(machine: Machine) -> None:
+    machine.configure("pools: {online: {cpus: 6}}\n")
+    machine.pass_()
+    machine.status.unlink()
+    machine.pass_()
+    machine.pass_()
+    assert len(CPUSet.parse(machine.written["online"]["cpus"])) == 6
 
 
 def test_other_plugins_have_no_pools(machine: Machine) -> None:
