@@ -1,0 +1,147 @@
+"""The loop that sizes pools, under loads that stay, are noisy, or are not measured.
+
+Its measurements are CPU time and waiting as the kernel counts them; a pool is an M/M/c queue.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpupool.config.resource_plugins import parse
+from cpupool.core.cpu_time import CPUTime, Waited
+from cpupool.core.cpuset import CPUSet
+from cpupool.local.load_simulation import Queue
+from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.pool_sizer import PoolSizer
+from cpupool.policies.load_sizing import PERIOD_S, Aims
+from tests.unit.plugins.asking import LAYOUT, Asked, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FLOORS = {"online": 4, "batch": 6}
+CONFIG = """
+reserved: "0-1,40-41"
+pools: {online: {minCpus: 4}, batch: {minCpus: 6}, rest: {}}
+roles: {online: {pool: online}, batch: {pool: batch}}
+"""
+TOTAL = 75
+AIMS = Aims()
+US_PER_S = 1_000_000
+SETTLED = 400
+"""Periods until a pool has the size that it needs: it shrinks by two CPUs in half a minute."""
+QUARTER = round(900 / PERIOD_S)
+"""Of an hour."""
+
+Pools = dict[str, CPUSet]
+
+
+class Node:
+    """A pool for each of two pods, which offer a load; each step is a period."""
+
+    def __init__(self) -> None:
+        self.plugin = CPUPlugin(LAYOUT, parse("f.yaml", CONFIG), "mark")
+        self.asked = Asked(self.plugin)
+        for name in FLOORS:
+            self.asked.allocate(ask(name, 1, name))
+        self.sizer = PoolSizer()
+        self.now_s = 0.0
+        self.backlogs_s = dict.fromkeys(FLOORS, 0.0)
+        self.used_us = dict.fromkeys(FLOORS, 0)
+        self.waited_us = dict.fromkeys(FLOORS, 0)
+
+    def step(self, offered: Mapping[str, float], *, measured: bool = True) -> Pools:
+        """Let the pods work for a period; return the pools after the decision."""
+        self.now_s += PERIOD_S
+        for name, cpus in offered.items():
+            queue = Queue(len(self.asked.state.pools[name]), cpus, self.backlogs_s[name])
+            load, self.backlogs_s[name] = queue.load, queue.left_s
+            self.used_us[name] += round(load.used_cpus * PERIOD_S * US_PER_S)
+            self.waited_us[name] += round((load.waiting or 0.0) * PERIOD_S * US_PER_S)
+        waited = {name: Waited(us, throttled=0) for name, us in self.waited_us.items()}
+        reading = CPUTime(dict.fromkeys(LAYOUT.cpus, 0), dict(self.used_us), waited)
+        self.sizer = self.sizer.after(
+            self.plugin, self.asked.state, reading if measured else None, self.now_s
+        )
+        now = self.asked.state.pools
+        if any(len(now[name]) != size for name, size in self.sizer.sizes.items()):
+            self.asked.state = self.plugin.resized(self.asked.state, self.sizer.sizes)
+        return dict(self.asked.state.pools)
+
+
+def moved(history: list[Pools], name: str) -> int:
+    """Count the CPUs that joined or left a pool."""
+    return sum(len(before[name] ^ after[name]) for before, after in pairwise(history))
+
+
+@settings(max_examples=20)
+@given(load=st.floats(0.01, 70), missing=st.floats(0, 0.5), seed=st.integers(0, 1000))
+def test_a_constant_load_ends_every_change(load: float, missing: float, seed: int) -> None:
+    dice = random.Random(seed)  # no secret
+    node = Node()
+    history = [
+        node.step({"online": load, "batch": 1}, measured=dice.random() >= missing)
+        for _ in range(SETTLED + QUARTER)
+    ]
+    assert moved(history[SETTLED:], "online") == 0
+    # No oscillation: a size that was too small is not tried again.
+    sizes = [len(pools["online"]) for pools in history]
+    too_small = [before for before, after in pairwise(sizes) if after > before]
+    assert len(too_small) == len(set(too_small))
+
+
+@settings(max_examples=20)
+@given(load=st.floats(5, 50), missing=st.floats(0, 0.5), seed=st.integers(0, 1000))
+def test_noise_and_missing_measurements_move_few_cpus(
+    load: float, missing: float, seed: int
+) -> None:
+    dice = random.Random(seed)  # no secret
+    node = Node()
+    history = [
+        node.step(
+            {"online": load * dice.uniform(0.95, 1.05), "batch": 1},
+            measured=dice.random() >= missing,
+        )
+        for _ in range(SETTLED + QUARTER)
+    ]
+    # In a quarter of an hour.
+    assert moved(history[SETTLED:], "online") <= load
+    assert moved(history[SETTLED:], "batch") <= 2
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(1, 30), st.floats(0, 100), st.floats(0, 100), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=40)
+@given(steps=STEPS)
+def test_floors_steps_and_pauses_hold_and_pools_keep_their_cpus(
+    steps: list[tuple[int, float, float, bool]],
+) -> None:
+    node = Node()
+    history = [dict(node.asked.state.pools)]
+    for periods, online, batch, measured in steps:
+        for _ in range(periods):
+            history.append(node.step({"online": online, "batch": batch}, measured=measured))
+            if not measured:
+                assert history[-1] == history[-2]
+    for pools in history:
+        assert len(CPUSet.union(pools.values())) == sum(map(len, pools.values())) == TOTAL + 1
+        assert all(len(pools[name]) >= floor for name, floor in FLOORS.items())
+        assert pools["rest"]
+    for name in FLOORS:
+        shrunk_s = -AIMS.pause_s
+        for number, (before, after) in enumerate(pairwise(pools[name] for pools in history)):
+            assert after >= before or after <= before
+            assert -AIMS.most_down <= len(after) - len(before) <= AIMS.most_up
+            if len(after) < len(before):
+                assert number * PERIOD_S - shrunk_s >= AIMS.pause_s
+                shrunk_s = number * PERIOD_S
