@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cpupool.plugins.base import Plugin
 
 _NIC: Final = "nic"
-_NAMES: Final = (CPU, MEMORY, _NIC)
+NAMES: Final = (CPU, MEMORY, _NIC)
 _NODE: Final = frozenset({0})
 """The NUMA nodes of a machine that has none."""
 _EXAMPLES = """\
@@ -60,7 +60,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         " agent, of Katalyst or of a patched kubelet.",
         _EXAMPLES,
     )
-    parser.add_argument("plugin", nargs="+", choices=_NAMES, help="the plugins of this process")
+    parser.add_argument("plugin", nargs="+", choices=NAMES, help="the plugins of this process")
     parser.add_argument(
         "--config", metavar="FILE", type=Path, required=True, help="pools and roles, as YAML"
     )

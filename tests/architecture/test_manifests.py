@@ -306,7 +306,7 @@ def test_the_manifests_carry_the_version_of_the_code() -> None:
     pods = [one["spec"]["template"]["spec"] for one in found if one["kind"] in WORKLOADS]
     images = [container["image"] for pod in pods for container in pod["containers"]]
 
-    assert images == [f"cpupool:{VERSION}"] * 3
+    assert images == [f"cpupool:{VERSION}"] * 6
     assert f"--tag cpupool:{VERSION} " in (ROOT / "Containerfile").read_text()
 
 
