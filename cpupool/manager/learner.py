@@ -276,7 +276,11 @@ class Learner:
             and (container.pod, identifier) not in resolution.containers
         )
         if unknown != self._unrecognised:
-            self._unrecognised, self._recognition = unknown, _Retry()
+            # By NRI the runtime names each container before it creates it, and a sandbox after.
+            soon = self._recognition.by(now_s + _SOON_S)
+            self._unrecognised, self._recognition = unknown, soon if self._nri() else _Retry()
+        if not unknown:
+            self._recognition = _Retry(due_s=math.inf)
         if not unknown or not self._containers.connected():
             return
         if self._recognition.is_due(now_s):

@@ -49,6 +49,29 @@ def test_what_the_runtime_does_not_know_is_asked_for_ever_more_seldom() -> None:
     assert (len(runtime.asked), learner.due_s) == (4, math.inf)
 
 
+def test_a_runtime_that_names_its_containers_by_nri_is_asked_a_moment_later() -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid", ""), told("late-uid")))
+    manager, learner = learning(Outside(), runtime, nri=lambda: True)
+    learner.learn((), 100.0)
+    learner.learn(here("late-uid", "sandbox-id"), 101.0)
+    assert (runtime.asked, learner.due_s) == ([], 101.1)
+    manager.observe_containers([told("late-uid", "")])
+    learner.learn(here("late-uid", "sandbox-id"), 101.05)
+    assert (runtime.asked, learner.due_s) == ([], math.inf)
+
+    learner.learn(here("late-uid", "sandbox-id", "main-id"), 102.0)
+    learner.learn(here("late-uid", "sandbox-id", "main-id"), 102.1)
+    assert runtime.asked == [{"main-id"}]
+    assert set(manager.snapshot().facts.sighted) == {"sandbox-id", "main-id"}
+
+
+def test_of_what_runs_when_the_agent_starts_the_runtime_is_asked_at_once() -> None:
+    runtime = ModelRuntime(here=True, containers=(told("late-uid"),))
+    _, learner = learning(Outside(), runtime, nri=lambda: True)
+    learner.learn(here("late-uid", "main-id"), 100.0)
+    assert runtime.asked == [{"main-id"}]
+
+
 def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
     runtime = ModelRuntime(here=True, silent=True, containers=(told(OWNER.uid),))
     manager, learner = learning(Outside(), runtime)
