@@ -157,7 +157,8 @@ class EmbeddedNode:
     def try_again(self, during_init: Callable[[Pod, str], None] = lambda _pod, _name: None) -> None:
         """Start what the NRI plugin refused, as the kubelet tries from time to time."""
         for uid in self.held():
-            self._start_rest(self._pods[uid], during_init)
+            if self._start_again(self._pods[uid]):
+                self._start_rest(self._pods[uid], during_init)
 
     def delete_pod(self, uid: PodUID) -> None:
         """Stop a pod and forget it."""
@@ -172,10 +173,14 @@ class EmbeddedNode:
         self._finish(self._pods[uid], 0, {"phase": "Succeeded"})
 
     def restart_container(self, uid: PodUID, name: str) -> None:
-        """End a container with an error and start it again, with its devices."""
+        """End a container with an error and start it again, with its devices.
+
+        If an NRI plugin refuses it, the container waits for `try_again`.
+        """
         hosted = self._pods[uid]
         self._end(hosted, name, 1)
-        self._start(hosted, name)
+        hosted.again.append(name)
+        self._start_again(hosted)
 
     def add_ephemeral(self, uid: PodUID, container: Mapping[str, Any]) -> None:
         """Start an ephemeral container in a running pod, as `kubectl debug` does.
@@ -207,16 +212,27 @@ class EmbeddedNode:
     def _start_rest(self, hosted: HostedPod, during_init: Callable[[Pod, str], None]) -> None:
         """Start the containers that have not started yet, until the NRI plugin refuses one."""
         for container in hosted.pod.containers[hosted.begun :]:
-            try:
-                self._start(hosted, container.name)
-            except PluginRefusal as error:
-                with self._changing():
-                    hosted.refused(container.name, str(error))
+            if not self._starts(hosted, container.name):
                 return
             hosted.begun += 1
             if container.kind is ContainerKind.INIT:
                 during_init(hosted.pod, container.name)
                 self._end(hosted, container.name, 0)
+
+    def _start_again(self, hosted: HostedPod) -> bool:
+        """Start what is to be started again; return whether the NRI plugin refuses none."""
+        while hosted.again and self._starts(hosted, hosted.again[0]):
+            del hosted.again[0]
+        return not hosted.again
+
+    def _starts(self, hosted: HostedPod, name: str) -> bool:
+        try:
+            self._start(hosted, name)
+        except PluginRefusal as error:
+            with self._changing():
+                hosted.refused(name, str(error))
+            return False
+        return True
 
     def _start(self, hosted: HostedPod, name: str) -> None:
         options = self.kubelet.run_options(ContainerRef(_as_kubelet_knows(hosted.pod).uid, name))

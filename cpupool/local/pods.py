@@ -70,6 +70,7 @@ class HostedPod:
             many devices of each.
         running: container name → its instance, the sandbox under the empty name.
         begun: how many containers of the spec have been started once.
+        again: the containers that have ended, and are to be started again.
         held: why the container runtime did not create the next container; empty if it did.
 
     Raises:
@@ -83,6 +84,7 @@ class HostedPod:
         self._annotations: dict[str, Mapping[str, str]] = {}
         self.running: dict[str, Instance] = {}
         self.begun = 0
+        self.again: list[str] = []
         self.held = ""
         self.take(body)
 

@@ -35,7 +35,7 @@ from cpupool.runtime.nri_messages import (
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
     from pathlib import Path
 
     from cpupool.core.cpuset import CPUSet
@@ -75,15 +75,19 @@ class _Waiting:
     came_s: float
     until_s: float | None = None
 
+    @property
+    def container(self) -> Hashable:
+        """What stays the same when the kubelet tries again, with another id."""
+        known = self.message.container.known
+        return known and (known.pod, known.name, type(self.message))
+
     def begun(self, budget: WaitBudget, now_s: float) -> _Waiting:
         """Return it with its time to wait."""
         if self.until_s is not None:
             return self
         deadline_s = min(self.message.deadline_s or _DEADLINE_S, _DEADLINE_S)
-        known = self.message.container.known
-        # The kubelet's next try has another id.
-        container = known and (known.pod, known.name, type(self.message))
-        return replace(self, until_s=budget.until_s(container, self.came_s + deadline_s / 2, now_s))
+        latest_s = self.came_s + deadline_s / 2
+        return replace(self, until_s=budget.until_s(self.container, latest_s, now_s))
 
 
 class NRIPlugin:
@@ -312,6 +316,8 @@ class NRIPlugin:
                     self._runtime.delay_start(request.message)
             else:
                 self._answer(request, obstacle, now)
+                if obstacle is None:
+                    self._budget.served(request.container)
                 # The others may take a while: nothing waits for their decisions.
                 self._runtime.flush()
         # Replaced at once: the thread that brings facts looks here.

@@ -47,6 +47,10 @@ class WaitBudget:
             del self._waited[next(iter(self._waited))]
         return until_s
 
+    def served(self, container: Hashable) -> None:
+        """Note that a container has what it waited for: its next start may wait again."""
+        self._waited.pop(container, None)
+
     def count(self, now_s: float, *, waits: bool) -> None:
         """Count the time until now, and whether the runtime waits from now on."""
         if waits and self._since_s is None:

@@ -70,3 +70,12 @@ def test_what_was_spent_comes_back() -> None:
     assert budget.until_s("c", 106.0, 105.0) == 105.0
     assert budget.until_s("c", 111.0, 110.25) == 110.5, "a container that did not wait may later"
     assert budget.until_s("a", 200.0, 150.0) == 150.0, "none waits twice"
+
+
+def test_a_container_that_has_started_may_wait_again() -> None:
+    budget = WaitBudget()
+    assert budget.until_s("main", 100.5, 100.0) == 100.5
+    assert budget.until_s("main", 101.5, 101.0) == 101.0
+    budget.served("main")
+    assert budget.until_s("main", 102.5, 102.0) == 102.5
+    budget.served("other")

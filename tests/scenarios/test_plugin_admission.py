@@ -116,3 +116,20 @@ def test_cpus_of_the_static_policy_and_a_plugins_nic_lie_on_one_node(world: Worl
         world.node.delete_pod(large.uid)
         started(world, late)
         assert mains_of(world) == {"plain": "1-2", "near": "8-9", "late": "10-11"}
+
+
+def test_each_start_of_a_container_is_prepared(world: World) -> None:
+    with Plugin(world, pre_start_required=True) as plugin, agent(world) as process:
+        plugin.answers("PreStartContainer", b"")
+        connected(world, process)
+        plugin.gives = {"own": cpus("6-7")}
+        own = world.node.run_pod(body("own", DEDICATED, cpu="2"))
+        started(world, own)
+        right(world, "0-5", own="6-7")
+        for starts in (1, 2, 3):
+            # A try that is given up leaves its preparation to the next.
+            assert len(plugin.asked["PreStartContainer"]) == starts
+            world.node.restart_container(own.uid, "main")
+            started(world, own)
+            right(world, "0-5", own="6-7")
+        assert plugin.allocated() == ["own"]

@@ -205,6 +205,22 @@ def test_a_refused_container_waits_with_the_reason_until_it_may_start(
     assert plugin.heard.count(("create", "first")) == 1
 
 
+def test_a_restart_that_is_refused_waits_and_starts_no_other_container(
+    node: EmbeddedNode, plugin: Plugin
+) -> None:
+    pod = node.run_pod(manifest("web", "first", "last"))
+    plugin.refuses = "first"
+    node.restart_container(pod.uid, "first")
+    node.try_again()
+    assert node.held() == {pod.uid: "cpupool: no CPUs"}
+    assert cpus(node).keys() == {"sandbox", "last"}
+    plugin.refuses = ""
+    node.try_again()
+    assert node.held() == {}
+    assert cpus(node).keys() == {"sandbox", "first", "last"}
+    assert plugin.heard.count(("create", "last")) == 1
+
+
 def test_the_plugin_moves_other_containers_with_an_answer_and_by_itself(
     node: EmbeddedNode, plugin: Plugin
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,22 @@ def ends(node: Node, instance: str) -> None:
     node.manager.forget_containers([ContainerID(instance)])
 
 
+@contextmanager
+def slow(plugin: PluginDouble) -> Iterator[None]:
+    """Let the plugin prepare nothing before the end."""
+    goes_on = threading.Event()
+
+    def prepare(_request: bytes) -> bytes:
+        goes_on.wait(DEADLINE_S)
+        return DONE
+
+    plugin.replies["PreStartContainer"] = prepare
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
 def admitted(node: Node, asks: Pod | None = None) -> PluginDouble:
     """Let a plugin that prepares each start give a container CPUs."""
     plugin = node.plugin(pre_start_required=True)
@@ -97,9 +114,7 @@ def test_a_start_waits_while_the_plugin_refuses_to_prepare_it(node: Node) -> Non
     assert "no CPU is left" in node.refusal()
     assert prepared(node) == {"one"}
     assert node.cpus() == "1-2"
-    asked = calls(plugin)
-    node.role.step()
-    assert calls(plugin) == asked
+    assert node.role.step() == 1.0
     plugin.answers("PreStartContainer", DONE)
     node.now_s += 1.5
     node.until(lambda: prepared(node) == {"two"})
@@ -111,21 +126,12 @@ def test_the_preparation_of_a_try_that_was_given_up_serves_the_next(node: Node) 
     appears(node, "one")
     node.until(lambda: prepared(node) == {"one"})
     ends(node, "one")
-    goes_on = threading.Event()
-
-    def slow(_request: bytes) -> bytes:
-        goes_on.wait(DEADLINE_S)
-        return DONE
-
-    plugin.replies["PreStartContainer"] = slow
-    try:
+    with slow(plugin):
         appears(node, "two")
         node.until(lambda: calls(plugin) == 2)
         ends(node, "two")
         node.role.step()
         assert prepared(node) == {"one"}
-    finally:
-        goes_on.set()
     appears(node, "three")
     node.until(lambda: "three" in prepared(node))
     assert calls(plugin) == 2
@@ -144,6 +150,19 @@ def test_what_runs_when_the_agent_starts_is_prepared_and_its_next_start_is_not(n
     appears(node, "two")
     node.until(lambda: "two" in prepared(node))
     assert calls(plugin) == 2
+
+
+def test_another_plugin_prepares_what_the_one_before_has_not(node: Node) -> None:
+    plugin = admitted(node)
+    appears(node, "one")
+    node.until(lambda: prepared(node) == {"one"})
+    with slow(plugin):
+        appears(node, "two")
+        node.until(lambda: calls(plugin) == 2)
+        other = node.plugin(name="other", pre_start_required=True)
+        other.answers("PreStartContainer", DONE)
+        node.until(lambda: prepared(node) == {"one", "two"})
+    assert calls(other) == 1
 
 
 def test_a_plugin_that_returns_without_the_wish_prepares_nothing(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,13 +92,14 @@ def test_each_start_waits_until_it_is_prepared(agent: Agent, plugin: Plugin) -> 
         agent.manager.observe(plugins=facts)
         agent.plugin.facts_changed()
 
-    prepare("c1")
-    assert cpu_of(plugin.create(of(OWN))).cpus == "2-3"
-    again = plugin.creating(of(OWN, "c2"))
-    eventually(lambda: "c2" in agent.manager.snapshot().facts.sighted, "the container waits")
-    assert not again.done()
-    prepare("c1", "c2")
-    assert cpu_of(again.result(DEADLINE_S)).cpus == "2-3"
+    prepare()
+    for instance in ("c1", "c2"):
+        answered = plugin.creating(of(OWN, instance))
+        seen = partial(lambda id_: id_ in agent.manager.snapshot().facts.sighted, instance)
+        eventually(seen, "the container waits")
+        assert not answered.done()
+        prepare(instance)
+        assert cpu_of(answered.result(DEADLINE_S)).cpus == "2-3"
 
     agent.patient = False
     with pytest.raises(Refused, match="its plugin has not prepared this start yet"):
