@@ -342,7 +342,8 @@ def test_a_file_with_a_cpu_manager_policy_alone_is_good(tmp_path: Path) -> None:
     assert lines == [
         (
             f"{file}: ok: cpuManager with policy: static, reserved: CPUs 0-1,"
-            " options: full-pcpus-only, topologyPolicy: none, onMisfit: hold"
+            " options: full-pcpus-only, topologyPolicy: none, topologyScope: container,"
+            " onMisfit: hold"
         )
     ]
 
