@@ -191,7 +191,12 @@ def opened(socket: Path, max_message_bytes: int = MAX_MESSAGE_BYTES) -> Iterator
 
 
 @contextmanager
-def dialled(socket: Path, purpose: str, peer: str = "the kubelet") -> Iterator[Channel]:
+def dialled(
+    socket: Path,
+    purpose: str,
+    peer: str = "the kubelet",
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> Iterator[Channel]:
     """Open a channel for one purpose.
 
     A new channel for each reaches a restarted peer at once, and nothing is left of it at rest.
@@ -200,12 +205,13 @@ def dialled(socket: Path, purpose: str, peer: str = "the kubelet") -> Iterator[C
         socket: the peer's socket.
         purpose: what the calls are for, as in `registering nokia.k8s.io/shared`.
         peer: the peer's name, for messages.
+        max_message_bytes: the largest answer that the channel accepts.
 
     Raises:
         RemoteProtocolError: a call made inside failed.
     """
     try:
-        with opened(socket) as channel:
+        with opened(socket, max_message_bytes) as channel:
             yield channel
     except CallFailed as failure:
         raise RemoteProtocolError(

@@ -6,6 +6,7 @@ there. Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Final, Self
 
@@ -23,9 +24,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from grpclib.const import Handler
+    from grpclib.protocol import H2Protocol
+
+    from cpupool.kubelet.serving import Service
 
 DOOR: Final = "kubelet.sock"
 _FOLDER_MODE: Final = 0o750
+MOST_OPEN: Final = 64
+"""The most connections; asyncio accepts some more at a time."""
+_OPEN_S: Final = 10.0
+"""How long a connection lasts; to register takes milliseconds."""
+_WINDOW_BYTES: Final = 64 * 1024
 
 
 class PluginDoor:
@@ -77,7 +86,7 @@ class PluginDoor:
 
     async def _serve(self) -> None:
         await self._end()
-        server = Server(_Door(self._path.parent, self._registered))
+        server = _BriefServer(_Door(self._path.parent, self._registered))
         await server.begin(self._path)
         self._server = server
 
@@ -85,6 +94,38 @@ class PluginDoor:
         server, self._server = self._server, None
         if server is not None:
             await server.end()
+
+
+class _BriefServer(Server):
+    """A server of short calls: it cuts off connections that last, and the oldest of many.
+
+    A client that sends a request byte by byte, or pings without an end, holds nothing up.
+    """
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service, window_bytes=_WINDOW_BYTES)
+        self._opened_s: dict[H2Protocol, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _protocol_factory(self) -> H2Protocol:
+        connection = super()._protocol_factory()
+        self._opened_s[connection] = asyncio.get_running_loop().time()
+        self._cut_off()
+        return connection
+
+    def _cut_off(self) -> None:
+        loop = asyncio.get_running_loop()
+        late_s = loop.time() - _OPEN_S
+        for connection, opened_s in tuple(self._opened_s.items()):
+            if opened_s > late_s and len(self._opened_s) <= MOST_OPEN:
+                break
+            # One that asyncio has just accepted has no transport yet.
+            if hasattr(connection, "processor"):
+                del self._opened_s[connection]
+                connection.processor.close("registering takes too long, or too many do it")
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(_OPEN_S, self._cut_off) if self._opened_s else None
 
 
 class _Door:

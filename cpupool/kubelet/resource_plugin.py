@@ -23,6 +23,7 @@ from cpupool.core.workloads import ContainerRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from cpupool.channel import Channel
@@ -43,6 +44,7 @@ _PRE_START_S: Final = 30.0
 _INTRODUCTION_S: Final = 1.0
 ROOT: Final = 0
 """The user whose sockets are asked."""
+_MAX_INTRODUCTION_BYTES: Final = 64 * 1024
 
 Hints = tuple[TopologyHint, ...] | None
 """What a plugin can serve: None for no preference, empty for nothing."""
@@ -251,7 +253,7 @@ def introduced(socket: Path) -> Introduction | None:
         RemoteProtocolError: it does not answer, speaks another version, or names a socket that is
             not root's.
     """
-    with dialled(socket, "asking a plugin for its name", "the plugin") as channel:
+    with _introducing(socket, "asking a plugin for its name") as channel:
         info = channel.call(
             f"{_REGISTRATION}/GetInfo",
             pluginregistration_pb2.InfoRequest(),
@@ -271,12 +273,12 @@ def introduced(socket: Path) -> Introduction | None:
                 f"{socket} names {endpoint} as its endpoint, which is no socket of root's; serve"
                 " both on one socket"
             )
-    with dialled(endpoint, "asking a plugin for its options", "the plugin") as channel:
+    with _introducing(endpoint, "asking a plugin for its options") as channel:
         sent = channel.call(
             f"{_SERVICE}/GetResourcePluginOptions",
             resourceplugin_pb2.Empty(),
             resourceplugin_pb2.ResourcePluginOptions,
-            _CALL_S,
+            _INTRODUCTION_S,
         )
     return Introduction(info.name, endpoint, options(sent))
 
@@ -288,13 +290,17 @@ def notify(socket: Path, error: str = "") -> None:
         RemoteProtocolError: it does not answer.
     """
     status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
-    with dialled(socket, "telling a plugin of its registration", "the plugin") as channel:
+    with _introducing(socket, "telling a plugin of its registration") as channel:
         channel.call(
             f"{_REGISTRATION}/NotifyRegistrationStatus",
             status,
             pluginregistration_pb2.RegistrationStatusResponse,
             _INTRODUCTION_S,
         )
+
+
+def _introducing(socket: Path, purpose: str) -> AbstractContextManager[Channel]:
+    return dialled(socket, purpose, "the plugin", _MAX_INTRODUCTION_BYTES)
 
 
 def _is_roots(path: Path) -> bool:

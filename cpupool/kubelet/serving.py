@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from grpclib import server
+from grpclib.config import Configuration
 from grpclib.protocol import H2Protocol
 
 from cpupool.channel import Codec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from grpclib.const import Handler
 
 _CALL_S: Final = 10.0
+_WINDOW_BYTES: Final = 4 * 1024 * 1024
 _TURNS: Final = 5
 """Until what the kernel has connected is a connection of the loop: four, and one more."""
 
@@ -121,10 +123,14 @@ class Server(server.Server):
 
     Args:
         service: its methods.
+        window_bytes: how much a client may send of a request that is not read yet.
     """
 
-    def __init__(self, service: Service) -> None:
-        super().__init__([service], codec=Codec())
+    def __init__(self, service: Service, *, window_bytes: int = _WINDOW_BYTES) -> None:
+        window = Configuration(
+            http2_connection_window_size=window_bytes, http2_stream_window_size=window_bytes
+        )
+        super().__init__([service], codec=Codec(), config=window)
         self._connections = WeakSet[H2Protocol]()
         self._path: Path | None = None
 

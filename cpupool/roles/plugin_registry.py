@@ -1,7 +1,8 @@
 """Which plugin of the QoS Resource Manager serves which resource.
 
 A plugin makes a socket in a watched folder, and says there who it is. A socket that is gone is a
-plugin that is gone; another socket at its place is another plugin. Only root's sockets count.
+plugin that is gone; another socket at its place is another plugin. Only root's sockets count. Of
+many sockets, as dead plugins leave them, those that serve a resource and the youngest count.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cpupool.roles.plugin_worker import PluginWorker
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
+MOST_ASKED: Final = 64
+"""The most sockets that are asked at a time, each in a thread of its own."""
 _Identity = tuple[int, int]
-"""Inode and birth of a socket: inode numbers alone are used again."""
+"""Birth and inode of a socket: inode numbers alone are used again."""
 
 
 class PluginRegistry:
@@ -56,6 +60,8 @@ class PluginRegistry:
         self._observe = observe
         self._found: dict[Path, tuple[_Identity, PluginWorker]] = {}
         self._strange: frozenset[Path] = frozenset()
+        self._crowded = False
+        self._ending: list[PluginWorker] = []
         self._plugins: dict[str, PluginWorker] = {}
 
     @property
@@ -76,27 +82,38 @@ class PluginRegistry:
         """
         for watch in self._watches:
             watch.ensure()
-        there = dict(self._sockets())
+        there = self._asked(dict(self._sockets()))
         for path, (identity, worker) in tuple(self._found.items()):
             worker.check()
             if there.get(path) != identity:
-                del self._found[path]
-                self._lose(worker)
+                self._lose(path)
+        self._ending = [worker for worker in self._ending if worker.runs]
         for path, identity in there.items():
+            if len(self._found) + len(self._ending) >= MOST_ASKED:
+                break
             if path not in self._found:
                 self._found[path] = identity, self._worker(path)
 
     def register(self, known: Introduction) -> None:
         """Take a plugin that has registered by a call; it does not say who it is when asked."""
-        there = dict(self._sockets())
         path = known.endpoint
-        if path not in there:
+        status = _status(path)
+        if status is None or status.st_uid != _ROOT:
             log.warning("plugin has registered without a socket of root's", socket=path)
             return
+        identity = _identity(status)
         if path in self._found:
-            self._lose(self._found.pop(path)[1])
-        worker = self._worker(path, known)
-        self._found[path] = there[path], worker
+            before, worker = self._found[path]
+            if (before, worker.introduction, worker.closed) == (identity, known, False):
+                return
+            self._lose(path)
+        elif len(self._found) >= MOST_ASKED:
+            vacant = next((other for other in self._found if not self._serves(other)), None)
+            if vacant is None:
+                log.warning("too many plugins, one is not asked", socket=path, most=MOST_ASKED)
+                return
+            self._lose(vacant)
+        self._found[path] = identity, self._worker(path, known)
 
     def stop(self) -> None:
         """Ask no plugin any more, and wait until no thread is left."""
@@ -104,7 +121,7 @@ class PluginRegistry:
             watch.stop()
         for worker in self.workers:
             worker.close()
-        for worker in self.workers:
+        for worker in (*self.workers, *self._ending):
             worker.join()
 
     def _worker(self, socket: Path, known: Introduction | None = None) -> PluginWorker:
@@ -121,29 +138,49 @@ class PluginRegistry:
         worker.notify()
         self._registered(resource, worker)
 
-    def _lose(self, worker: PluginWorker) -> None:
+    def _lose(self, path: Path) -> None:
+        _, worker = self._found.pop(path)
         worker.close()
+        self._ending.append(worker)
         if self._plugins.get(worker.resource) is worker:
             del self._plugins[worker.resource]
             log.warning("plugin is gone", resource=worker.resource, socket=worker.socket)
             self._registered(worker.resource, None)
 
+    def _serves(self, path: Path) -> bool:
+        """Return whether a socket's plugin has said who it is, and has not been replaced."""
+        _, worker = self._found[path]
+        return worker.introduction is not None and not worker.closed
+
+    def _asked(self, there: Mapping[Path, _Identity]) -> Mapping[Path, _Identity]:
+        """Return the sockets that are asked: the oldest that serve, then the youngest."""
+        crowded = len(there) > MOST_ASKED
+        if crowded and not self._crowded:
+            log.warning("too many sockets, the youngest are asked", most=MOST_ASKED)
+        self._crowded = crowded
+        if not crowded:
+            return there
+
+        def rank(path: Path) -> tuple[bool, int]:
+            born_ns, _ = there[path]
+            serves = path in self._found and self._serves(path)
+            return (False, born_ns) if serves else (True, -born_ns)
+
+        return {path: there[path] for path in sorted(there, key=rank)[:MOST_ASKED]}
+
     def _sockets(self) -> Iterable[tuple[Path, _Identity]]:
         strange = set()
         for folder in self._folders:
             for path in _entries(folder):
-                try:
-                    status = path.lstat()
-                except OSError:
-                    continue
-                if not stat.S_ISSOCK(status.st_mode) or path.name == DOOR:
+                status = _status(path)
+                if status is None:
                     continue
                 if status.st_uid != ROOT:
                     strange.add(path)
                     if path not in self._strange:
                         log.warning("socket is not root's, no plugin is asked", socket=path)
                     continue
-                yield path, (status.st_ino, status.st_mtime_ns)
+                yield path, _identity(status)
         self._strange = frozenset(strange)
 
 
@@ -152,3 +189,16 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of a socket that may be a plugin's; None for anything else."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status if stat.S_ISSOCK(status.st_mode) and path.name != DOOR else None
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_mtime_ns, status.st_ino

@@ -82,6 +82,11 @@ class PluginWorker:
         return self._closed.is_set()
 
     @property
+    def runs(self) -> bool:
+        """Whether its thread has not ended yet."""
+        return self._thread.runs
+
+    @property
     def options(self) -> PluginOptions:
         """What it wants to be asked."""
         return self.introduction.options if self.introduction else PluginOptions()

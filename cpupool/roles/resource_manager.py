@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.errors import HostFileError
@@ -155,9 +155,9 @@ class ResourceManager:
     def step(self) -> float:
         """Take what has come, and ask for what is missing; return the seconds to the next step."""
         self._registry.look()
-        with suppress(Empty):
-            while True:
-                self._inbox.get_nowait()()
+        # What comes meanwhile is for the next step: a flood must not hold up the beats.
+        for _ in range(self._inbox.qsize()):
+            self._inbox.get_nowait()()
         now, now_s = self._manager.snapshot(), self._now_s()
         if self.reports.keep(self._registry.workers, self._served()):
             self._changed()

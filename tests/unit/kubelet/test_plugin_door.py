@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -9,9 +11,10 @@ from cpupool.api.resourceplugin_pb2 import RegisterRequest, ResourcePluginOption
 from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
 from cpupool.core.errors import HostFileError
 from cpupool.core.resource_plugins import PluginOptions
+from cpupool.kubelet import plugin_door
 from cpupool.kubelet.plugin_door import DOOR, PluginDoor
 from cpupool.kubelet.resource_plugin import Introduction
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,3 +87,47 @@ def test_a_door_that_cannot_be_made_is_an_error(folder: Path) -> None:
     (folder / "plugins").write_text("")
     with PluginDoor(folder / "plugins", print) as door, pytest.raises(HostFileError, match="door"):
         door.ensure()
+
+
+MANY, KEPT = 300, 64 + 100
+"""Connections, and the most that the door keeps: asyncio accepts up to a hundred at a time."""
+
+
+def test_clients_that_say_nothing_keep_nobody_from_registering(door: Door) -> None:
+    with ExitStack() as opened:
+        silent = [opened.enter_context(connected(door)) for _ in range(MANY)]
+        door.register()
+        eventually(lambda: sum(map(is_cut_off, silent)) >= MANY - KEPT, "the oldest are cut off")
+    assert len(door.came) == 1
+
+
+def test_a_connection_that_lasts_is_cut_off(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_door, "_OPEN_S", 0.1)
+    with connected(door) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        while client.recv(4096):
+            pass
+    door.register()
+    assert len(door.came) == 1
+
+
+@contextmanager
+def connected(door: Door) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        # With a deadline it would not wait for a place in the kernel's queue.
+        client.connect(str(door.folder / DOOR))
+        client.settimeout(DEADLINE_S)
+        yield client
+
+
+def is_cut_off(client: socket.socket) -> bool:
+    """Return whether nothing more comes from the door."""
+    client.setblocking(False)
+    try:
+        while client.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True

@@ -162,6 +162,13 @@ def test_another_plugin_is_left_alone_and_another_version_refused(
         resource_plugin.introduced(double.socket)
 
 
+def test_a_name_without_an_end_is_not_read(double: PluginDouble) -> None:
+    info = PluginInfo(type="ResourcePlugin", name="c" * 100_000, supported_versions=["v1alpha1"])
+    double.answers("GetInfo", info)
+    with pytest.raises(RemoteProtocolError, match="more than 65536"):
+        resource_plugin.introduced(double.socket)
+
+
 @pytest.mark.parametrize(
     ("reply", "hints"),
     [

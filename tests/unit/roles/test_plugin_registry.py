@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -9,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from cpupool.roles.plugin_registry import PluginRegistry
+from cpupool.core.resource_plugins import PluginOptions
+from cpupool.kubelet.resource_plugin import Introduction
+from cpupool.roles.plugin_registry import MOST_ASKED, PluginRegistry
 from tests.resource_plugins import PluginDouble, Refusal
 from tests.waiting import DEADLINE_S, eventually
 
@@ -47,8 +52,25 @@ class Registrations:
     def close(self) -> None:
         self._opened.close()
 
-    def plugin(self, name: str) -> PluginDouble:
-        return self._opened.enter_context(PluginDouble(self._folder / f"{name}.sock"))
+    def plugin(self, name: str, resource: str = "cpu") -> PluginDouble:
+        return self._opened.enter_context(PluginDouble(self._folder / f"{name}.sock", resource))
+
+    def dead(self, *names: str) -> None:
+        """Leave sockets at which no plugin listens."""
+        for name in names:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+                left.bind(str(self._folder / f"{name}.sock"))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Look, as the role does, until something holds."""
+
+        def looked() -> object:
+            self.registry.look()
+            while not self._inbox.empty():
+                self._inbox.get()()
+            return condition()
+
+        eventually(looked, lambda: f"{self.events} {sorted(self.registry.plugins)}")
 
     def introduced(self) -> Callable[[], None]:
         """Wait until a plugin has said who it is; return what gives it the place."""
@@ -101,3 +123,69 @@ def test_a_replaced_plugin_that_ends_leaves_the_place_alone(role: Registrations)
     old.socket.unlink()
     role.registry.look()
     assert role.events == [("cpu", "old.sock"), ("cpu", "new.sock")]
+
+
+FUTURE_NS = 2**62
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("plugin ") for thread in threading.enumerate())
+
+
+def test_of_many_sockets_those_that_serve_and_the_youngest_are_asked(role: Registrations) -> None:
+    role.plugin("a")
+    role.until(lambda: role.registry.plugins)
+    role.dead(*(f"dead-{number}" for number in range(300)))
+    role.registry.look()
+    assert threads() == MOST_ASKED
+
+    young = role.plugin("z", "memory")
+    os.utime(young.socket, ns=(FUTURE_NS, FUTURE_NS))
+    role.until(lambda: "memory" in role.registry.plugins)
+    assert threads() <= MOST_ASKED
+    assert role.events == [("cpu", "a.sock"), ("memory", "z.sock")]
+
+
+def test_a_plugin_that_registers_by_a_call_takes_the_place_of_a_dead_socket(
+    role: Registrations,
+) -> None:
+    calls = role.plugin("calls")
+    os.utime(calls.socket, ns=(1, 1))
+    role.dead(*(f"dead-{number}" for number in range(100)))
+    role.registry.look()
+    role.registry.register(Introduction("cpu", calls.socket, PluginOptions()))
+    assert len(role.registry.workers) == MOST_ASKED
+    role.until(lambda: "cpu" in role.registry.plugins)
+    role.registry.look()
+    assert role.events == [("cpu", "calls.sock")]
+
+
+def test_a_plugin_that_registers_again_and_again_changes_nothing(role: Registrations) -> None:
+    plugin = role.plugin("cpu")
+    known = Introduction("cpu", plugin.socket, PluginOptions())
+    for _ in range(100):
+        role.registry.register(known)
+    role.until(lambda: role.registry.plugins)
+    (worker,) = role.registry.workers
+    role.registry.register(known)
+    assert role.registry.workers == [worker]
+    assert role.events == [("cpu", "cpu.sock")]
+
+    # With other options it is another plugin.
+    role.registry.register(known._replace(options=PluginOptions(reconciled=True)))
+    role.until(lambda: len(role.events) == 3)
+    assert role.events[1:] == [("cpu", "vacant"), ("cpu", "cpu.sock")]
+
+
+def test_plugins_that_serve_keep_their_places_from_one_too_many(role: Registrations) -> None:
+    known = [
+        Introduction(f"r-{number}", role.plugin(f"p-{number}").socket, PluginOptions())
+        for number in range(MOST_ASKED)
+    ]
+    for each in known:
+        role.registry.register(each)
+    role.until(lambda: len(role.registry.plugins) == MOST_ASKED)
+    late = role.plugin("late", "late")
+    role.registry.register(Introduction("late", late.socket, PluginOptions()))
+    role.until(lambda: True)
+    assert set(role.registry.plugins) == {each.resource for each in known}

@@ -494,3 +494,15 @@ def test_an_ended_init_container_is_asked_for_no_more(node: Node) -> None:
     node.run(pod("a", init, container(), running=True))
     node.until(lambda: node.cpus() == "1-2")
     assert len(plugin.asked["Allocate"]) == 1
+
+
+def test_a_flood_of_work_does_not_hold_up_a_step(node: Node) -> None:
+    done: list[None] = []
+
+    def again() -> None:
+        done.append(None)
+        node.role._post(again)
+
+    node.role._post(again)
+    node.role.step()
+    assert len(done) == 1
