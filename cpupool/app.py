@@ -28,6 +28,8 @@ from cpupool.host.pool_files import PoolFiles
 from cpupool.host.status_file import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
+from cpupool.kubelet.podresources_service import ExtendedPodResources
+from cpupool.kubelet.serving import ServedSocket, Server
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import Writer
@@ -230,6 +232,7 @@ class Agent:
             changed=signals.answers,
             v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,
             names=settings.plugin_names,
+            doors=(_podresources(root, self.manager),),
             reconcile_s=settings.reconcile_s,
         )
         self._reporter = Reporter(
@@ -403,6 +406,15 @@ def _goals(
         PropertiesGoal(properties, writers, metrics),
         LoadBalancingGoal(partitions),
     ]
+
+
+def _podresources(root: HostRoot, manager: Manager) -> ServedSocket:
+    service = ExtendedPodResources(
+        PodResources(root.podresources_socket), lambda: manager.snapshot().facts
+    )
+    return ServedSocket(
+        root.extended_podresources_socket, lambda: Server(service), "extended podresources"
+    )
 
 
 def _rules(cluster: Cluster) -> NodeRules | None:

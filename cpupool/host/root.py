@@ -64,6 +64,11 @@ class HostRoot:
         return self.kubelet / "pod-resources" / "kubelet.sock"
 
     @property
+    def extended_podresources_socket(self) -> Path:
+        """Where Katalyst's programs expect a podresources service with the answers of plugins."""
+        return self.base / "var/lib/katalyst/pod-resources/kubelet.sock"
+
+    @property
     def checkpoint(self) -> Path:
         """The device manager's checkpoint file."""
         return self.device_plugins / "kubelet_internal_checkpoint"

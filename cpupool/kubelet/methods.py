@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -27,19 +28,26 @@ _Request = TypeVar("_Request", bound=Message)
 
 
 def unary(
-    path: str, request: type[_Request], answer: Callable[[_Request], Message]
+    path: str,
+    request: type[_Request],
+    answer: Callable[[_Request], Message],
+    *,
+    waits: bool = False,
 ) -> tuple[str, Handler]:
-    """Return a method for a server: it answers at once, in the loop's thread.
+    """Return a method for a server.
 
     Args:
         path: the method's path, as `/v1beta1.DevicePlugin/Allocate`.
         request: the type of its requests.
         answer: returns the answer to one.
+        waits: whether `answer` asks a peer, and so must not run in the loop's thread.
     """
 
     async def handle(stream: Stream[_Request, Any]) -> None:
         with _answering(path):
-            await stream.send_message(answer(await _received(stream)))
+            asked = await _received(stream)
+            found = await asyncio.to_thread(answer, asked) if waits else answer(asked)
+            await stream.send_message(found)
 
     return path, Handler(handle, Cardinality.UNARY_UNARY, request, Message)
 

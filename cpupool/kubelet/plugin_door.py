@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from cpupool.api.resourceplugin_pb2 import Empty, RegisterRequest
-from cpupool.core.errors import HostFileError
 from cpupool.kubelet.methods import unary
 from cpupool.kubelet.resource_plugin import VERSION, Introduction, options
-from cpupool.kubelet.serving import Server, ServingLoop
+from cpupool.kubelet.serving import ServedSocket, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from cpupool.kubelet.serving import Service
 
 DOOR: Final = "kubelet.sock"
-_FOLDER_MODE: Final = 0o750
 MOST_OPEN: Final = 64
 """The most connections; asyncio accepts some more at a time."""
 _OPEN_S: Final = 10.0
@@ -37,63 +35,15 @@ _OPEN_S: Final = 10.0
 _WINDOW_BYTES: Final = 64 * 1024
 
 
-class PluginDoor:
-    """Serves the door; a context manager, which one thread uses.
+def plugin_door(folder: Path, registered: Callable[[Introduction], None]) -> ServedSocket:
+    """Make the door.
 
     Args:
-        folder: the manager's folder; made if missing, for root alone.
-        registered: called with each plugin that has registered, in a thread of this object.
+        folder: the manager's folder.
+        registered: called with each plugin that has registered, in a thread of the door.
     """
-
-    def __init__(self, folder: Path, registered: Callable[[Introduction], None]) -> None:
-        self._path = folder / DOOR
-        self._registered = registered
-        self._loop = ServingLoop(name="plugin door")
-        self._server: Server | None = None
-
-    def __enter__(self) -> Self:
-        self._loop.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            if self._server is not None:
-                self._loop.call(self._end())
-        finally:
-            self._loop.__exit__(*error)
-
-    def ensure(self) -> None:
-        """Serve, if the socket is not there or has been deleted.
-
-        Raises:
-            HostFileError: it cannot be bound.
-            ThreadFailed: the thread that serves has ended, or hangs.
-            ServingFailed: that thread does not answer.
-        """
-        self._loop.check()
-        if self._server is not None and self._path.is_socket():
-            return
-        try:
-            self._path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            self._path.unlink(missing_ok=True)
-            self._loop.call(self._serve())
-        except (OSError, RuntimeError) as error:
-            raise HostFileError(
-                str(self._path),
-                f"the door for plugins cannot be bound ({error})",
-                "check that its folder is mounted and writable",
-            ) from error
-
-    async def _serve(self) -> None:
-        await self._end()
-        server = _BriefServer(_Door(self._path.parent, self._registered))
-        await server.begin(self._path)
-        self._server = server
-
-    async def _end(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            await server.end()
+    service = _Door(folder, registered)
+    return ServedSocket(folder / DOOR, lambda: _BriefServer(service), "door for plugins")
 
 
 class _BriefServer(Server):

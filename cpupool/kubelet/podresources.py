@@ -81,6 +81,24 @@ class PodResources:
             for pod in answer.pod_resources
         }
 
+    def pods(self) -> ListPodResourcesResponse:
+        """Return the kubelet's whole answer about pods.
+
+        Raises:
+            RemoteProtocolError: the kubelet is not there, or does not answer.
+        """
+        with self._calling("listing the kubelet's pods") as channel:
+            return self._list(channel)
+
+    def allocatable(self) -> AllocatableResourcesResponse:
+        """Return the kubelet's whole answer about what it can give.
+
+        Raises:
+            RemoteProtocolError: the kubelet is not there, or does not answer.
+        """
+        with self._calling("asking for the kubelet's allocatable resources") as channel:
+            return self._allocatable(channel)
+
     def allocatable_cpus(self) -> CPUSet:
         """Return the CPUs that the kubelet's own CPU manager hands out.
 

@@ -11,7 +11,7 @@ from grpclib.config import Configuration
 from grpclib.protocol import H2Protocol
 
 from cpupool.channel import Codec
-from cpupool.core.errors import CPUPoolError
+from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.threads import OwnedThread
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _CALL_S: Final = 10.0
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
+_FOLDER_MODE: Final = 0o750
+_SOCKET_MODE: Final = 0o600
 _TURNS: Final = 5
 """Until what the kernel has connected is a connection of the loop: four, and one more."""
 
@@ -165,3 +167,65 @@ class Server(server.Server):
         connection = super()._protocol_factory()
         self._connections.add(connection)
         return connection
+
+
+class ServedSocket:
+    """One server on one socket, for root alone; a context manager, which one thread uses.
+
+    Args:
+        path: the socket; its folder is made if missing, for root alone.
+        made: makes the server, each time that the socket is bound.
+        name: what the socket is, for messages.
+    """
+
+    def __init__(self, path: Path, made: Callable[[], Server], name: str) -> None:
+        self.path: Final = path
+        self._made = made
+        self._name = name
+        self._loop = ServingLoop(name=name)
+        self._server: Server | None = None
+
+    def __enter__(self) -> Self:
+        self._loop.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._server is not None:
+                self._loop.call(self._end())
+        finally:
+            self._loop.__exit__(*error)
+
+    def ensure(self) -> None:
+        """Serve, if the socket is not there or has been deleted.
+
+        Raises:
+            HostFileError: it cannot be bound.
+            ThreadFailed: the thread that serves has ended, or hangs.
+            ServingFailed: that thread does not answer.
+        """
+        self._loop.check()
+        if self._server is not None and self.path.is_socket():
+            return
+        try:
+            self.path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            self.path.unlink(missing_ok=True)
+            self._loop.call(self._serve())
+        except (OSError, RuntimeError) as error:
+            raise HostFileError(
+                str(self.path),
+                f"the {self._name} cannot be bound ({error})",
+                "check that its folder is mounted and writable",
+            ) from error
+
+    async def _serve(self) -> None:
+        await self._end()
+        server = self._made()
+        await server.begin(self.path)
+        self._server = server
+        self.path.chmod(_SOCKET_MODE)
+
+    async def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.end()

@@ -8,7 +8,7 @@ many sockets, as dead plugins leave them, those that serve a resource and the yo
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.plugin_door import DOOR
@@ -98,7 +98,7 @@ class PluginRegistry:
         """Take a plugin that has registered by a call; it does not say who it is when asked."""
         path = known.endpoint
         status = _status(path)
-        if status is None or status.st_uid != _ROOT:
+        if status is None or status.st_uid != ROOT:
             log.warning("plugin has registered without a socket of root's", socket=path)
             return
         identity = _identity(status)

@@ -19,7 +19,7 @@ from cpupool.core.errors import HostFileError
 from cpupool.core.grants import Source
 from cpupool.core.resource_plugins import PluginError, PluginFacts
 from cpupool.core.workloads import ContainerKind, ContainerRef
-from cpupool.kubelet.plugin_door import PluginDoor
+from cpupool.kubelet.plugin_door import plugin_door
 from cpupool.manager import plugin_requests
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.roles.plugin_admitter import PluginAdmitter
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Container, Pod
     from cpupool.host.answer_record import AnswerRecord
     from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
+    from cpupool.kubelet.serving import ServedSocket
     from cpupool.manager.manager import Manager
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.plugin_answers import Broken
@@ -71,6 +72,7 @@ class ResourceManager:
         changed: called when there are other plugins or answers, or a plugin begins or ends to fail.
         v2: whether the node has cgroup version 2.
         names: as for `PluginFacts`.
+        doors: what else is served while plugins are asked.
         reconcile_s: how often plugins are asked for what containers have now.
         now_s: a monotonic clock.
 
@@ -89,11 +91,13 @@ class ResourceManager:
         changed: Callable[[], None],
         v2: bool = True,
         names: Mapping[str, ServedAs] | None = None,
+        doors: Iterable[ServedSocket] = (),
         reconcile_s: float = RECONCILE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         folders = tuple(folders)
-        self._door = PluginDoor(folders[0], self._knocked) if folders else None
+        ours = (plugin_door(folders[0], self._knocked),) if folders else ()
+        self._doors = (*ours, *doors)
         self._manager = manager
         self._record = record
         self._metrics = metrics
@@ -144,10 +148,10 @@ class ResourceManager:
         """Ask plugins until `stop` is set; `wake` after setting it returns at once."""
         with ExitStack() as opened:
             opened.callback(self._registry.stop)
-            door = opened.enter_context(self._door) if self._door else None
+            doors = [opened.enter_context(door) for door in self._doors]
             while not stop.is_set():
                 self._health.beat(NAME)
-                if door:
+                for door in doors:
                     self._keep(door)
                 self._wake.wait(self.step())
                 self._wake.clear()
@@ -176,13 +180,13 @@ class ResourceManager:
         self._publish()
         return max(0.0, min(_LOOK_S, min(due_s, self._reconcile(now_s)) - now_s))
 
-    def _keep(self, door: PluginDoor) -> None:
+    def _keep(self, door: ServedSocket) -> None:
         try:
             door.ensure()
         except HostFileError as error:
-            self._complain("door", str(error))
+            self._complain(str(door.path), str(error))
         else:
-            self._complain("door", "")
+            self._complain(str(door.path), "")
 
     def _knocked(self, known: Introduction) -> None:
         self._post(partial(self._registry.register, known))

@@ -75,7 +75,7 @@ def question(pod: Pod, container: Container, resource: str, quantity: float) -> 
         resource,
         quantity,
         pod_role(labels, annotations),
-        annotations.get(POD_TYPE) or annotations.get(PROPOSED_TYPE, ""),
+        pod_type(annotations),
         labels,
         annotations,
         pod.qos.value if pod.qos else "",
@@ -86,6 +86,11 @@ def pod_role(labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
     """Return the role of a pod for plugins; empty for none."""
     named = labels.get(POD_ROLE) or annotations.get(POD_ROLE)
     return named or annotations.get(PROPOSED_ROLE, "")
+
+
+def pod_type(annotations: Mapping[str, str]) -> str:
+    """Return the type of a pod for plugins; empty for none."""
+    return annotations.get(POD_TYPE) or annotations.get(PROPOSED_TYPE, "")
 
 
 def _role(pod: Pod, container: Container, main: str) -> ContainerRole:

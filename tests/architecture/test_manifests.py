@@ -167,10 +167,14 @@ def test_asking_plugins_is_a_setting_of_any_overlay_with_the_agent(
 ) -> None:
     built = with_component(tmp_path, "resource-plugins")
 
+    written, podresources = without_volume(built)
+    assert not written.get("readOnly")
     arguments, volume = without_mount(built)
     assert arguments.resource_plugins
     own, katalyst = arguments.resource_plugin_folders.split(",")
     assert volume["hostPath"] == {"path": katalyst, "type": "DirectoryOrCreate"}
+    socket = HostRoot().extended_podresources_socket
+    assert podresources["hostPath"] == {"path": str(socket.parent), "type": "DirectoryOrCreate"}
     assert Path(own).parent == HostRoot().state
     assert built == daemonset
 
@@ -203,11 +207,18 @@ def without_mount(built: dict[str, Any]) -> tuple[argparse.Namespace, dict[str, 
     (container,) = pod["containers"]
     arguments = parsed(container["args"])
     container["args"].pop()
-    mount, volume = container["volumeMounts"].pop(), pod["volumes"].pop()
-    assert mount["name"] == volume["name"]
-    assert mount["mountPath"] == volume["hostPath"]["path"]
+    mount, volume = without_volume(built)
     assert mount["readOnly"]
     return arguments, volume
+
+
+def without_volume(built: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Remove the last mount of a DaemonSet, and return it with its volume."""
+    pod = built["spec"]["template"]["spec"]
+    mount, volume = pod["containers"][0]["volumeMounts"].pop(), pod["volumes"].pop()
+    assert mount["name"] == volume["name"]
+    assert mount["mountPath"] == volume["hostPath"]["path"]
+    return mount, volume
 
 
 def test_the_webhook_is_asked_about_koordinators_pods_with_any_overlay_that_has_it(

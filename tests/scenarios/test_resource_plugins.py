@@ -12,9 +12,8 @@ The test plan of the QRM proposal, and where each line is shown; `roles` is test
 * a reconcile updates cgroups: `test_a_plugin_moves_a_container_that_runs`;
 * answers are stored and resumed: tests/unit/wire/test_answer_record.py,
   `test_a_killed_agent_and_a_dead_plugin_leave_every_container_where_it_is`, and at each step
-  test_plugin_deaths.py.
-
-The line about podresources has no test: the agent does not serve them.
+  test_plugin_deaths.py;
+* podresources have the resources of plugins: test_plugins_are_seen.py.
 """
 
 from __future__ import annotations

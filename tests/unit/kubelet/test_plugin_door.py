@@ -12,7 +12,7 @@ from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
 from cpupool.core.errors import HostFileError
 from cpupool.core.resource_plugins import PluginOptions
 from cpupool.kubelet import plugin_door
-from cpupool.kubelet.plugin_door import DOOR, PluginDoor
+from cpupool.kubelet.plugin_door import DOOR
 from cpupool.kubelet.resource_plugin import Introduction
 from tests.waiting import DEADLINE_S, eventually
 
@@ -27,7 +27,7 @@ class Door:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.came: list[Introduction] = []
-        self.door = PluginDoor(folder, self.came.append)
+        self.door = plugin_door.plugin_door(folder, self.came.append)
 
     def register(self, **fields: Any) -> None:
         request = {
@@ -55,6 +55,7 @@ def test_a_plugin_registers_by_a_call(door: Door) -> None:
         Introduction("cpu", door.folder / "p.sock", PluginOptions(reconciled=True))
     ]
     assert door.folder.stat().st_mode & 0o777 == 0o750
+    assert (door.folder / DOOR).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_deleted_door_is_made_again(door: Door) -> None:
@@ -85,7 +86,10 @@ def test_a_wrong_registration_is_refused(door: Door, fields: dict[str, str], wor
 
 def test_a_door_that_cannot_be_made_is_an_error(folder: Path) -> None:
     (folder / "plugins").write_text("")
-    with PluginDoor(folder / "plugins", print) as door, pytest.raises(HostFileError, match="door"):
+    with (
+        plugin_door.plugin_door(folder / "plugins", print) as door,
+        pytest.raises(HostFileError, match="door"),
+    ):
         door.ensure()
 
 
