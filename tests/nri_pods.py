@@ -66,6 +66,8 @@ class Container:
         chosen: the CPUs in the annotation that an earlier agent wrote; empty for no annotation.
         shares: its cpu shares, 1024 for each CPU that it requests.
         oom_score_adj: the kubelet's score for it.
+        memory_bytes: its limit of memory; 0 for none.
+        swap_bytes: its limit of memory and swap together; 0 for none.
     """
 
     pod: Pod
@@ -80,6 +82,8 @@ class Container:
     chosen: str = ""
     shares: int = 0
     oom_score_adj: int = 0
+    memory_bytes: int = 0
+    swap_bytes: int = 0
 
     def message(self) -> nri_pb2.Container:
         """Write it as the runtime does."""
@@ -98,6 +102,10 @@ class Container:
         set_cpu(message.linux.resources.cpu, self.cpus, self.quota_us)
         message.linux.resources.cpu.shares.value = self.shares
         message.linux.oom_score_adj.value = self.oom_score_adj
+        if self.memory_bytes:
+            message.linux.resources.memory.limit.value = self.memory_bytes
+        if self.swap_bytes:
+            message.linux.resources.memory.swap.value = self.swap_bytes
         return message
 
 

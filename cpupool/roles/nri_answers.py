@@ -127,7 +127,7 @@ class Answers:
             },
             {**annotations, **wanted.annotations(self._names)},
             memory,
-            _properties(wanted, container.cpu.quota_us, container.cpu.period_us),
+            _properties(wanted, container.limits, container.cpu.quota_us, container.cpu.period_us),
         )
         updates: list[Update] = []
         if wanted.exclusive:
@@ -172,7 +172,10 @@ class Answers:
             # Neither None nor 0 changes what the container has.
             asked, has = message.asked, container.cpu
             properties = _properties(
-                wanted, asked.quota_us or has.quota_us, asked.period_us or has.period_us
+                wanted,
+                container.limits,
+                asked.quota_us or has.quota_us,
+                asked.period_us or has.period_us,
             )
             update = Update(container.id, wanted.cpus, properties)
         self._runtime.answer_update(message, update)
@@ -249,10 +252,13 @@ def _of_plugins(
     return *plugins.texts(ref), plugins.properties.get(ref, NO_PROPERTIES)
 
 
-def _properties(wanted: CPUAssignment, quota_us: int | None, period_us: int | None) -> Properties:
+def _properties(
+    wanted: CPUAssignment, has: Properties, quota_us: int | None, period_us: int | None
+) -> Properties:
     """Return what a container starts with; its CPU time only if that is not what is asked for."""
+    properties = wanted.properties.keeping_swap(has)
     if wanted.limit is None:
-        return wanted.properties
+        return properties
     asked = Bandwidth(quota_us or UNLIMITED_US, period_us or PERIOD_US)
     start = wanted.limit.start(asked)
-    return replace(wanted.properties, bandwidth=None if start == asked else start)
+    return replace(properties, bandwidth=None if start == asked else start)

@@ -63,6 +63,7 @@ class NRIContainer:
         orchestrated: whether the pod's label names a class of Koordinator that owns CPUs, or a
             scheduler has assigned some to the pod.
         static: whether the kubelet has the pod from a file, and not from the API server.
+        limits: its memory, and its memory and swap together, as the runtime holds them.
     """
 
     id: ContainerID
@@ -73,6 +74,7 @@ class NRIContainer:
     whole_cpus: int = 0
     orchestrated: bool = False
     static: bool = False
+    limits: Properties = NO_PROPERTIES
 
     @property
     def key(self) -> ContainerKey | None:

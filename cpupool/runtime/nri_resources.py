@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.api import nri_pb2
+from cpupool.core.properties import Properties
 from cpupool.runtime.nri_messages import CPUResources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpuset import CPUSet
-    from cpupool.core.properties import Properties
     from cpupool.core.workloads import ContainerID
     from cpupool.runtime.nri_messages import Adjustment, Update
 
@@ -26,6 +26,11 @@ def read_cpu(cpu: nri_pb2.LinuxCPU) -> CPUResources:
         cpu.quota.value if cpu.HasField("quota") else None,
         cpu.period.value if cpu.HasField("period") else None,
     )
+
+
+def read_limits(memory: nri_pb2.LinuxMemory) -> Properties:
+    """Read the limits of memory, and of memory and swap together; 0 sets none."""
+    return Properties(memory_bytes=memory.limit.value or None, swap_bytes=memory.swap.value or None)
 
 
 def write_adjustment(adjustment: Adjustment) -> nri_pb2.ContainerAdjustment:

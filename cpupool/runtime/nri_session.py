@@ -38,7 +38,7 @@ from cpupool.runtime.nri_messages import (
     UpdateContainer,
     Updated,
 )
-from cpupool.runtime.nri_resources import read_cpu, write_adjustment, write_update
+from cpupool.runtime.nri_resources import read_cpu, read_limits, write_adjustment, write_update
 from cpupool.wire import nri_mux, orchestration, ttrpc
 
 if TYPE_CHECKING:
@@ -412,6 +412,7 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
         orchestration.RESOURCE_STATUS in pod.annotations
         or pod.labels.get(orchestration.QOS_CLASS) in orchestration.OWNERS,
         static=pod.annotations.get(_CONFIG_SOURCE, _API) != _API,
+        limits=read_limits(container.linux.resources.memory),
     )
 
 

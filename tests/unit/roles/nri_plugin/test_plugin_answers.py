@@ -183,6 +183,17 @@ def test_a_container_is_created_with_the_properties_of_its_answer(
     assert dict(linux.resources.unified) == {"io.weight": "50"}
 
 
+@pytest.mark.parametrize(("had", "swap"), [(812, (1 << 30) + 300), (0, None)])
+def test_another_limit_of_memory_keeps_the_kubelets_swap(
+    agent: Agent, plugin: Plugin, had: int, swap: int | None
+) -> None:
+    given = with_properties(MemoryLimitInBytes="1073741824")
+    govern(agent, WEB, given={ref("web"): given})
+    memory = plugin.create(of(WEB, memory_bytes=512, swap_bytes=had)).adjust.linux.resources.memory
+    assert memory.limit.value == 1 << 30
+    assert (memory.swap.value if memory.HasField("swap") else None) == swap
+
+
 def test_properties_come_where_the_owners_are_not_known_yet(agent: Agent, plugin: Plugin) -> None:
     given = {ref("net"): {NIC: Given(1.0, {NIC: Answer("CpuShares", "512")})}}
     govern(agent, WITH_NIC, given=given, policy="static")
