@@ -201,6 +201,7 @@ class PluginFacts:
         names: resource of pods → the plugin's, for those that plugins serve under another name.
         prepared: container → the instances for which plugins have prepared all that they gave, for
             the containers whose plugins are to prepare each start.
+        enabled: whether the agent asks plugins.
         own: container → the CPUs of an exclusive answer.
         shared: container → the CPUs of another answer.
         memory: container → the NUMA nodes for its memory.
@@ -212,6 +213,7 @@ class PluginFacts:
     refusals: Mapping[ContainerRef, str] = field(default_factory=dict)
     names: Mapping[str, ServedAs] = field(default_factory=dict)
     prepared: Mapping[ContainerRef, frozenset[ContainerID]] = field(default_factory=dict)
+    enabled: bool = False
     own: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     shared: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)
     memory: Mapping[ContainerRef, CPUSet] = field(init=False, compare=False)

@@ -33,13 +33,28 @@ if TYPE_CHECKING:
 _NOTHING: Final[Mapping[str, float]] = {}
 
 
+def awaited(facts: NodeFacts) -> frozenset[str]:
+    """Return the resources whose requests plugins answer, also before a plugin has registered.
+
+    The configuration names them: `cpu` under the policy `qrm`, which it may be while it is not
+    known, and the resources that plugins serve under another name.
+    """
+    plugins = facts.plugins
+    if not plugins.enabled:
+        return plugins.served
+    named = {each.resource for each in plugins.names.values()}
+    if facts.pools.cpu_manager.policy == QRM or not facts.configured:
+        named.add(CPU)
+    return plugins.served | named
+
+
 def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
     """Return the plugins' resources for which they are asked, and how much of each.
 
     A container that requests a pool has the pool's CPUs, and a pod with CPUs of an earlier policy
     keeps these: no plugin is asked for their `cpu`.
     """
-    served = facts.plugins.served
+    served = awaited(facts)
     if (
         not served
         or pod.finished
@@ -64,9 +79,10 @@ def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> M
 def contradiction(facts: NodeFacts, container: Container) -> str:
     """Return that a container requests one resource of a plugin by two names, or nothing."""
     found: dict[str, str] = {}
+    served = awaited(facts)
     for name, _ in _sorted(container):
         resource = facts.plugins.served_as(name).resource
-        if resource in facts.plugins.served and resource in found:
+        if resource in served and resource in found:
             return f"requests {found[resource]} and {name}, which are the plugin's {resource}"
         found[resource] = name
     return ""
@@ -107,8 +123,9 @@ def unclear(facts: NodeFacts, pod: Pod, container: str) -> bool:
     """
     if facts.recovered or (facts.configured and not facts.pools.places):
         return False
-    spec = (found.quantities.keys() for found in pod.containers if found.name == container)
-    return not katalyst.is_left_out(pod) and any(facts.plugins.served & names for names in spec)
+    names = {name for each in pod.containers if each.name == container for name in each.quantities}
+    requested = {facts.plugins.served_as(name).resource for name in names}
+    return not katalyst.is_left_out(pod) and not requested.isdisjoint(awaited(facts))
 
 
 def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
@@ -118,9 +135,9 @@ def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
         or pod.cgroup_uid in facts.device_nodes
     ):
         return False
-    plugins = facts.plugins
+    plugins, served = facts.plugins, awaited(facts)
     asks = any(
-        is_extended(name) and plugins.served_as(name).resource not in plugins.served
+        is_extended(name) and plugins.served_as(name).resource not in served
         for each in pod.containers
         for name in each.quantities
     )
@@ -140,7 +157,7 @@ def refusals(facts: NodeFacts, grants: Grants, pods: Iterable[Pod]) -> Mapping[s
         grants: who owns which CPUs.
         pods: the pods that run or start.
     """
-    if not facts.plugins.served:
+    if not awaited(facts):
         return {}
     found = ((pod, _refusal(facts, grants, pod)) for pod in pods)
     return {pod.cgroup_uid: refusal for pod, refusal in found if refusal}

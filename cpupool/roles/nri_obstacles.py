@@ -185,7 +185,7 @@ def _unanswered(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
     It is nothing where no plugin serves a resource. Without the API server a static pod is never
     listed.
     """
-    if not now.facts.plugins.served or container.static:
+    if not plugin_requests.awaited(now.facts) or container.static:
         return ""
     if pod is None or pod.qos is None:
         return "the API server has not listed its pod yet, which may request a plugin's resource"

@@ -68,7 +68,7 @@ class PluginAdmitter:
 
     def admit(self, now: Snapshot) -> float:
         """Ask for what containers lack; return when the next attempt is due."""
-        if not now.facts.plugins.served:
+        if not plugin_requests.awaited(now.facts):
             return math.inf
         for pod in oldest_first(now.resolution.view.pods):
             skipped = katalyst.waits_for_reconcile(pod) and not pod.running

@@ -236,7 +236,8 @@ class ResourceManager:
         }
         refusals = {**self._admitter.refusals, **self._preparer.refusals}
         prepared = self._preparer.prepared
-        return PluginFacts(self._served(), given, refusals, self._names, prepared)
+        enabled = self._door is not None
+        return PluginFacts(self._served(), given, refusals, self._names, prepared, enabled=enabled)
 
     def _publish(self) -> None:
         """Record the answers, and only then make them facts."""

@@ -26,6 +26,7 @@ from tests.scenarios.test_resource_plugins import (
     mains_of,
     refused,
     right,
+    run,
     served,
     started,
 )
@@ -78,6 +79,18 @@ def test_a_plugin_serves_a_resource_under_another_name(world: World) -> None:
         both = world.node.run_pod(body("both", DEDICATED, **{milli: "2500", "cpu": "1"}))
         refused(world, both, f"requests cpu and {milli}")
         assert plugin.allocated() == ["web"]
+
+
+def test_a_pod_waits_for_a_plugin_that_has_never_registered(world: World) -> None:
+    with agent(world):
+        eventually(lambda: world.node.plugged, "the runtime asks the agent")
+        own = run(world, "own", DEDICATED)
+        refused(world, own, "the plugin for cpu has not answered for container main yet")
+        started(world, run(world, "web"))
+        with Plugin(world) as plugin:
+            plugin.gives = {"own": cpus("6-7"), "web": cpus("1-2")}
+            started(world, own)
+            right(world, "0-5", own="6-7", web="1-2")
 
 
 def guaranteed(world: World, name: str, cpu: str, **others: str) -> Pod:

@@ -175,6 +175,36 @@ def test_before_the_agent_knows_its_node_it_is_unclear_who_may_start(
     assert not found()
 
 
+def test_a_plugin_that_the_configuration_names_is_awaited() -> None:
+    """The agent has just started, and no plugin has registered."""
+    own, web = pod("own", level="dedicated_cores"), pod("web")
+    nic = pod("nic", container(more={"example.com/net": 1.0}))
+    enabled = PluginFacts(names={"example.com/net": ServedAs(NIC)}, enabled=True)
+    node = manager(own, web, nic, served=())
+    starts(node, own, web, nic)
+    assert [held(node, of) for of in (own, web, nic)] == [None] * 3
+
+    node.observe(plugins=enabled)
+    for of, resource in ((own, "cpu"), (nic, NIC)):
+        why = f"the plugin for {resource} has not answered for container main yet"
+        assert held(node, of) == (True, why)
+    # It may share meanwhile.
+    assert held(node, web) is None
+
+    node.reconfigure(pools("static"), node.snapshot().facts.topology)
+    assert held(node, own) is None
+    assert held(node, nic) is not None
+
+
+def test_before_the_policy_is_known_it_may_be_the_plugins() -> None:
+    node = Manager()
+    node.observe(plugins=PluginFacts(enabled=True))
+    assert plugin_requests.unclear(node.snapshot().facts, pod("a"), "main")
+    assert not plugin_requests.unclear(node.snapshot().facts, pod("a", container(x=1.0)), "main")
+    node.reconfigure(pools("static"), MACHINE.topology())
+    assert not plugin_requests.unclear(node.snapshot().facts, pod("a"), "main")
+
+
 def test_a_node_without_pools_knows_all() -> None:
     node = Manager()
     node.observe(plugins=PluginFacts(frozenset({"cpu"})))
