@@ -7,6 +7,7 @@ the answers: no lock is held over a call. An answer is judged, recorded, and onl
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -176,7 +177,10 @@ class ResourceManager:
         self._remove_ended(now)
         self._publish()
         now = self._manager.snapshot()
-        due_s = min(self._preparer.prepare(now), self._admitter.admit(now))
+        due_s = self._preparer.prepare(now)
+        if now.facts.configured:
+            # Before it is known how hints are merged, an answer would be for any NUMA node.
+            due_s = min(due_s, self._admitter.admit(now))
         self._publish()
         return max(0.0, min(_LOOK_S, min(due_s, self._reconcile(now_s)) - now_s))
 

@@ -49,6 +49,12 @@ def answer(value: str = "", resource: str = "cpu", **fields: Any) -> api.Resourc
     return api.ResourceAllocationResponse(allocation_result=allocation(value, resource, **fields))
 
 
+def first_node(resource: str) -> api.ResourceHintsResponse:
+    """Make the hint that a resource is on the NUMA node 0."""
+    hints = api.ListOfTopologyHints(hints=[api.TopologyHint(nodes=[0], preferred=True)])
+    return api.ResourceHintsResponse(resource_hints=[api.HintsEntry(key=resource, value=hints)])
+
+
 def listing(**cpus: str) -> api.GetResourcesAllocationResponse:
     """Make what a plugin lists: pod → CPUs of its container `main`."""
     return api.GetResourcesAllocationResponse(
@@ -90,10 +96,11 @@ class Node:
         assert self._role is not None
         return self._role
 
-    def start(self, configured: NodePools | None = None) -> None:
+    def start(self, configured: NodePools | None = None, *, knows_pools: bool = True) -> None:
         """Start an agent; it knows what the one before has recorded."""
         self.manager = Manager()
-        self.manager.reconfigure(configured or pools(), MACHINES["arm_no_smt"].topology())
+        if knows_pools:
+            self.configure(configured or pools())
         self._role = ResourceManager(
             self.manager,
             [self.folder, self.folder.parent / "missing"],
@@ -108,6 +115,9 @@ class Node:
         self.manager.adopt(())
         if self.pods:
             self.manager.observe(pods=self.pods)
+
+    def configure(self, pools: NodePools) -> None:
+        self.manager.reconfigure(pools, MACHINES["arm_no_smt"].topology())
 
     def _note(self) -> None:
         self.changes += 1
@@ -193,9 +203,7 @@ def test_hints_come_first_and_their_merger_goes_with_the_request(node: Node) -> 
     node.stop()
     node.start(pools(topology=TopologyPolicy.RESTRICTED))
     plugin = node.plugin(with_topology_alignment=True)
-    hints = api.ListOfTopologyHints(hints=[api.TopologyHint(nodes=[0], preferred=True)])
-    found = api.ResourceHintsResponse(resource_hints=[api.HintsEntry(key="cpu", value=hints)])
-    plugin.answers("GetTopologyHints", found)
+    plugin.answers("GetTopologyHints", first_node("cpu"))
     plugin.answers("Allocate", answer("1-2"))
     node.run(pod("a"))
     node.until(lambda: node.cpus() == "1-2")
@@ -506,3 +514,18 @@ def test_a_flood_of_work_does_not_hold_up_a_step(node: Node) -> None:
     node.role._post(again)
     node.role.step()
     assert len(done) == 1
+
+
+def test_a_pod_is_admitted_once_it_is_known_how_hints_are_merged(node: Node) -> None:
+    node.stop()
+    node.start(knows_pools=False)
+    nic = node.plugin(NIC, with_topology_alignment=True)
+    nic.answers("GetTopologyHints", first_node(NIC))
+    nic.answers("Allocate", answer(resource=NIC, envs={"NIC": "eth0"}))
+    node.run(pod("a", container(more={NIC: 1.0})))
+    node.until(lambda: NIC in node.manager.snapshot().facts.plugins.served)
+    node.role.step()
+    node.configure(pools(topology=TopologyPolicy.SINGLE_NUMA_NODE))
+    node.until(lambda: asked(nic))
+    (request,) = nic.asked["Allocate"]
+    assert list(api.ResourceRequest.FromString(request).hint.nodes) == [0]
