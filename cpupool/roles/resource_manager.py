@@ -7,7 +7,6 @@ the answers: no lock is held over a call. An answer is judged, recorded, and onl
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import defaultdict
@@ -99,6 +98,7 @@ class ResourceManager:
         folders = tuple(folders)
         ours = (plugin_door(folders[0], self._knocked),) if folders else ()
         self._doors = (*ours, *doors)
+        self._enabled = bool(folders)
         self._manager = manager
         self._record = record
         self._metrics = metrics
@@ -240,8 +240,9 @@ class ResourceManager:
         }
         refusals = {**self._admitter.refusals, **self._preparer.refusals}
         prepared = self._preparer.prepared
-        enabled = self._door is not None
-        return PluginFacts(self._served(), given, refusals, self._names, prepared, enabled=enabled)
+        return PluginFacts(
+            self._served(), given, refusals, self._names, prepared, enabled=self._enabled
+        )
 
     def _publish(self) -> None:
         """Record the answers, and only then make them facts."""

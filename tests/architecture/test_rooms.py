@@ -44,9 +44,7 @@ ELSEWHERE = {
         *("policies/balance", "policies/base", "policies/none", "policies/pools"),
     },
     "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
-    "tests/unit/roles/test_resource_manager.py": {
-        *("roles/plugin_admitter", "roles/plugin_worker"),
-    },
+    "tests/unit/roles/test_resource_manager.py": {"roles/plugin_worker"},
     "tests/unit/roles/test_plugin_reports.py": {"telemetry/plugin_metrics"},
     "tests/unit/roles/test_pod_failer.py": {"roles/pod_writer"},
     "tests/unit/roles/nri_plugin": {

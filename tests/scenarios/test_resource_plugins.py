@@ -8,7 +8,7 @@ The test plan of the QRM proposal, and where each line is shown; `roles` is test
   `test_a_container_is_created_with_the_memory_of_its_answer` and
   `test_variables_and_annotations_come_at_the_creation` (roles/nri_plugin/test_plugin_answers.py);
 * plugins allocate, and prefer NUMA nodes: `test_a_plugin_says_which_cpus_containers_have`, and
-  `test_hints_come_first_and_their_merger_goes_with_the_request` (roles/test_resource_manager.py);
+  `test_hints_come_first_and_their_merger_goes_with_the_request` (roles/test_plugin_admitter.py);
 * a reconcile updates cgroups: `test_a_plugin_moves_a_container_that_runs`;
 * answers are stored and resumed: tests/unit/wire/test_answer_record.py,
   `test_a_killed_agent_and_a_dead_plugin_leave_every_container_where_it_is`, and at each step

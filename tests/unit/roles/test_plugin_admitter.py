@@ -1,0 +1,85 @@
+"""Which hints plugins are asked for before they allocate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.api import resourceplugin_pb2 as api
+from cpupool.core.cpu_manager import QRM, CPUManager, Scope, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools, Pool
+from tests.unit.manager.plugged import container, pod, pools
+from tests.unit.roles.test_resource_manager import FULL, Node, answer, asked, first_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with Node(tmp_path) as made:
+        made.start()
+        yield made
+
+
+def test_hints_come_first_and_their_merger_goes_with_the_request(node: Node) -> None:
+    node.stop()
+    node.start(pools(topology=TopologyPolicy.RESTRICTED))
+    plugin = node.plugin(with_topology_alignment=True)
+    plugin.answers("GetTopologyHints", first_node("cpu"))
+    plugin.answers("Allocate", answer("1-2"))
+    node.run(pod("a"))
+    node.until(lambda: node.cpus() == "1-2")
+    (request,) = plugin.asked["Allocate"]
+    hint = api.ResourceRequest.FromString(request).hint
+    assert (list(hint.nodes), hint.preferred) == ([0], True)
+
+
+def test_with_the_scope_pod_the_hints_of_all_containers_are_merged(node: Node) -> None:
+    node.stop()
+    manager = CPUManager(
+        QRM, CPUSet.of(0), topology_policy=TopologyPolicy.RESTRICTED, topology_scope=Scope.POD
+    )
+    node.start(NodePools.of(Pool.named("default", "0-7"), cpu_manager=manager))
+    plugin = node.plugin(with_topology_alignment=True)
+    serves = {"one": [[0], [1]], "two": []}
+
+    def hints(request: bytes) -> bytes:
+        listed = serves[api.ResourceRequest.FromString(request).container_name]
+        nodes = [api.TopologyHint(nodes=each, preferred=True) for each in listed]
+        entry = api.HintsEntry(key="cpu", value=api.ListOfTopologyHints(hints=nodes))
+        return api.ResourceHintsResponse(resource_hints=[entry]).SerializeToString()
+
+    plugin.replies["GetTopologyHints"] = hints
+    plugin.answers("Allocate", answer("1-2"))
+    node.run(pod("a", container("one"), container("two")))
+    node.until(lambda: "no NUMA nodes" in str(node.manager.snapshot().facts.plugins.refusals))
+    for _ in range(3):
+        node.role.step()
+    assert asked(plugin, "GetTopologyHints") == ["a", "a"]
+    assert not plugin.asked["Allocate"]
+
+    # Both are asked anew.
+    serves["two"] = [[1]]
+    node.now_s += 1.5
+    node.until(lambda: len(plugin.asked["Allocate"]) == 2)
+    requests = [api.ResourceRequest.FromString(each) for each in plugin.asked["Allocate"]]
+    assert [(each.container_name, list(each.hint.nodes)) for each in requests] == [
+        ("one", [1]),
+        ("two", [1]),
+    ]
+
+
+def test_a_refused_hint_is_no_node(node: Node) -> None:
+    node.stop()
+    node.start(pools(topology=TopologyPolicy.RESTRICTED))
+    plugin = node.plugin(with_topology_alignment=True)
+    plugin.answers("GetTopologyHints", FULL)
+    node.run(pod("a"))
+    node.until(node.refusal)
+    assert "no NUMA nodes" in node.refusal()
+    assert "no CPU is left" in node.refusal()
+    assert not plugin.asked["Allocate"]
