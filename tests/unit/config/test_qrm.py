@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpupool.config.kubelet_config import KubeletConfig
-from cpupool.core.cpu_manager import CPUManager, TopologyPolicy
+from cpupool.core.cpu_manager import CPUManager, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from tests.unit.config.poolconfig.files import parse, refused
 
@@ -20,6 +20,12 @@ def test_it_reserves_cpus_and_has_every_topology_policy() -> None:
     assert file.pools.cpu_manager == CPUManager(
         "qrm", CPUSet.of(0, 1), topology_policy=TopologyPolicy.NUMERIC
     )
+
+
+@pytest.mark.parametrize("policy", ["static", "qrm"])
+def test_a_whole_pod_can_be_aligned_at_once(policy: str) -> None:
+    file = parse(f"cpuManager: {{policy: {policy}, reserved: 1, topologyScope: pod}}\n")
+    assert file.pools.cpu_manager == CPUManager(policy, 1, topology_scope=Scope.POD)
 
 
 @pytest.mark.parametrize(

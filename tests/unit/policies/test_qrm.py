@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpu_manager import QRM, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
@@ -20,6 +21,9 @@ from cpupool.policies.none import NonePolicy
 from cpupool.policies.qrm import QRMPolicy
 from tests import builders
 from tests.machines import MACHINES
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import Pod
 
 MACHINE = MACHINES["arm_no_smt"].topology()
 POOLS = NodePools.of(
@@ -65,6 +69,19 @@ def test_an_answer_names_a_part_of_that() -> None:
     on = view(own="2-3", shared="1-5")
     assert placed(on) == (Placement.PLUGIN, "1,4-5")
     assert placed(on, 1) == (Placement.DEFAULT, "0-1,4-7")
+
+
+@pytest.mark.parametrize(
+    ("pods", "owner"), [((), "another pod"), ((builders.pod("other"),), "pod default/other")]
+)
+def test_cpus_that_another_pod_owns_confine_the_container_of_an_answer(
+    pods: tuple[Pod, ...], owner: str
+) -> None:
+    claimed = {ContainerRef("web-uid", "main"): CPUSet.parse("3-4")}
+    on = replace(view(own="2-3"), pods=pods, claimed=claimed)
+    found = POLICY.place(on, Demand(WEB, WEB.containers[0]))
+    assert (found.cause, str(found.cpus)) == (Cause.ANSWER, "0-1,4-7")
+    assert found.reason == (f"its plugin has named CPUs 3-4 for it alone, which {owner} owns")
 
 
 def test_an_answer_whose_cpus_others_own_names_none() -> None:
