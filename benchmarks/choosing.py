@@ -30,6 +30,7 @@ from benchmarks.koordinator import ROUNDS as ARRIVALS
 from benchmarks.koordinator import SHARING as SHARING_LS
 from benchmarks.koordinator import SLOW_S, arrivals
 from benchmarks.node_topology import EVENTS, figures, refusals
+from benchmarks.resource_plugins import ADMITTED, GIVEN, plugins
 from benchmarks.wakeups import BUSY, IMAGE, WAKE_UPS, wakeups
 from tests.topology_match_experiment import NODES
 
@@ -78,6 +79,9 @@ def main() -> None:
             refusals=refusals(tell),
             events=EVENTS,
             reporter=figures(tell),
+            admitted=ADMITTED,
+            serving=len(GIVEN),
+            plugins=plugins(tell),
         ),
         encoding="utf-8",
     )
@@ -224,6 +228,14 @@ The writes of an hour have {events} events of pods, at most one write in five se
 twice as it starts: when the kubelet gives it devices, and when it runs. Memory and CPU time are
 those of one agent with and without the reporter, as the kernel counts them; the CPU time is for the
 start of all pods at once and the 30 seconds after it.
+
+## The resource manager: plugins decide
+
+{plugins}
+
+{admitted} pods come one after the other; each of {serving} plugins is asked for hints and to
+allocate. A pod is admitted when the file has the answers; the time that the plugins take to answer
+does not count. At rest, the plugins are asked every 3 s for what all containers have.
 """
 
 
