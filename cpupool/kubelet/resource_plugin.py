@@ -36,6 +36,8 @@ VERSION: Final = "v1alpha1"
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _MAX_CONTAINER_BYTES: Final = 128 * 1024
 """Of an answer about one container: the agent keeps it, and records it."""
+_MOST_CONTAINERS: Final = 10_000
+"""In a list: 4 MiB have room for 300,000, which the agent would read for seconds."""
 _MOST_NODES: Final = 1024
 """The most NUMA nodes of a Linux kernel."""
 _CALL_S: Final = 10.0
@@ -165,11 +167,7 @@ class ResourcePlugin:
             "GetResourcesAllocation",
             resourceplugin_pb2.GetResourcesAllocationRequest(),
             resourceplugin_pb2.GetResourcesAllocationResponse,
-            lambda found: {
-                ContainerRef(uid, name): _answers(allocation)
-                for uid, containers in found.pod_resources.items()
-                for name, allocation in containers.container_resources.items()
-            },
+            _allocations,
         )
 
     def remove(self, pod_uid: str) -> None:
@@ -363,6 +361,22 @@ def _answers(allocation: resourceplugin_pb2.ResourceAllocation) -> dict[str, Ans
     _bound(allocation)
     entries: Iterable[resourceplugin_pb2.AllocationEntry] = allocation.resource_allocation
     return {entry.key: _answer(entry.value) for entry in entries if entry.HasField("value")}
+
+
+def _allocations(
+    listed: resourceplugin_pb2.GetResourcesAllocationResponse,
+) -> dict[ContainerRef, Answers]:
+    pods = listed.pod_resources
+    count = len(pods)
+    if count <= _MOST_CONTAINERS:
+        count = sum(len(containers.container_resources) for containers in pods.values())
+    if count > _MOST_CONTAINERS:
+        raise _OutOfBounds(f"{count} pods or containers, more than {_MOST_CONTAINERS}")
+    return {
+        ContainerRef(uid, name): _answers(allocation)
+        for uid, containers in pods.items()
+        for name, allocation in containers.container_resources.items()
+    }
 
 
 def _answer(info: resourceplugin_pb2.ResourceAllocationInfo) -> Answer:

@@ -292,6 +292,19 @@ def test_what_every_container_has_now(double: PluginDouble, plugin: ResourcePlug
     assert plugin.allocations() == {ContainerRef("uid", "main"): {"cpu": TWO_CPUS}}
 
 
+@pytest.mark.parametrize("field", ["pods", "containers"])
+def test_a_list_has_bounds(double: PluginDouble, plugin: ResourcePlugin, field: str) -> None:
+    found = resourceplugin_pb2.GetResourcesAllocationResponse()
+    for number in range(10_001):
+        if field == "pods":
+            found.pod_resources[f"{number}"].SetInParent()
+        else:
+            found.pod_resources["uid"].container_resources[f"{number}"].SetInParent()
+    double.answers("GetResourcesAllocation", found)
+    with pytest.raises(PluginError, match="10001 pods or containers, more than 10000"):
+        plugin.allocations()
+
+
 def test_ended_pods_and_starting_containers(double: PluginDouble, plugin: ResourcePlugin) -> None:
     double.answers("RemovePod", b"")
     double.answers("PreStartContainer", b"")
