@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.bursts import bursts
 from benchmarks.first_instruction import first_instruction
 from benchmarks.imports import imports
 from benchmarks.processes import PATIENCE_S, cpu_s, memory
@@ -67,7 +68,10 @@ WIDENED = 3
 def main() -> None:
     """Run everything and print the table; arguments name what to run alone, as `rest`."""
     rows: list[Row] = []
-    everything = (sweep, shared_pool, starter, webhook, agent, rest, imports, first_instruction)
+    everything = (
+        *(sweep, shared_pool, starter, webhook, agent, rest, imports),
+        *(first_instruction, bursts),
+    )
     wanted = sys.argv[1:]
     for measure in everything:
         if wanted and measure.__name__ not in wanted:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from benchmarks.bursts import BURSTS, PAIRS, bursts
 from benchmarks.choice_quality import PODS, SEEDS, quality
 from benchmarks.choice_times import CALLS, CHOICES, MERGES, PROVIDERS, calls, choices, merges
 from benchmarks.cpu_manager import (
@@ -26,6 +27,7 @@ from benchmarks.cpu_manager import (
     neighbours,
     plans,
 )
+from benchmarks.documents import table
 from benchmarks.koordinator import ROUNDS as ARRIVALS
 from benchmarks.koordinator import SHARING as SHARING_LS
 from benchmarks.koordinator import SLOW_S, arrivals
@@ -67,6 +69,9 @@ def main() -> None:
             rounds=ROUNDS,
             beside=NEIGHBOURS,
             neighbours=neighbours(tell),
+            pairs=PAIRS,
+            bursts_each=BURSTS,
+            bursts=table(("what", "measured", "aim"), bursts()),
             busy=BUSY,
             waking=WAKE_UPS,
             ls_pods=SHARING_LS,
@@ -179,6 +184,30 @@ share all CPUs. The CPUs of these pods are read from the kernel about once a mil
 kubelet's static policy moves such neighbours with its next reconciliation, up to 10 s later. The
 other rows are the runtime's own time: from the call of CRI to the container's first instruction.
 The start of an owner includes the moves of its neighbours.
+
+## Pods of a shared pool start, one at a time and ten at once
+
+{bursts}
+
+`python -m benchmarks bursts` prints this table. The same pods start in turns in two real
+containerds on this machine, one beside an agent and one on a node without a CPU manager:
+{pairs} single starts and {bursts_each} bursts for each row. A start is the time from the first call
+of CRI to the last pod's first instruction; *on wrong CPUs* is as in
+[Enforcement](user/enforcement.md#three-ways). The aim for what `nri` adds is for the median, that
+for wrong CPUs for the maximum; what misses it is **bold**.
+
+* *The CPU time of a pod's life* misses its aim. In a life the agent sweeps three to four times: the
+  cgroups of the sandbox and the container come and go one after the other. Sweeps are 60 % of the
+  time, and a third of a sweep is calls of the runtime and the kubelet: over gRPC in Python a call
+  takes 1.3 ms, and a connection as much. The status and the metrics take 10 %, the watches of the
+  cgroups as much; the rest is the device plugin, the watch of the pods and the answers to NRI.
+* *What `nri` adds to a burst* is this CPU time: the runtime cannot have the CPUs meanwhile.
+* *`cri` has no aim*, and is the last choice. Each change is a process of the runtime, and a new
+  container takes two: its CPUs and its quota. The agent makes at most four calls at one time: a
+  runtime that makes one change after the other must have made all four before the agent gives up.
+* *`cgroup`*: in a burst the runtime, its processes and the agent share the CPUs of the machine, so
+  a container also waits for the agent to get a CPU. The process starter makes an application wait
+  for its CPUs; `nri` needs no wait.
 
 ## The CPU manager: wake-up latency
 

@@ -26,7 +26,7 @@ from tests.plugins import AnyPlugin
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from benchmarks.rows import Row
     from cpupool.host.root import HostRoot
@@ -48,7 +48,7 @@ _AIMS: Final = {"nri": "0", "cri": "-", "cgroup": "max 20 ms", "cgroup without C
 def first_instruction() -> Iterator[Row]:
     """Containers of a real containerd on wrong CPUs, and their starts."""
     try:
-        with _host() as managed, _host() as alone:
+        with host() as managed, host() as alone:
             for way in _AIMS:
                 yield from _wrong(managed, way)
             yield from _starts(managed, alone)
@@ -57,7 +57,8 @@ def first_instruction() -> Iterator[Row]:
 
 
 @contextmanager
-def _host() -> Iterator[Node]:
+def host() -> Iterator[Node]:
+    """Run a node with a containerd of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="cpl-", dir="/tmp") as folder,
         ContainerdHost(Path(folder)) as host,
@@ -77,7 +78,7 @@ def _wrong(node: Node, way: str) -> Iterator[Row]:
         rounds = ([node.run(Kind.EXCLUSIVE)] for _ in range(CONTAINERS))
         yield (
             f"{way}: on wrong CPUs, one start at a time",
-            _spread(_wrong_ms(node, rounds)),
+            _spread(wrong_ms(node, rounds)),
             f"{aim}; {CPU_POOLER_SINGLE}",
         )
     node.configure(node.layouts[-1])
@@ -86,7 +87,7 @@ def _wrong(node: Node, way: str) -> Iterator[Row]:
         bursts = (at_once(node.run, [Kind.SHARED] * BURST) for _ in range(CONTAINERS // BURST))
         yield (
             f"{way}: on wrong CPUs, {BURST} starts at once",
-            _spread(_wrong_ms(node, bursts)),
+            _spread(wrong_ms(node, bursts)),
             f"{aim}; {CPU_POOLER_BURST}",
         )
         each_ms = (cpu_s(agent.pid) - before_s) / CONTAINERS * 1000
@@ -114,7 +115,8 @@ def _without_runtime(host: HostRoot) -> Path:
     return made
 
 
-def _wrong_ms(node: Node, rounds: Iterable[list[Hosted]]) -> Iterator[float]:
+def wrong_ms(node: Node, rounds: Iterable[list[Hosted]]) -> Iterator[float]:
+    """Yield how long each of some pods was on wrong CPUs; each round is removed after that."""
     for pods in rounds:
         node.await_right(pods)
         for one in pods:
@@ -127,7 +129,7 @@ def _wrong_ms(node: Node, rounds: Iterable[list[Hosted]]) -> Iterator[float]:
 def _starts(managed: Node, alone: Node) -> Iterator[Row]:
     """Start the same pod here and there in turns, where an agent pins it and where none is."""
     managed.configure(managed.layouts[0])
-    with managed.agent("nri"), _somebody_offers(alone, managed.layouts[0].resources):
+    with managed.agent("nri"), somebody_offers(alone, managed.layouts[0].resources[-1], ["1"]):
         pairs = [(_start_ms(alone), _start_ms(managed)) for _ in range(PAIRS)]
     unmanaged, pinned = zip(*pairs, strict=True)
     more = [with_agent - without for without, with_agent in pairs]
@@ -145,13 +147,12 @@ def _start_ms(node: Node) -> float:
 
 
 @contextmanager
-def _somebody_offers(node: Node, resources: Sequence[str]) -> Iterator[None]:
-    """Let a device plugin that adds nothing to containers offer the pools' resources."""
-    resource = resources[-1]
+def somebody_offers(node: Node, resource: str, ids: Iterable[str]) -> Iterator[None]:
+    """Let a device plugin that adds nothing to containers offer the resource of a pool."""
     plugin = AnyPlugin(resource)
     folder = node.host.root.device_plugins
     with plugin.serving(folder / "other.sock"):
-        plugin.list({"1": None})
+        plugin.list(dict.fromkeys(ids))
         plugin.register(node.host.root.kubelet_socket, "other.sock")
         eventually(lambda: node.kubelet.listing(resource).allocatable, f"{resource} is offered")
         yield
