@@ -106,6 +106,7 @@ class Agent:
     Attributes:
         manager: the node's state.
         health: what the probes answer.
+        resource_manager: lets plugins decide; without their folders, earlier answers still count.
         server: answers probes and scrapes; None where the settings want none.
 
     Raises:
@@ -222,8 +223,7 @@ class Agent:
             kubelet_changed=signals.kubelet,
             ready=self._is_ready,
         )
-        # Without folders its answers of earlier still count.
-        self._resource_manager = ResourceManager(
+        self.resource_manager = ResourceManager(
             self.manager,
             settings.plugin_folders,
             AnswerRecord(root.answers),
@@ -241,7 +241,7 @@ class Agent:
             StatusFile(root.status),
             metrics=self._metrics,
             health=self.health,
-            plugins=self._resource_manager.reports.report,
+            plugins=self.resource_manager.reports.report,
         )
         self._optional = _writing(
             settings,
@@ -253,7 +253,7 @@ class Agent:
             ready=self._is_ready,
         )
         if settings.plugin_folders:
-            self._optional[resource_manager.NAME] = self._resource_manager
+            self._optional[resource_manager.NAME] = self.resource_manager
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
         )
@@ -382,7 +382,7 @@ class Agent:
     def _enter(self, root: HostRoot) -> None:
         """Begin as the one agent of the node."""
         files.remove_unfinished(root.state, root.run)
-        self._resource_manager.recall()
+        self.resource_manager.recall()
 
     def _swept(self, report: SweepReport) -> None:
         self._signals.swept()

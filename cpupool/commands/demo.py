@@ -24,10 +24,11 @@ from cpupool.commands import (
     read_text,
     samples,
 )
+from cpupool.commands.demo_plugins import OFFLINE, ONLINE, RESOURCES, DemoPlugins
 from cpupool.commands.live import LiveNode
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
-from cpupool.core.cpu_manager import KOORDINATOR, STATIC
+from cpupool.core.cpu_manager import KOORDINATOR, QRM, STATIC
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.kube import views
@@ -36,6 +37,7 @@ from cpupool.local.pods import HostedPod
 from cpupool.policies import built_in
 from cpupool.setup import Setup
 from cpupool.telemetry import log
+from cpupool.wire import katalyst
 
 if TYPE_CHECKING:
     import argparse
@@ -50,11 +52,13 @@ if TYPE_CHECKING:
     from cpupool.kube.views import Body
 
 _TITLES = ("process", "asks for", "environment", "belongs on", "runs on", "")
+_RECONCILE_S = 0.2
 _EXAMPLES = """\
 examples:
   cpupool demo
   cpupool demo --cpu-manager static
   cpupool demo --cpu-manager koordinator
+  cpupool demo --qrm
   cpupool demo --config poolconfig-dpdk.yaml --pods cpu-test.yaml
   cpupool demo --json | jq .verified
 
@@ -105,6 +109,11 @@ def add_parser(commands: Commands, summary: str) -> None:
         choices=[STATIC, KOORDINATOR],
         help="a pool file with this CPU manager policy and without pools, instead",
     )
+    file.add_argument(
+        "--qrm",
+        action="store_true",
+        help="a pool file with the policy qrm, instead: plugins in a process of their own decide",
+    )
     add_node_labels(parser)
     add_resource_domain(parser)
     parser.add_argument(
@@ -141,7 +150,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-")))
         config = _mounted(folder / "etc", source)
-        settings = Setup(config, names)
+        plugins = DemoPlugins(folder / "p", len(machine.online)) if arguments.qrm else None
+        settings = _asking(stack, plugins, Setup(config, names, reconcile_s=_RECONCILE_S))
         place = stack.enter_context(cgroups.opened(folder, "demo", machine.online))
         tell(f"Containers run in {place.described}.")
         labels, chooses = pool_file.node_selector, pool_file.pools.cpu_manager.chooses
@@ -153,10 +163,12 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         if chooses:
             live.await_plugin()
             tell("The container runtime asks the agent, by NRI, before it creates a container.")
+        _await_plugins(live, plugins, tell)
         refused, held = _start(live, bodies, tell)
         live.settled_rows()
         moved = live.disturb()
         held = _await_cpus(live, held, tell)
+        _move_border(live, plugins, tell)
         rows = live.settled_rows()
         picture = drawing.node_status(machine, live.status())
         if not arguments.json:
@@ -181,6 +193,36 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     else:
         print(_verdict(rows, moved, refused, held, live.astray), file=out)
     return 0 if verified else 1
+
+
+def _asking(stack: ExitStack, plugins: DemoPlugins | None, settings: Setup) -> Setup:
+    """Start the plugins, and return the settings of an agent that asks them."""
+    if plugins is None:
+        return settings
+    stack.enter_context(plugins)
+    return replace(settings, plugin_folders=(plugins.sockets,))
+
+
+def _await_plugins(
+    live: LiveNode, plugins: DemoPlugins | None, tell: Callable[[str], None]
+) -> None:
+    if plugins:
+        live.await_resources(RESOURCES)
+        tell(f"Plugins in another process answer for {', '.join(RESOURCES)}.")
+
+
+def _move_border(live: LiveNode, plugins: DemoPlugins | None, tell: Callable[[str], None]) -> None:
+    """Let the offline pool grow, while its pods run."""
+    if plugins is None:
+        return
+    if not plugins.becomes_night():
+        tell("The offline pool cannot grow: the machine has too few CPUs.")
+        return
+    tell(f"The file of the plugins gives {plugins.offline} CPUs to offline work.")
+    for pod in live.node.pods():
+        if role := katalyst.pod_role({}, pod.description.annotations if pod.description else {}):
+            size = plugins.offline if role == OFFLINE else plugins.online
+            tell(f"Pod {pod.name} moves to CPUs {live.await_answer(pod, size)}.")
 
 
 def _start(
@@ -256,7 +298,9 @@ def _pool_file(
         return pool_files.choose(arguments.config, arguments.node_labels, names, machine)
     if arguments.cpu_manager and len(machine.online) < 2:
         raise UsageError("--cpu-manager needs two CPUs: one to own and one to share")
-    policy = arguments.cpu_manager
+    if arguments.qrm and len(machine.online) < 2:
+        raise UsageError("--qrm needs two CPUs: one for each pool")
+    policy = QRM if arguments.qrm else arguments.cpu_manager
     text = samples.cpu_manager_file(machine, policy) if policy else samples.pool_file(machine)
     source = Source.of("poolconfig-demo.yaml", text)
     return source, poolconfig.parse(source.name, source.text, names)
@@ -275,6 +319,8 @@ def _bodies(
     path: Path | None, pool_file: PoolFile, names: Names, machine: CPUTopology
 ) -> list[dict[str, Any]]:
     """Read the pods to run; what the node cannot take for pods is found here."""
+    if path is None and pool_file.pools.cpu_manager.policy == QRM:
+        return list(samples.role_pods({"pod1": ONLINE, "pod2": OFFLINE, "pod3": ONLINE}))
     if path is None:
         native = list(_native_pods(pool_file.pools, machine))
         pools = pool_file.pools.pools or not native
@@ -307,6 +353,8 @@ def _native_pods(pools: NodePools, machine: CPUTopology) -> Iterable[Body]:
 def _runs(live: LiveNode, pod: Pod) -> str:
     """Describe a pod that has started, and who had to leave its CPUs."""
     own = live.own_cpus(pod)
+    if role := katalyst.pod_role({}, pod.description.annotations if pod.description else {}):
+        return f"Pod {pod.name} of the role {role} runs on CPUs {live.await_answer(pod)}."
     if not own:
         why = live.refusal(pod)
         return f"Pod {pod.name} runs{f' on the shared CPUs: {why}' if why else ''}."

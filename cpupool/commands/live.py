@@ -18,6 +18,8 @@ from cpupool.app import Agent
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, RemoteProtocolError
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
+from cpupool.core.resources import CPU
+from cpupool.core.workloads import ContainerRef
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
 from cpupool.local.cluster import EmbeddedCluster
@@ -27,7 +29,7 @@ from cpupool.manager.ports import Writer
 from cpupool.policies.base import BEST_EFFORT, DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from cpupool.core.workloads import Container, Pod
     from cpupool.enforce.sweep import SweepReport
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from cpupool.local.cgroups import Cgroups
     from cpupool.local.devices import Listing
     from cpupool.local.pods import ContainerProcess
+    from cpupool.manager.facts import NodeFacts
     from cpupool.manager.report import NodeStatus
     from cpupool.policies.base import NodeView
     from cpupool.setup import Setup
@@ -183,6 +186,28 @@ class LiveNode:
         grant = self._view().chosen.get(pod.cgroup_uid)
         return grant.parts if grant else {}
 
+    def await_resources(self, resources: Collection[str]) -> None:
+        """Wait until plugins serve some resources.
+
+        Raises:
+            RemoteProtocolError: one of them does not register in time.
+        """
+        if not self._await(lambda: self._facts().plugins.served.issuperset(resources)):
+            missing = ", ".join(sorted(set(resources) - self._facts().plugins.served))
+            raise RemoteProtocolError(f"no plugin registers for {missing}; see `--verbose`")
+
+    def await_answer(self, pod: Pod, cpus: int | None = None) -> CPUSet:
+        """Wait until a plugin has given a pod CPUs, or so many; return its CPUs.
+
+        Raises:
+            RemoteProtocolError: no plugin does in time.
+        """
+        if not self._await(
+            lambda: len(has := _by_plugins(self._facts(), pod)) == (cpus or max(1, len(has)))
+        ):
+            raise RemoteProtocolError(f"the plugin for cpu has no new CPUs for {pod.name}")
+        return _by_plugins(self._facts(), pod)
+
     def refusal(self, pod: Pod) -> str:
         """Return why the CPU manager policy gave a pod no CPUs of its own; empty if it did."""
         refused = self._view().refused.get(pod.cgroup_uid)
@@ -212,11 +237,8 @@ class LiveNode:
                 continue
             self.end(pod)
             self._await(self._served_run)
-            left = self.node.held()
-            yield (
-                pod,
-                tuple(one for one in self.node.pods() if one.uid in held.keys() - left.keys()),
-            )
+            served = held.keys() - self.node.held().keys()
+            yield pod, tuple(one for one in self.node.pods() if one.uid in served)
 
     def rows(self) -> tuple[ProcessRow, ...]:
         """List every process with its current CPUs."""
@@ -266,6 +288,9 @@ class LiveNode:
         self.node.try_again(self._init_runs)
         return self.node.held().keys() <= self._view().refused.keys()
 
+    def _facts(self) -> NodeFacts:
+        return self.agent.manager.snapshot().facts
+
     def _view(self) -> NodeView:
         return self.agent.manager.snapshot().resolution.view
 
@@ -299,7 +324,9 @@ class LiveNode:
     def _status(self) -> NodeStatus:
         found = self._last_sweep.found if self._last_sweep else ()
         writer = Writer.NRI if self.node.plugged else Writer.CGROUP
-        return report.describe(*self.agent.manager.snapshot(), found, enforcement=writer)
+        plugins = self.agent.resource_manager.reports.report()
+        now = self.agent.manager.snapshot()
+        return report.describe(*now, found, enforcement=writer, plugins=plugins)
 
     def _await(self, condition: Callable[[], bool]) -> bool:
         """Wait until the condition holds; tell whether it does."""
@@ -362,6 +389,13 @@ class LiveNode:
             thread.join()
         if failures:
             raise failures[0]
+
+
+def _by_plugins(facts: NodeFacts, pod: Pod) -> CPUSet:
+    """Return the CPUs that plugins have given a pod."""
+    refs = (ContainerRef(pod.cgroup_uid, container.name) for container in pod.containers)
+    given = (facts.plugins.given.get(ref, {}) for ref in refs)
+    return CPUSet.union(by_resource[CPU].cpus for by_resource in given if CPU in by_resource)
 
 
 def _native_request(pod: Pod, container: Container) -> str:

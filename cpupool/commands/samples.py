@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
+from cpupool.wire.katalyst import PROPOSED_ROLE
 from cpupool.wire.orchestration import QOS_CLASS, RESOURCE_STATUS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cpupool.core.names import Names
     from cpupool.core.pools import NodePools
@@ -73,6 +74,15 @@ def koordinator_pods(machine: CPUTopology, own: CPUSet, shared: CPUSet) -> Itera
     yield _classed("sole", "LSE", _whole(share))
     # As the author of a pod may write the annotation, in place of a scheduler.
     yield _classed("forged", "LSE", _whole(1), {"cpuset": str(shared.first)})
+
+
+def role_pods(roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Return pods for plugins: pod → its role; and one for which no plugin is asked."""
+    for name, role in roles.items():
+        body = pod(name, [{"name": "main", "resources": {"requests": {"cpu": f"{MILLI}m"}}}])
+        body["metadata"]["annotations"] = {PROPOSED_ROLE: role}
+        yield body
+    yield pod("system", [{"name": "main"}])
 
 
 def pods(pools: NodePools, names: Names) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "tests/unit/commands/test_topology.py": {"manager/node_topology"},
     "tests/unit/commands/test_simulate.py": {"commands/outcomes", "commands/plotting"},
     "tests/unit/commands/test_live.py": {"commands/samples"},
+    "tests/scenarios/test_demo_plugins.py": {"commands/demo_plugins"},
     "tests/unit/config/poolconfig": {"config/reader"},
     "tests/unit/host": {"host/cgroup_files", "host/root"},
     "tests/unit/https/server": {"https/application", "https/lobby"},
