@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -20,7 +19,7 @@ from cpupool import cli
 from cpupool.commands import plotting
 from tests.machines import MACHINES
 from tests.pictures import ids
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -351,24 +350,29 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     trace, plot = tmp_path / "trace.jsonl", tmp_path / "plot.png"
     endless = ("--random", "20000", "--load", "0.5", "--save-trace", trace, "--plot", plot)
     command = [sys.executable, "-m", "cpupool", "simulate", *EXAMPLE[:4], *map(str, endless)]
+    message = b"cpupool: interrupted; nothing is left behind\r\n"
     terminal, its_end = pty.openpty()
+    os.set_blocking(terminal, False)
+    told = b""
     with (
         os.fdopen(terminal, "rb", buffering=0) as shown,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its_end) as process,
+        # A terminal whose other end is closed may lose what was written last.
+        os.fdopen(its_end, "wb", buffering=0) as its_end_kept,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its_end_kept) as process,
     ):
-        os.close(its_end)
-        told = b""
-        while b"simulating" not in told:
-            told += shown.read(4096)
+
+        def text() -> bytes:
+            nonlocal told
+            told += shown.read(4096) or b""
+            return told
+
+        eventually(lambda: b"simulating" in text(), lambda: repr(told))
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # Linux: EIO, once the other end is closed
-            while more := shown.read(4096):
-                told += more
         out, _ = process.communicate(timeout=DEADLINE_S)
+        eventually(lambda: text().endswith(message), lambda: repr(told))
 
     assert process.returncode == 130
     assert out == b""
-    assert told.endswith(b"cpupool: interrupted; nothing is left behind\r\n")
     # The cursor that the bar had hidden is back.
     assert told.rindex(b"\x1b[?25h") > told.rindex(b"\x1b[?25l")
     assert list(tmp_path.iterdir()) == []
