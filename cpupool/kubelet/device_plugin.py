@@ -287,7 +287,6 @@ class DevicePluginServer:
             )
         plugin = DevicePlugin(self._manager, self._pool, self._mounts, self._loop.look)
         try:
-            self._path.unlink(missing_ok=True)
             self._path.parent.stat()  # its error is clearer than grpc's for a missing folder
             self._loop.call(self._serve(plugin))
         except (OSError, RuntimeError) as error:

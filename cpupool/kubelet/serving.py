@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -137,13 +138,13 @@ class Server(server.Server):
         self._path: Path | None = None
 
     async def begin(self, path: Path) -> None:
-        """Serve on a socket; if the caller gives up, nothing listens.
+        """Serve on a socket for root alone; if the caller gives up, nothing listens.
 
         Raises:
             OSError: the socket cannot be bound.
         """
         self._path = path
-        beginning = asyncio.create_task(self.start(path=str(path)))
+        beginning = asyncio.create_task(self.start(sock=_listening(path)))
         try:
             await asyncio.shield(beginning)
         except asyncio.CancelledError:
@@ -167,6 +168,29 @@ class Server(server.Server):
         connection = super()._protocol_factory()
         self._connections.add(connection)
         return connection
+
+
+def _listening(path: Path) -> socket.socket:
+    """Return a socket that listens; it replaces what has its name.
+
+    The name appears once clients can connect: a client that watches the folder connects at once.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    # As long as its later name, which may be as long as the kernel allows.
+    unnamed = path.with_name(f".{path.name[1:]}")
+    unnamed.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(unnamed))
+        unnamed.chmod(_SOCKET_MODE)
+        listening.listen()
+        unnamed.rename(path)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 class ServedSocket:
@@ -209,7 +233,6 @@ class ServedSocket:
             return
         try:
             self.path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            self.path.unlink(missing_ok=True)
             self._loop.call(self._serve())
         except (OSError, RuntimeError) as error:
             raise HostFileError(
@@ -223,7 +246,6 @@ class ServedSocket:
         server = self._made()
         await server.begin(self.path)
         self._server = server
-        self.path.chmod(_SOCKET_MODE)
 
     async def _end(self) -> None:
         server, self._server = self._server, None

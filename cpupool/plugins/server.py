@@ -230,7 +230,6 @@ class _Door:
 
     async def _begin(self) -> None:
         await self._end()
-        self._path.unlink(missing_ok=True)
         server = Server(self._service)
         await server.begin(self._path)
         self._server = server

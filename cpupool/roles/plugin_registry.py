@@ -192,12 +192,17 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of a socket that may be a plugin's; None for anything else."""
+    """Return the status of a socket that may be a plugin's; None for anything else.
+
+    A name with a dot in front is not complete, as for the kubelet's plugin watcher.
+    """
+    if path.name == DOOR or path.name.startswith("."):
+        return None
     try:
         status = path.lstat()
     except OSError:
         return None
-    return status if stat.S_ISSOCK(status.st_mode) and path.name != DOOR else None
+    return status if stat.S_ISSOCK(status.st_mode) else None
 
 
 def _identity(status: os.stat_result) -> _Identity:

@@ -79,7 +79,9 @@ def test_ls_has_left_an_lsr_pods_cpus_before_it_runs_and_returns_when_it_ends(
     # Another best-effort pod enters, and another LS pod does not.
     run(world, "be-2", "BE")
     run(world, "ls-2", "LS", LS_CPU)
-    assert mains(world) == {"ls": rest, "be": ALL, "lsr": own, "be-2": ALL, "ls-2": rest}
+    assert before[-1] == {"ls": rest, "be": ALL, "lsr": own, "be-2": before[-1]["be-2"]}
+    assert mains(world)["ls-2"] == rest
+    await_mains(world, **{"ls": rest, "be": ALL, "lsr": own, "be-2": ALL, "ls-2": rest})
 
     world.node.delete_pod(lsr.uid)
     eventually(lambda: set(mains(world).values()) == {ALL}, lambda: str(mains(world)))

@@ -117,12 +117,38 @@ def test_a_loop_that_hangs_is_no_fault_of_the_socket(
         assert not server.listening
 
 
+class Nothing:
+    """A service without methods."""
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {}
+
+
+def test_a_socket_has_its_name_once_clients_can_connect(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_before: list[bool] = []
+    listen = socket.socket.listen
+
+    def listens(listening: socket.socket, *backlog: int) -> None:
+        there_before.append((folder / "a.sock").exists())
+        listen(listening, *backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", listens)
+
+    async def begun() -> None:
+        server = Server(Nothing())
+        await server.begin(folder / "a.sock")
+        await server.end()
+
+    with ServingLoop() as loop:
+        loop.call(begun())
+    assert there_before[0] is False
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("turns", range(6))
 def test_a_server_that_ends_cuts_off_who_has_just_connected(folder: Path, turns: int) -> None:
-    class Nothing:
-        def __mapping__(self) -> dict[str, Handler]:
-            return {}
-
     async def meet(client: socket.socket) -> None:
         server = Server(Nothing())
         await server.begin(folder / "a.sock")

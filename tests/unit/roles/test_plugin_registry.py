@@ -128,6 +128,15 @@ def test_a_replaced_plugin_that_ends_leaves_the_place_alone(role: Registrations)
 FUTURE_NS = 2**62
 
 
+def test_a_socket_with_a_dot_in_front_is_not_asked(role: Registrations) -> None:
+    role.dead(".web")
+    role.registry.look()
+    assert threads() == 0
+    role.plugin("web")
+    role.until(lambda: role.registry.plugins)
+    assert threads() == 1
+
+
 def threads() -> int:
     return sum(thread.name.startswith("plugin ") for thread in threading.enumerate())
 
