@@ -17,6 +17,7 @@ from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
 from cpupool.core.grants import Source
 from cpupool.host import files
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
 
@@ -69,7 +70,7 @@ class ChoiceRecord:
         self._lock = threading.Lock()
         self._kept: Snapshot | None = None
         self._written: State | None = None
-        self._complaint = ""
+        self._failures = Failures()
         self._due_s = 0.0
 
     def recorded(self) -> State | None:
@@ -150,13 +151,12 @@ class ChoiceRecord:
     def _complain(self, why: str) -> None:
         """Report a failure once, and its end."""
         self._metrics.choices_unrecorded(failed=bool(why))
-        if why and why != self._complaint:
+        if why and self._failures.begins(why):
             log.warning("chosen CPUs cannot be recorded", error=why)
             what = "the CPUs that the CPU manager policy chose are not recorded"
             self._events.node("CPUChoiceNotRecorded", f"{what}: {why}")
-        elif self._complaint and not why:
+        elif not why and self._failures.ends():
             log.info("chosen CPUs are recorded again", file=self._path)
-        self._complaint = why
 
 
 def _read(path: Path) -> bytes:

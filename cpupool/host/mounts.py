@@ -25,6 +25,7 @@ from cpupool.core.pools import PoolKind
 from cpupool.host import files
 from cpupool.manager.ports import Mount
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Mounts:
         self._starter: Path | None = None
         self._announced: set[str] = set()
         self._spare_since: dict[Path, float] = {}
-        self._failing: dict[str, str] = {}
+        self._failures = Failures()
 
     def provide(self, shared: Mapping[str, CPUSet] | None, announced: Collection[str] = ()) -> None:
         """Install the starter, write each shared pool's CPUs, and remove unused files.
@@ -113,7 +114,7 @@ class Mounts:
     @property
     def failing(self) -> bool:
         """Whether the last `provide` could not make everything right."""
-        return bool(self._failing)
+        return bool(self._failures)
 
     def of(self, pool: Pool) -> tuple[Mount, ...]:
         """Return the mounts for a container of a pool: only existing files and folders.
@@ -232,11 +233,10 @@ class Mounts:
         except (OSError, CPUPoolError) as error:
             self._complain(what, str(error))
         else:
-            self._failing.pop(what, None)
+            self._failures.ends(what)
 
     def _complain(self, what: str, why: str) -> None:
-        if self._failing.get(what) != why:
-            self._failing[what] = why
+        if self._failures.begins(why, what):
             log.warning("containers' files are not as they should be", what=what, reason=why)
             self._events.node("CPUPoolFilesFailed", f"{what}: {why}")
 

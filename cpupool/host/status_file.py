@@ -10,6 +10,7 @@ from cpupool.core.errors import HostError
 from cpupool.host import files
 from cpupool.manager import report, status_json
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,7 @@ class StatusFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._published: object = None
-        self._complaint = ""
+        self._failures = Failures()
 
     def publish(
         self,
@@ -57,10 +58,9 @@ class StatusFile:
                 files.write_atomically(self._path, json.dumps(status_json.to_json(status)).encode())
                 self._published = news
             os.utime(self._path)
-            self._complaint = ""
+            self._failures.ends()
         except (OSError, HostError) as error:
             # A full disk must not keep a container from its CPUs.
-            if self._complaint != str(error):
+            if self._failures.begins(error):
                 log.warning("status file cannot be written", path=self._path, error=error)
-            self._complaint = str(error)
             self._published = None

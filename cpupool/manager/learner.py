@@ -21,6 +21,7 @@ from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import kubelet_conflict, requested, resolve, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -61,7 +62,7 @@ class Sources:
     """A log of failing sources: each failure is logged once, and again with another reason."""
 
     def __init__(self) -> None:
-        self._failing: dict[str, str] = {}
+        self._failures = Failures()
 
     def ask(self, source: str, question: Callable[[], _Answer]) -> _Answer | None:
         """Return the answer, or None where there is none now: known facts stay valid."""
@@ -70,14 +71,15 @@ class Sources:
         except CPUPoolError as error:
             self.complain(source, str(error))
             return None
-        self._failing.pop(source, None)
+        self._failures.ends(source)
         return answer
 
     def complain(self, source: str, why: str) -> None:
         """Log once that a source gives no useful answer."""
-        if why and self._failing.get(source) != why:
+        if not why:
+            self._failures.ends(source)
+        elif self._failures.begins(why, source):
             log.warning("source cannot be read", source=source, error=why)
-        self._failing[source] = why
 
 
 class Learner:

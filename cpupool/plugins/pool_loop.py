@@ -16,6 +16,7 @@ from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_sizer import PoolSizer
 from cpupool.policies.load_sizing import PERIOD_S
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ class PoolLoop:
         self._sizer = PoolSizer()
         self._due_s = now_s()
         self._written: object = None
-        self._complaints: dict[str, str] = {}
+        self._failures = Failures()
 
     def sized(self, plugin: Plugin, state: PluginState) -> PluginState:
         """Return a settled state with the pools as their load needs them, once in a period."""
@@ -110,9 +111,10 @@ class PoolLoop:
         return sizer
 
     def _complain(self, what: str, reason: str) -> None:
-        if reason and self._complaints.get(what) != reason:
+        if not reason:
+            self._failures.ends(what)
+        elif self._failures.begins(reason, what):
             log.warning(what, reason=reason)
-        self._complaints[what] = reason
 
 
 def _why(size: PoolSize, decision: Decision | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from cpupool.kubelet.plugin_service import PluginService
 from cpupool.kubelet.serving import Server, ServingLoop
 from cpupool.policies.load_sizing import PERIOD_S
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 from cpupool.wire import plugin_state
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class PluginServer:
         self._states = states
         self._wake = threading.Event()
         self._watch = DirectoryWatch(watched, lambda _path: self.wake())
-        self._complaint = ""
+        self._failures = Failures()
 
     def wake(self) -> None:
         """Look now: something has changed, or `run` is to notice a stop."""
@@ -120,11 +121,10 @@ class PluginServer:
             for name, plugin in self._made().items():
                 loop.call(kept[name].follow(plugin, self._pools))
         except CPUPoolError as error:
-            if str(error) != self._complaint:
+            if self._failures.begins(error):
                 log.warning("change refused, the plugins keep what they had", reason=error)
-            self._complaint = str(error)
         else:
-            self._complaint = ""
+            self._failures.ends()
 
 
 class KeptPlugin:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class LoadWatcher:
         self._now_s = now_s
         self._last: tuple[float, CPUTime] | None = None
         self._due_s = 0.0
-        self._complaint = ""
+        self._failures = Failures()
         self._wake = threading.Event()
 
     def wake(self) -> None:
@@ -87,15 +88,14 @@ class LoadWatcher:
             if last:
                 self._measured(last, now_s, time_now)
         except CPUPoolError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
+            if self._failures.begins(error):
                 log.warning("load not measured, shared sets keep their sizes", reason=error)
         return self._period_s
 
     def _measured(self, last: tuple[float, CPUTime], now_s: float, time_now: CPUTime) -> None:
         then_s, earlier = last
         use = time_now.since(earlier, now_s - then_s)
-        self._complaint = ""
+        self._failures.ends()
         before = self._manager.snapshot().resolution.view.extents
         if not self._manager.measure(use):
             return

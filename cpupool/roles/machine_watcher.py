@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.errors import CPUPoolError
 from cpupool.host.uevents import CPUEvents
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     import threading
@@ -55,7 +56,7 @@ class MachineWatcher:
         self._listen = listen
         self._events: CPUEvents | None = None
         self._silence = ""
-        self._complaint = ""
+        self._failures = Failures()
 
     def run(self, stop: threading.Event) -> None:
         """Follow the machine until `stop` is set; `wake` after setting it returns at once."""
@@ -83,12 +84,11 @@ class MachineWatcher:
             now = before.cut_to(online) if shrinks else self._topology.topology()
             problems = self._manager.update_topology(now)
         except CPUPoolError as error:
-            if str(error) != self._complaint:
+            if self._failures.begins(error):
                 log.warning("topology not read", reason=error)
-            self._complaint = str(error)
             return
         self._changed()
-        self._complaint = ""
+        self._failures.ends()
         log.info("online CPUs", cpus=now.online, before=before.online or "not known")
         for problem in problems:
             log.warning("pools on this machine", problem=problem)

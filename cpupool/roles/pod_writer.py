@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from cpupool.kube.client import APIError
 from cpupool.roles.attempts import PAUSE_S, Attempt
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -88,7 +89,7 @@ class PodWriter(ABC, Generic[K]):
         self._health = health
         self._now_s = now_s
         self._attempts: dict[K, Attempt] = {}
-        self._complaint = ""
+        self._failures = Failures()
         self._wake = threading.Event()
 
     @abstractmethod
@@ -135,17 +136,15 @@ class PodWriter(ABC, Generic[K]):
             self._complain(wanted[key].pod, refusal)
         else:
             self._attempts[key] = Attempt(math.inf)
-            self._complaint = ""
+            self._failures.ends()
             wanted[key].done()
         return PAUSE_S
 
     def _complain(self, pod: Pod, refusal: APIError) -> None:
         """Log a refusal once; without the right, the refusals of all pods are one."""
         name, forbidden = f"{pod.namespace}/{pod.name}", refusal.status == _FORBIDDEN
-        complaint = f"{'' if forbidden else name} {refusal.status or refusal}"
-        if complaint == self._complaint:
+        if not self._failures.begins(f"{'' if forbidden else name} {refusal.status or refusal}"):
             return
-        self._complaint = complaint
         if forbidden:
             log.warning(self._words.forbidden, reason=refusal, so=self._words.remedy)
         else:

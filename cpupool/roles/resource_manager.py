@@ -27,6 +27,7 @@ from cpupool.roles.plugin_preparer import PluginPreparer
 from cpupool.roles.plugin_registry import PluginRegistry
 from cpupool.roles.plugin_reports import PluginReports
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 from cpupool.wire import katalyst
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class ResourceManager:
         self._asked: set[tuple[str, str]] = set()
         self._unlisted: set[str] = set()
         self._due_s: dict[str, float] = {}
-        self._complaints: dict[str, str] = {}
+        self._failures = Failures()
         self._published: object = None
         self._wake = threading.Event()
 
@@ -347,11 +348,9 @@ class ResourceManager:
 
     def _complain(self, about: str, why: str) -> None:
         """Log a failure once, and its end."""
-        before = self._complaints.get(about, "")
-        self._complaints[about] = why
-        if why and why != before:
+        if why and self._failures.begins(why, about):
             log.warning("resource manager", about=about, reason=why)
-        elif before and not why:
+        elif not why and self._failures.ends(about):
             log.info("resource manager: it works again", about=about)
 
 

@@ -22,6 +22,7 @@ from cpupool.kube.node_topology import CREATE_CRD, GRANT
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.node_topology import Surroundings, node_topology
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 from cpupool.telemetry.metrics import WriteOutcome
 from cpupool.wire.node_topology import values
 
@@ -97,11 +98,11 @@ class TopologyReporter:
         self._health = health
         self._now_s = now_s
         self._due_s = 0.0
-        self._failures = 0
+        self._refused = 0
         self._written: Values | None = None
         self._rewrites = 0
         self._rewrite_s = 0.0
-        self._complaint = ""
+        self._failures = Failures()
         self._left: Mapping[str, str] = {}
         self._wake = threading.Event()
         metrics.topology_published()
@@ -169,17 +170,17 @@ class TopologyReporter:
         return self._settled()
 
     def _settled(self) -> float:
-        self._failures, self._complaint = 0, ""
+        self._refused = 0
+        self._failures.ends()
         self._due_s = self._now_s() + _PAUSE_S
         return _IDLE_S
 
     def _failed(self, error: CPUPoolError, so: str, at_least_s: float = 0.0) -> float:
         """Log an error once; return the seconds to the next try."""
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+        if self._failures.begins(error):
             log.warning("node's topology not published", reason=error, so=so)
-        pause_s = max(_pause_s(self._failures), at_least_s)
-        self._failures += 1
+        pause_s = max(_pause_s(self._refused), at_least_s)
+        self._refused += 1
         self._due_s = self._now_s() + pause_s
         return pause_s
 
