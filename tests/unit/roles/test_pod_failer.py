@@ -16,10 +16,11 @@ from cpupool.telemetry.health import Health
 from tests import builders
 from tests.loops import running
 from tests.machines import MACHINES
+from tests.unit.manager import plugged
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import ContainerRef, Pod
 
 MACHINE = MACHINES["arm_no_smt"].topology()
 TOO_MANY = (
@@ -224,3 +225,22 @@ def test_the_loop_looks_and_ends_when_it_is_asked_to() -> None:
         node.role.look()
         eventually(lambda: node.statuses.failed, "the pod failed")
     assert node.statuses.interrupted
+
+
+@pytest.mark.parametrize(
+    ("refusals", "failed"),
+    [
+        ({plugged.ref("web"): "full"}, [("web", "Pod was rejected: container main: full")]),
+        # The plugin may still answer.
+        ({}, []),
+    ],
+)
+def test_a_pod_that_a_plugin_refuses_fails_with_the_plugins_words(
+    refusals: dict[ContainerRef, str], failed: list[tuple[str, str]]
+) -> None:
+    web = plugged.pod("web", level="dedicated_cores")
+    manager = plugged.manager(web, refusals=refusals, configured=plugged.pools(misfit=Misfit.FAIL))
+    plugged.starts(manager, web)
+    statuses = Statuses()
+    PodFailer(manager, statuses, after_s=0.0, health=Health(), now_s=lambda: 100.0).step()
+    assert [(name, words) for name, _, words in statuses.failed] == failed
