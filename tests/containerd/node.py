@@ -288,6 +288,10 @@ class Node:
                 one.container = self.cri.create(one.sandbox, one.container_config(options), within)
             except grpc.RpcError as error:
                 one.refused.append(str(error.details()))
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    # The runtime that has ended may have kept the container, and with it its name.
+                    # The kubelet finds it in the next runtime's list, and gives the next number.
+                    one.attempt += 1
                 return False
             return True
 
