@@ -32,7 +32,6 @@ from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from cpupool.core.errors import CPUPoolError
     from cpupool.core.workloads import Container, Pod
@@ -63,9 +62,7 @@ def setter_on(
     metrics: Metrics | None = None,
     health: Health | None = None,
     goals: Sequence[Goal[Any, Any]] = (),
-    places: Sequence[Path] = (),
     interval_s: float = 1.0,
-    settle_s: float = 0.02,
     swept: Callable[[SweepReport], None] = lambda _report: None,
     refused: Callable[[], None] = lambda: None,
     now_s: Callable[[], float] = time.monotonic,
@@ -108,11 +105,9 @@ def setter_on(
     return CPUSetter(
         sweep,
         learner,
-        places=places,
         metrics=metrics,
         health=health,
         interval_s=interval_s,
-        settle_s=settle_s,
         swept=swept,
         now_s=now_s,
     )

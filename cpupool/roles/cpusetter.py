@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 NAME: Final = "cpusetter"
 _SETTLE_S: Final = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
-_REST_S: Final = 0.005
-"""How long a container's new cgroup waits, so that those of a burst of pods are served together."""
 _STORM_S: Final = 0.2
 _KEPT_FILES: Final = {"cpuset.cpus"}.union(
     bandwidth.FILES, cgroup_memory.FILES, cgroup_properties.FILES, partitions.FILES
@@ -49,7 +47,6 @@ class CPUSetter:
         metrics: where durations are counted.
         health: hears that the loop turns, and whether containers can be placed.
         interval_s: a sweep happens at least this often.
-        settle_s: how long a sweep waits for a burst of events to end, if no container is new.
         swept: called after each sweep, on the sweeping thread.
         readiness_changed: called on the sweeping thread when `informed` or `ready` has changed.
         now_s: a monotonic clock.
@@ -64,7 +61,6 @@ class CPUSetter:
         metrics: Metrics,
         health: Health,
         interval_s: float,
-        settle_s: float = _SETTLE_S,
         swept: Callable[[SweepReport], None] = lambda _report: None,
         readiness_changed: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
@@ -79,8 +75,7 @@ class CPUSetter:
         self._readiness_changed = readiness_changed
         self._readiness = (False, False)
         self._now_s = now_s
-        self._least_s = self._settle_s = settle_s
-        self._created = threading.Event()
+        self._settle_s = _SETTLE_S
         self._informed = threading.Event()
         self._ready = threading.Event()
         self._look = threading.Event()
@@ -126,19 +121,17 @@ class CPUSetter:
             while not stop.is_set():
                 self._health.beat(NAME)
                 self._look.clear()
-                self._created.clear()
                 report = self.sweep()
                 for watch in watches:
                     watch.ensure()
                 self._tell(report)
-                if stop.wait(_REST_S):
+                if stop.wait(_SETTLE_S):
                     return
-                if not self._created.wait(self._least_s - _REST_S):
-                    self._urgent.wait(self._settle_s - self._least_s)
+                self._urgent.wait(self._settle_s - _SETTLE_S)
                 self._urgent.clear()
                 # Events that come on and on without moving anything are answered ever more slowly.
                 quiet = not self._look.wait(self._pause_s()) or report.repairs
-                self._settle_s = self._least_s if quiet else min(2 * self._settle_s, _STORM_S)
+                self._settle_s = _SETTLE_S if quiet else min(2 * self._settle_s, _STORM_S)
 
     def sweep(self) -> SweepReport:
         """Compare every container with where it belongs, and repair what differs."""
@@ -175,8 +168,6 @@ class CPUSetter:
     def _cgroup_changed(self, path: Path) -> None:
         # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.
         if cgroup_names.is_cgroup(path.name):
-            if cgroup_names.pod_id(path.parent.name) is not None and path.is_dir():
-                self._created.set()
             self.wake_at_once()
         elif path.name in _KEPT_FILES:
             self.wake()
