@@ -339,12 +339,17 @@ class Learner:
         """Return the containers and pods whose CPUs depend on the kubelet's answer.
 
         A container with a hint has its CPUs already, and one that is not created needs none yet.
+        Until the first answer no container is touched: all containers wait for it.
         """
         facts, resolution = self._manager.snapshot()
-        placed = resolution.containers.items() if resolution.missing else ()
-        created = {ContainerRef(pod, container.container.name) for (pod, _), container in placed}
+        waiting = set(resolution.missing)
+        if waiting and self._informed:
+            waiting &= {
+                ContainerRef(pod, container.container.name)
+                for (pod, _), container in resolution.containers.items()
+            }
         uncertain = static_pods.uncertain(facts.pods or (), facts.static)
-        return created.intersection(resolution.missing) | uncertain | self._unnamed()
+        return waiting | uncertain | self._unnamed()
 
     def _lacks_records(self) -> bool:
         """Return whether the kubelet's records may have facts that are missing."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import FoundContainer
 
+BARE = builders.pod("bare", builders.container(running=False, exclusive_a=1))
+
 
 def test_without_pools_the_devices_that_pods_hold_are_asked_for_first() -> None:
     outside = Outside((OWNER,), saved=None, live=None)
@@ -174,15 +176,27 @@ class TestOfAContainerWithCPUsTheKubeletIsAsked:
 
 
 def test_of_a_pod_whose_containers_are_not_created_the_kubelet_is_asked_a_moment_later() -> None:
+    outside = Outside((OWNER,), saved={OWNER.uid: granted("2")})
+    _, learner = learning(outside)
+    learner.learn((), 100.0)
+    learner.learn((), 100.5)
+    outside.asked.clear()
+    outside.listed = (OWNER, BARE)
+    learner.learn(alive(BARE.uid), 101.0)
+    assert (outside.asked, learner.due_s) == ([], 101.1)
+    learner.learn(alive(BARE.uid), 101.1)
+    assert outside.asked == ["checkpoint", "podresources"]
+
+
+def test_the_first_question_is_asked_at_once_as_all_containers_wait_for_the_answer() -> None:
     outside = Outside()
     _, learner = learning(outside)
     learner.learn((), 100.0)
     outside.asked.clear()
-    outside.listed = (builders.pod("bare", builders.container(running=False, exclusive_a=1)),)
-    learner.learn(alive("bare-uid"), 101.0)
-    assert (outside.asked, learner.due_s) == ([], 101.1)
-    learner.learn(alive("bare-uid"), 101.1)
+    outside.listed = (BARE,)
+    learner.learn(alive(BARE.uid), 101.0)
     assert outside.asked == ["checkpoint", "podresources"]
+    assert learner.waiting_for(101.0) == ""
 
 
 def test_only_devices_of_pods_that_run_and_that_nothing_lists_are_recalled() -> None:
