@@ -176,10 +176,12 @@ class TestOfAContainerWithCPUsTheKubeletIsAsked:
 
 
 def test_of_a_pod_whose_containers_are_not_created_the_kubelet_is_asked_a_moment_later() -> None:
-    outside = Outside((OWNER,), saved={OWNER.uid: granted("2")})
+    outside = Outside((OWNER,))
     _, learner = learning(outside)
     learner.learn((), 100.0)
-    learner.learn((), 100.5)
+    outside.saved = {OWNER.uid: granted("2")}
+    for now_s in (100.5, 101.0):
+        learner.learn((), now_s)
     outside.asked.clear()
     outside.listed = (OWNER, BARE)
     learner.learn(alive(BARE.uid), 101.0)
