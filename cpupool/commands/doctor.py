@@ -357,6 +357,11 @@ def _cpuset_writers(known: _Known) -> Iterable[Row]:
     return plugin_checks.writers(found, decide=known.has_policy(QRM))
 
 
+def _memory_manager(known: _Known) -> Iterable[Row]:
+    status = known.status and known.status[0]
+    return plugin_checks.memory_manager(known.node.memory_manager, status)
+
+
 def _misfits(known: _Known) -> Iterable[Row]:
     if known.status and known.pools and known.pools.cpu_manager.chooses:
         writer = known.status[0].enforcement
@@ -454,6 +459,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     koordinator_checks.CHECK: _koordlet,
     plugin_checks.CHECK: _plugins,
     plugin_checks.WRITERS: _cpuset_writers,
+    plugin_checks.MEMORY_MANAGER: _memory_manager,
     "device plugins": _device_plugins,
     "starter": _starter,
     "podresources": _podresources,

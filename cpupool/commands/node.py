@@ -26,6 +26,7 @@ from cpupool.commands import (
     input_file,
 )
 from cpupool.commands.topology_checks import InCluster
+from cpupool.config import kubelet_config
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host import recording
@@ -34,6 +35,7 @@ from cpupool.host.root import HostRoot
 from cpupool.kube import views
 from cpupool.kubelet.plugin_door import DOOR
 from cpupool.manager import status_json
+from cpupool.wire import checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -158,6 +160,17 @@ class Node:
             except OSError:
                 missing.append(folder)
         return found, missing
+
+    def memory_manager(self) -> str | None:
+        """Return the policy of the kubelet's memory manager; None where it cannot be seen.
+
+        Raises:
+            CPUPoolError: a file that names it cannot be read.
+        """
+        if (state := read(self.root.memory_manager_state)) is not None:
+            return checkpoints.policy("the kubelet's memory_manager_state", state)
+        text = read(self.kubelet_config)
+        return None if text is None else kubelet_config.parse("", text).memory_manager_policy
 
     def runtime_configurations(self) -> Iterator[Mapping[str, Any]]:
         """Yield the configuration files of the container runtime that can be read."""

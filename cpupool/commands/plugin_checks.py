@@ -6,15 +6,18 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from cpupool.commands.checks import Row, Verdict
-from cpupool.core.resources import CPU
+from cpupool.config.kubelet_config import NO_MEMORY_MANAGER
+from cpupool.core.properties import CPUSET_MEMS
+from cpupool.core.resources import CPU, MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from cpupool.manager.report import NodeStatus, PluginAnswer
 
 CHECK: Final = "resource plugins"
 WRITERS: Final = "cpuset writers"
+MEMORY_MANAGER: Final = "memory manager"
 _ROOT: Final = 0
 _OVERLAY: Final = "daemonsets/resource-plugins"
 _KATALYST: Final = "katalyst-agent"
@@ -120,6 +123,47 @@ def writers(found: Collection[Sequence[str]] | None, *, decide: bool) -> Iterato
         yield Row(WRITERS, Verdict.UNSEEN, "the node's processes cannot be seen from here", remedy)
     elif decide and not rivals:
         yield Row(WRITERS, Verdict.OK, "no other program is known to write cpusets here")
+
+
+def memory_manager(read: Callable[[], str | None], status: NodeStatus | None) -> Iterator[Row]:
+    """Check that the kubelet chooses no NUMA nodes for memory where a plugin does.
+
+    There is no row where no plugin does.
+
+    Args:
+        read: returns the policy of the kubelet's memory manager; None where it cannot be seen.
+        status: what the agent has written; None without.
+    """
+    if status is None or not (setters := sorted(_memory_setters(status))):
+        return
+    policy = read()
+    if policy is None:
+        fact = "the kubelet's policy cannot be seen from here"
+        yield Row(MEMORY_MANAGER, Verdict.UNSEEN, fact, "run this on the node, as root")
+    elif policy == NO_MEMORY_MANAGER:
+        fact = f"none, so only the plugin for {_listed(setters)} chooses NUMA nodes for memory"
+        yield Row(MEMORY_MANAGER, Verdict.OK, fact)
+    else:
+        fact = (
+            f"the kubelet's memory manager is {policy!r:.40}: it chooses the NUMA nodes for the"
+            f" memory of Guaranteed pods, and so does the plugin for {_listed(setters)}"
+        )
+        remedy = (
+            "drain the node, stop the kubelet, set memoryManagerPolicy: None, delete"
+            " memory_manager_state in its folder, start it"
+        )
+        yield Row(MEMORY_MANAGER, Verdict.PROBLEM, fact, remedy)
+
+
+def _memory_setters(status: NodeStatus) -> set[str]:
+    """Return the resources whose plugins set, or are there to set, memory nodes."""
+    told = {
+        answer.resource
+        for container in status.containers
+        for answer in container.answers
+        if CPUSET_MEMS in answer.values
+    }
+    return told | {plugin.resource for plugin in status.plugins if plugin.resource == MEMORY}
 
 
 def _writer(words: Sequence[str]) -> str:

@@ -43,7 +43,9 @@ _CONFIGZ: Final = "kubeletconfig"
 """The key under which /configz holds the configuration, without a kind of its own."""
 _CPU_MANAGER: Final = "cpuManagerPolicy"
 _CPU_MANAGER_OPTIONS: Final = "cpuManagerPolicyOptions"
+_MEMORY_MANAGER: Final = "memoryManagerPolicy"
 _TOPOLOGY_MANAGER: Final = "topologyManagerPolicy"
+NO_MEMORY_MANAGER: Final = "None"
 _TOPOLOGY_SCOPE: Final = "topologyManagerScope"
 _SYSTEM: Final = "systemReserved"
 _KUBE: Final = "kubeReserved"
@@ -59,6 +61,7 @@ class KubeletConfig:
     Attributes:
         cpu_manager_policy: `none`, or `static`, which places containers itself.
         cpu_manager_options: the options of that policy: name → value.
+        memory_manager_policy: `None`, or `Static`, which chooses the NUMA nodes of memory itself.
         topology_manager_policy: how the devices of a pod are brought together on NUMA nodes.
         topology_manager_scope: whether those of a container, or of the whole pod.
         system_reserved_milli: the cpu kept from pods for the system.
@@ -69,6 +72,7 @@ class KubeletConfig:
 
     cpu_manager_policy: str = NONE
     cpu_manager_options: Mapping[str, str] = field(default_factory=dict)
+    memory_manager_policy: str = NO_MEMORY_MANAGER
     topology_manager_policy: str = NONE
     topology_manager_scope: str = Scope.CONTAINER.value
     system_reserved_milli: int = 0
@@ -111,6 +115,7 @@ class KubeletConfig:
             "kind": _KIND,
             _CPU_MANAGER: self.cpu_manager_policy,
             _CPU_MANAGER_OPTIONS: dict(self.cpu_manager_options),
+            _MEMORY_MANAGER: self.memory_manager_policy,
             _TOPOLOGY_MANAGER: self.topology_manager_policy,
             _SYSTEM: {"cpu": as_quantity(self.system_reserved_milli)},
             _KUBE: {"cpu": as_quantity(self.kube_reserved_milli)},
@@ -219,6 +224,7 @@ def parse(name: str, text: str | bytes) -> KubeletConfig:
             name: reader.word(value)
             for name, value in reader.part(found.get(_CPU_MANAGER_OPTIONS)).entries.items()
         },
+        memory_manager_policy=reader.word(found.get(_MEMORY_MANAGER)) or NO_MEMORY_MANAGER,
         topology_manager_policy=reader.word(found.get(_TOPOLOGY_MANAGER)) or NONE,
         topology_manager_scope=reader.word(found.get(_TOPOLOGY_SCOPE)) or Scope.CONTAINER.value,
         system_reserved_milli=_milli(reader, reader.part(found.get(_SYSTEM)).get("cpu")),

@@ -24,7 +24,7 @@ from cpupool.host import cgroup_names, interrupts, processes
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.version import VERSION
-from cpupool.wire import cpu_manager_state, kubelet_checkpoint
+from cpupool.wire import checkpoints, cpu_manager_state, kubelet_checkpoint
 from cpupool.wire.cpu_manager_state import State
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def record(
     _take_cgroups(kept, root, there, cgroup_root)
     kept.take(root.checkpoint, there.checkpoint, lambda content: _checkpoint(content, names))
     kept.take(root.cpu_manager_state, there.cpu_manager_state, _cpu_manager_state)
+    kept.take(root.memory_manager_state, there.memory_manager_state, _memory_manager_state)
     kept.take(kubelet_config_file, there.kubelet_config, _kubelet_config)
     kept.take(root.status, there.status)
     kept.take(root.choices, there.choices)
@@ -264,6 +265,10 @@ def _checkpoint(content: bytes, names: Names) -> bytes:
 def _cpu_manager_state(content: bytes) -> bytes:
     found = cpu_manager_state.parse(content)
     return cpu_manager_state.encode(State(found.policy, found.default_cpus))
+
+
+def _memory_manager_state(content: bytes) -> bytes:
+    return json.dumps({"policyName": checkpoints.policy("memory_manager_state", content)}).encode()
 
 
 def _kubelet_config(content: bytes) -> bytes:

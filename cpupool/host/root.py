@@ -79,6 +79,11 @@ class HostRoot:
         return self.kubelet / "cpu_manager_state"
 
     @property
+    def memory_manager_state(self) -> Path:
+        """The memory manager's checkpoint file, which names its policy."""
+        return self.kubelet / "memory_manager_state"
+
+    @property
     def kubelet_config(self) -> Path:
         """The kubelet's configuration, where kubeadm puts it."""
         return self.kubelet / "config.yaml"

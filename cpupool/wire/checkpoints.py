@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cpupool.core.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+_POLICY: Final = "policyName"
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 
@@ -79,6 +80,19 @@ class Reader:
             return fnv1a(dump)
         except UnicodeEncodeError as error:
             raise self.damaged("it holds half of a surrogate pair") from error
+
+
+def policy(file: str, data: bytes) -> str:
+    """Return the policy that the state of a manager names.
+
+    Sources: kubernetes pkg/kubelet/cm/cpumanager/state, pkg/kubelet/cm/memorymanager/state
+    (checkpoint.go).
+
+    Raises:
+        RemoteProtocolError: the file is damaged, or is not such a file.
+    """
+    reader = Reader(file, "the kubelet writes it again when it next starts without it")
+    return reader.typed(reader.document(data).get(_POLICY), str, _POLICY)
 
 
 def fnv1a(text: str) -> int:

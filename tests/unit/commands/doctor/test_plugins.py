@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool import cli
+from cpupool.core.assignments import Placement
 from cpupool.core.cpu_manager import CPUManager
-from cpupool.manager.report import NodeStatus, PluginStatus
+from cpupool.core.cpuset import CPUSet
+from cpupool.manager.report import ContainerStatus, NodeStatus, PluginAnswer, PluginStatus
 from cpupool.manager.status_json import to_json
 from tests.kubeconfigs import login
 from tests.nodes import KUBELET, POOLS
@@ -30,14 +33,15 @@ if TYPE_CHECKING:
 CHECK = "resource plugins"
 WRITERS = "cpuset writers"
 FOLDERS = ("/var/lib/cpupool/resource-plugins", "/var/lib/katalyst/plugin-socks")
+MANAGER = "memory manager"
 CPU = PluginStatus(f"{FOLDERS[0]}/cpu.sock", "cpu")
 QRM = replace(POOLS, cpu_manager=CPUManager("qrm", 1))
 
 
 def written(node: WrittenNode, *plugins: PluginStatus, policy: bool = True, **fields: Any) -> None:
     """Write a status of an agent that asks plugins."""
-    fields = {"plugin_folders": FOLDERS, **fields}
-    status = NodeStatus(QRM if policy else POOLS, (), plugins=plugins, **fields)
+    fields = {"plugin_folders": FOLDERS, "containers": (), **fields}
+    status = NodeStatus(QRM if policy else POOLS, plugins=plugins, **fields)
     node.put("run/cpupool/status.json", json.dumps(to_json(status)))
 
 
@@ -185,3 +189,66 @@ def test_the_kubelets_static_cpu_manager_is_a_writer(examine: Any, node: Written
     node.put("var/lib/kubelet/config.yaml", static)
     _, rows = examine()
     assert "problem" in {row["verdict"] for row in rows["kubelet"]}
+
+
+def held(policy: str, plugin: str) -> str:
+    return (
+        f"the kubelet's memory manager is {policy!r}: it chooses the NUMA nodes for the memory of"
+        f" Guaranteed pods, and so does the plugin for {plugin}"
+    )
+
+
+ALONE = "none, so only the plugin for memory chooses NUMA nodes for memory"
+UNSEEN = "the kubelet's policy cannot be seen from here"
+DAMAGED = "the kubelet's memory_manager_state is not readable: policyName is not of type str"
+
+
+@pytest.mark.parametrize(
+    ("state", "configured", "fact", "verdict"),
+    [
+        ('{"policyName": "Static", "machineState": {}}', "None", held("Static", "memory"), 1),
+        ('{"policyName": "None"}', "Static", ALONE, 0),
+        ("", "Static", held("Static", "memory"), 1),
+        ("", "None", ALONE, 0),
+        ("", "", UNSEEN, 0),
+        ("{}", "None", DAMAGED, 1),
+    ],
+)
+def test_the_kubelets_memory_manager_beside_a_plugin_for_memory(
+    examine: Any, node: WrittenNode, state: str, configured: str, fact: str, *, verdict: bool
+) -> None:
+    written(node, PluginStatus(f"{FOLDERS[0]}/memory.sock", "memory"))
+    if state:
+        node.put("var/lib/kubelet/memory_manager_state", state)
+    node.root.kubelet_config.unlink()
+    if configured:
+        node.put("var/lib/kubelet/config.yaml", f"{KUBELET}memoryManagerPolicy: {configured}\n")
+    _, rows = examine()
+    (row,) = rows[MANAGER]
+    assert row["fact"] == fact
+    assert (row["verdict"] == "problem") is bool(verdict)
+
+
+def test_the_memory_manager_matters_where_an_answer_sets_memory_nodes(
+    examine: Any, node: WrittenNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.put("var/lib/kubelet/memory_manager_state", '{"policyName": "Static", "secret": 1}')
+    written(node, CPU)
+    _, rows = examine()
+    assert MANAGER not in rows, "no plugin sets memory nodes"
+
+    answer = PluginAnswer("example.com/nic", {"CpusetMems": "0"})
+    cpus = CPUSet.of(0)
+    container = ContainerStatus(
+        "default/a/main", Placement.POOLS, cpus, "0", "", CPUSet(), answers=(answer,)
+    )
+    written(node, CPU, containers=(container,))
+    _, rows = examine()
+    assert facts(rows, MANAGER) == {held("Static", "example.com/nic"): "problem"}
+
+    bundle = tmp_path / "bundle.tar.gz"
+    host = ("--host-root", str(node.folder), "--config", str(node.pool_files))
+    assert cli.main(["support-bundle", "--output", str(bundle), *host]) == 0
+    capsys.readouterr()
+    assert cli.main(["doctor", "--json", "--bundle", str(bundle)]) == 1
+    assert held("Static", "example.com/nic") in capsys.readouterr().out
