@@ -29,6 +29,7 @@ from cpupool.host.status_file import StatusFile
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.kubelet.podresources_service import ExtendedPodResources
+from cpupool.kubelet.qrm_checkpoint import QRMCheckpoints
 from cpupool.kubelet.serving import ServedSocket, Server
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
@@ -49,6 +50,7 @@ from cpupool.roles import (
     resource_manager,
     topology_reporter,
 )
+from cpupool.roles.answer_import import AnswerImport
 from cpupool.roles.configurator import Configurator
 from cpupool.roles.cpu_annotator import CPUAnnotator
 from cpupool.roles.cpusetter import CPUSetter
@@ -82,7 +84,7 @@ if TYPE_CHECKING:
     from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
-    from cpupool.manager.ports import TopologySource
+    from cpupool.manager.ports import EventSink, TopologySource
     from cpupool.setup import Cluster, Setup
     from cpupool.supervisor import Loop
 
@@ -163,6 +165,15 @@ class Agent:
             events=self._cluster.events,
             metrics=self._metrics,
         )
+        self.resource_manager = _resource_manager(
+            settings,
+            root,
+            self.manager,
+            events=self._cluster.events,
+            metrics=self._metrics,
+            health=self.health,
+            changed=signals.answers,
+        )
         self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
         memory = CgroupMemory(root.cgroup, settings.cgroup_root)
         self._memory_keeper = MemoryKeeper(
@@ -222,18 +233,6 @@ class Agent:
             health=self.health,
             kubelet_changed=signals.kubelet,
             ready=self._is_ready,
-        )
-        self.resource_manager = ResourceManager(
-            self.manager,
-            settings.plugin_folders,
-            AnswerRecord(root.answers),
-            metrics=self._metrics,
-            health=self.health,
-            changed=signals.answers,
-            v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,
-            names=settings.plugin_names,
-            doors=(_podresources(root, self.manager),),
-            reconcile_s=settings.reconcile_s,
         )
         self._reporter = Reporter(
             self.manager,
@@ -341,6 +340,7 @@ class Agent:
             now_s=time.monotonic,
             cpu_s=time.thread_time,
             recorded=self._record.recorded,
+            take_over=self.resource_manager.take_over,
         )
         return CPUSetter(
             sweep,
@@ -406,6 +406,31 @@ def _goals(
         PropertiesGoal(properties, writers, metrics),
         LoadBalancingGoal(partitions),
     ]
+
+
+def _resource_manager(
+    settings: Setup,
+    root: HostRoot,
+    manager: Manager,
+    *,
+    events: EventSink,
+    metrics: Metrics,
+    health: Health,
+    changed: Callable[[], None],
+) -> ResourceManager:
+    return ResourceManager(
+        manager,
+        settings.plugin_folders,
+        AnswerRecord(root.answers),
+        AnswerImport(QRMCheckpoints(root.qrm_checkpoints), events),
+        metrics=metrics,
+        health=health,
+        changed=changed,
+        v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,
+        names=settings.plugin_names,
+        doors=(_podresources(root, manager),),
+        reconcile_s=settings.reconcile_s,
+    )
 
 
 def _podresources(root: HostRoot, manager: Manager) -> ServedSocket:

@@ -75,6 +75,7 @@ class Sweep:
         now_s: a monotonic clock.
         cpu_s: the CPU time of the sweeping thread.
         recorded: returns what an earlier agent has recorded of its choices; None for no record.
+        take_over: called before the first move, once the pods are known.
 
     Attributes:
         due_s: when to look again without an event, by `now_s`; infinite for never.
@@ -94,9 +95,10 @@ class Sweep:
         now_s: Callable[[], float],
         cpu_s: Callable[[], float],
         recorded: Callable[[], State | None] = lambda: None,
+        take_over: Callable[[], None] = lambda: None,
     ) -> None:
         self.due_s = math.inf
-        self._recorded = recorded
+        self._recorded, self._take_over = recorded, take_over
         self._manager = manager
         self._tree = tree
         self._writers = writers
@@ -132,6 +134,7 @@ class Sweep:
             return SweepReport(waiting_for=waiting_for)
         if not self._started:
             self._learner.recall_choices(found)
+            self._take_over()
             self._manager.adopt(found, self._recorded())
         resolution = self._mover.current()
         self._make_room(resolution)

@@ -27,6 +27,9 @@ class RecordFile(Generic[T]):
         empty: the value without a file, or with one that cannot be used.
         encode: returns the content of the file for a value.
         parse: returns the value of a content; raises CPUPoolError if there is none.
+
+    Attributes:
+        absent: whether `read` has found no file.
     """
 
     def __init__(
@@ -37,12 +40,14 @@ class RecordFile(Generic[T]):
         self._encode = encode
         self._parse = parse
         self._written = empty
+        self.absent = False
 
     def read(self) -> T:
         """Return the recorded value; the empty one where there is no file that can be used."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
+            self.absent = True
             return self._empty
         except OSError as error:
             log.warning("record is ignored", file=self._path, error=error.strerror)

@@ -74,6 +74,12 @@ class HostRoot:
         return self.device_plugins / "kubelet_internal_checkpoint"
 
     @property
+    def qrm_checkpoints(self) -> tuple[Path, ...]:
+        """Where a kubelet with Katalyst's patch, and Katalyst's own manager, record answers."""
+        folders = (self.kubelet, self.base / "var/lib/katalyst")
+        return tuple(each / "resource-plugins/kubelet_qrm_checkpoint" for each in folders)
+
+    @property
     def cpu_manager_state(self) -> Path:
         """The CPU manager's checkpoint file, which names its policy."""
         return self.kubelet / "cpu_manager_state"

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpclib.const import Status
 
 from cpupool.api import pluginregistration_pb2, resourceplugin_pb2
@@ -377,6 +377,20 @@ def _allocations(
         for uid, containers in pods.items()
         for name, allocation in containers.container_resources.items()
     }
+
+
+def answer_of(data: bytes) -> Answer:
+    """Return the answer in the bytes of a ResourceAllocationInfo.
+
+    Raises:
+        RemoteProtocolError: they are damaged.
+    """
+    try:
+        info = resourceplugin_pb2.ResourceAllocationInfo.FromString(data)
+        _bound(info)
+        return _answer(info)
+    except (DecodeError, _OutOfBounds) as error:
+        raise RemoteProtocolError(f"a recorded answer is not readable ({error})") from error
 
 
 def _answer(info: resourceplugin_pb2.ResourceAllocationInfo) -> Answer:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cpupool.manager.manager import Manager
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.plugin_answers import Broken
+    from cpupool.roles.answer_import import AnswerImport
     from cpupool.roles.plugin_worker import PluginWorker
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
@@ -61,13 +62,14 @@ _GRACE_S: Final = 300.0
 
 
 class ResourceManager:
-    """The role. One thread runs it; any thread may call `look`, `wake` and `recall`.
+    """The role. One thread runs it; any thread may call `look`, `recall` and `take_over`.
 
     Args:
         manager: the node's state.
         folders: as for `PluginRegistry`; the first is our own, with the door. Without any folder
             no plugin is asked.
         record: the file with the answers.
+        imports: the answers of another manager, which count on a node without a record.
         metrics: where answers are counted.
         health: receives the beats of the loop.
         changed: called when there are other plugins or answers, or a plugin begins or ends to fail.
@@ -86,6 +88,7 @@ class ResourceManager:
         manager: Manager,
         folders: Iterable[Path],
         record: AnswerRecord,
+        imports: AnswerImport,
         *,
         metrics: Metrics,
         health: Health,
@@ -101,7 +104,7 @@ class ResourceManager:
         self._doors = (*ours, *doors)
         self._enabled = bool(folders)
         self._manager = manager
-        self._record = record
+        self._record, self._imports = record, imports
         self._metrics = metrics
         self._health = health
         self._changed = changed
@@ -142,9 +145,22 @@ class ResourceManager:
         """Take the answers that an earlier agent recorded, before any container is placed."""
         if not self._recalled.is_set():
             self._book.load(self._record.read())
+            waits = self._enabled and self._record.absent and self._imports.find()
             self._manager.observe(plugins=self._facts())
-            self._recalled.set()
-            self.look()
+            if not waits:
+                self._begin()
+
+    def take_over(self) -> None:
+        """Import answers, if there are some: pods are known, and no container has been moved."""
+        if not self._recalled.is_set():
+            self._imports.hand_over(self._manager.snapshot(), self._book)
+            self._publish()
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let the loop have the answers, which only its thread knows from now on."""
+        self._recalled.set()
+        self.look()
 
     def run(self, stop: threading.Event) -> None:
         """Ask plugins until `stop` is set; `wake` after setting it returns at once."""
@@ -160,6 +176,8 @@ class ResourceManager:
 
     def step(self) -> float:
         """Take what has come, and ask for what is missing; return the seconds to the next step."""
+        if not self._recalled.is_set():
+            return _LOOK_S
         self._registry.look()
         # What comes meanwhile is for the next step: a flood must not hold up the beats.
         for _ in range(self._inbox.qsize()):
@@ -167,13 +185,10 @@ class ResourceManager:
         now, now_s = self._manager.snapshot(), self._now_s()
         if self.reports.keep(self._registry.workers, self._served()):
             self._changed()
-        if now.facts.pods is None or not self._recalled.is_set():
+        if now.facts.pods is None:
             return _LOOK_S
-        self._lost_s = {
-            resource: lost_s
-            for resource, lost_s in self._lost_s.items()
-            if now_s < lost_s + _GRACE_S
-        }
+        last_s = now_s - _GRACE_S
+        self._lost_s = {name: at_s for name, at_s in self._lost_s.items() if at_s > last_s}
         self._book.judge_again(now)
         self._remove_ended(now)
         self._publish()
@@ -229,7 +244,8 @@ class ResourceManager:
 
     def _served(self) -> frozenset[str]:
         recorded = self._book.resources.values()
-        return frozenset(self._registry.plugins).union(self._lost_s, *recorded)
+        known = (self._lost_s, self._imports.resources, *recorded)
+        return frozenset(self._registry.plugins).union(*known)
 
     def _facts(self) -> PluginFacts:
         unprepared = self._preparer.unprepared

@@ -15,10 +15,13 @@ from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.resource_plugins import ServedAs
 from cpupool.core.workloads import ContainerKind
 from cpupool.host.answer_record import AnswerRecord
+from cpupool.kubelet.qrm_checkpoint import QRMCheckpoints
 from cpupool.manager.manager import Manager
+from cpupool.roles.answer_import import AnswerImport
 from cpupool.roles.resource_manager import ResourceManager
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
+from tests.events import Heard
 from tests.machines import MACHINES
 from tests.resource_plugins import PluginDouble, Refusal
 from tests.unit.manager.plugged import container, pod, pools, ref
@@ -75,7 +78,10 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "plugins"
         self.folder.mkdir()
+        self.folders = [self.folder, folder / "missing"]
         self.file = folder / "answers.json"
+        self.checkpoint = folder / "kubelet_qrm_checkpoint"
+        self.events = Heard()
         self.metrics = Metrics()
         self.pods: tuple[Pod, ...] = ()
         self.now_s = 0.0
@@ -102,8 +108,9 @@ class Node:
             self.configure(configured or pools())
         self._role = ResourceManager(
             self.manager,
-            [self.folder, self.folder.parent / "missing"],
+            self.folders,
             AnswerRecord(self.file),
+            AnswerImport(QRMCheckpoints([self.checkpoint]), self.events),
             metrics=self.metrics,
             health=Health(),
             changed=self._note,
