@@ -167,6 +167,10 @@ def test_asking_plugins_is_a_setting_of_any_overlay_with_the_agent(
 ) -> None:
     built = with_component(tmp_path, "resource-plugins")
 
+    for checkpoint in reversed(HostRoot().qrm_checkpoints):
+        read, folder = without_volume(built)
+        assert read["readOnly"]
+        assert folder["hostPath"] == {"path": str(checkpoint.parent), "type": "DirectoryOrCreate"}
     written, podresources = without_volume(built)
     assert not written.get("readOnly")
     arguments, volume = without_mount(built)
