@@ -476,16 +476,14 @@ class Manager:
         holdings = (facts.devices, facts.promises)
         if holdings != self._holdings:
             self._holdings = holdings
-            # The same set keeps its offer: only another set needs a new one.
-            held = {
-                pool: before if (before := self._held.get(pool)) == ids else ids
-                for pool, ids in offers.held_ids(facts).items()
-            }
+            held = offers.held_ids(facts, self._held)
             self._forget_choices(held)
             self._held = held
         self._decided, self._followed = facts, resolution
-        self._lists = offers.lists(facts, resolution, self._held, self._lists, self._generations)
-        self._changed.notify_all()
+        before = self._lists
+        self._lists = offers.lists(facts, resolution, self._held, before, self._generations)
+        if offers.numbers(self._lists) != offers.numbers(before):
+            self._changed.notify_all()
 
     def _forget_choices(self, held: Mapping[Resource, frozenset[str]]) -> None:
         """Forget the choices for pods that have ended: the kubelet asks again for the next pod."""

@@ -33,15 +33,28 @@ class DeviceList:
     held: frozenset[str]
 
 
-def held_ids(facts: NodeFacts) -> Mapping[Resource, frozenset[str]]:
-    """Return resource → the device ids that pods hold, also pods that are not known yet."""
+def held_ids(
+    facts: NodeFacts, before: Mapping[Resource, frozenset[str]] | None = None
+) -> Mapping[Resource, frozenset[str]]:
+    """Return resource → the device ids that pods hold, also pods that are not known yet.
+
+    Args:
+        facts: the node's facts.
+        before: an earlier result; a set with the same ids stays the same object, and so keeps its
+            offer.
+    """
+    before = before or {}
     held: defaultdict[Resource, set[str]] = defaultdict(set)
     for by_resource in facts.devices.values():
         for resource, given in by_resource.items():
             held[resource] |= given.ids
     for promise in facts.promises:
         held[promise.resource] |= promise.ids
-    return {resource: frozenset(ids) for resource, ids in held.items()}
+    now = {resource: frozenset(ids) for resource, ids in held.items()}
+    return {
+        resource: same if (same := before.get(resource)) == ids else ids
+        for resource, ids in now.items()
+    }
 
 
 def offered(facts: NodeFacts, held: Iterable[Resource]) -> tuple[Advertised, ...]:
@@ -87,6 +100,11 @@ def lists(
         number = listed.generation if listed is not None and same else next(numbers)
         found[resource.name] = DeviceList(number, offered_now, ids)
     return found
+
+
+def numbers(lists: Mapping[str, DeviceList]) -> Mapping[str, int]:
+    """Return resource → the number of its list, which is all that a waiter compares."""
+    return {resource: listed.generation for resource, listed in lists.items()}
 
 
 def offer(

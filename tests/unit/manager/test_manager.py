@@ -190,6 +190,33 @@ class TestWaiting:
 
         assert not waiter.is_alive()
 
+    def test_facts_that_change_no_list_wake_no_waiter(self) -> None:
+        node = manager()
+        waits = threading.Event()
+        cancelled = threading.Event()
+        looked = []
+
+        def looks() -> bool:
+            answer = cancelled.is_set()
+            looked.append(answer)
+            waits.set()
+            return answer
+
+        waiter = threading.Thread(
+            target=node.wait_for_devices,
+            args=("exclusive_a", node.devices("exclusive_a").generation, looks),
+            daemon=True,
+        )
+        waiter.start()
+        assert waits.wait(DEADLINE_S)
+        for number in range(100):
+            node.observe(pods=[builders.pod(f"web{number}")])
+        cancelled.set()
+        node.notify()
+        waiter.join(DEADLINE_S)
+
+        assert looked == [False, True]
+
     def test_a_waiter_for_a_pool_that_went_away_returns(self) -> None:
         node = manager()
         node.reconfigure(NodePools.of(Pool.named("default", "0-7")), MACHINE.topology())
