@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         FoundContainer,
         PodSource,
     )
+    from cpupool.manager.resolve import Resolution
 
 log = logs.get(__name__)
 
@@ -338,18 +339,13 @@ class Learner:
     def _waiting_for_records(self) -> AbstractSet[ContainerRef | str]:
         """Return the containers and pods whose CPUs depend on the kubelet's answer.
 
-        A container with a hint has its CPUs already, and one that is not created needs none yet.
-        Until the first answer no container is touched: all containers wait for it.
+        A container with a hint has its CPUs already, and one that is not created needs none yet;
+        but no container is touched before the first answer.
         """
         facts, resolution = self._manager.snapshot()
-        waiting = set(resolution.missing)
-        if waiting and self._informed:
-            waiting &= {
-                ContainerRef(pod, container.container.name)
-                for (pod, _), container in resolution.containers.items()
-            }
-        uncertain = static_pods.uncertain(facts.pods or (), facts.static)
-        return waiting | uncertain | self._unnamed()
+        missing = frozenset(resolution.missing)
+        waiting = missing & _created(resolution) if missing and self._informed else missing
+        return waiting | static_pods.uncertain(facts.pods or (), facts.static) | self._unnamed()
 
     def _lacks_records(self) -> bool:
         """Return whether the kubelet's records may have facts that are missing."""
@@ -406,3 +402,8 @@ class _Retry:
     def after(self, now_s: float) -> _Retry:
         wait_s = _ASK_AGAIN_S[min(self.times, len(_ASK_AGAIN_S) - 1)]
         return _Retry(self.times + 1, now_s + wait_s)
+
+
+def _created(resolution: Resolution) -> AbstractSet[ContainerRef]:
+    placed = resolution.containers.items()
+    return {ContainerRef(pod, container.container.name) for (pod, _), container in placed}

@@ -204,9 +204,9 @@ class ResourceManager:
         try:
             door.ensure()
         except HostFileError as error:
-            self._complain(str(door.path), str(error))
+            _complain(self._failures, str(door.path), str(error))
         else:
-            self._complain(str(door.path), "")
+            _complain(self._failures, str(door.path), "")
 
     def _knocked(self, known: Introduction) -> None:
         self._post(partial(self._registry.register, known))
@@ -275,9 +275,9 @@ class ResourceManager:
         try:
             self._record.write(self._book.record)
         except HostFileError as error:
-            self._complain("record", str(error))
+            _complain(self._failures, "record", str(error))
         else:
-            self._complain("record", "")
+            _complain(self._failures, "record", "")
             self._published = state
         facts, before = self._facts(), self._manager.snapshot().facts.plugins
         if facts != before:
@@ -336,9 +336,9 @@ class ResourceManager:
             if what == _ITS_LIST:
                 self._unlisted.discard(resource)
             if isinstance(found, PluginError):
-                self._complain(resource, str(found))
+                _complain(self._failures, resource, str(found))
             else:
-                self._complain(resource, "")
+                _complain(self._failures, resource, "")
                 done(found)
 
         self._registry.plugins[resource].ask(call, finished)
@@ -362,13 +362,6 @@ class ResourceManager:
         self._book.take(now, changed)
         self.reports.confirmed(resource, confirmed)
 
-    def _complain(self, about: str, why: str) -> None:
-        """Log a failure once, and its end."""
-        if why and self._failures.begins(why, about):
-            log.warning("resource manager", about=about, reason=why)
-        elif not why and self._failures.ends(about):
-            log.info("resource manager: it works again", about=about)
-
 
 def _remove(uid: str, plugin: ResourcePlugin) -> str:
     plugin.remove(uid)
@@ -387,3 +380,11 @@ def _requesting(now: Snapshot, resource: str) -> Iterator[tuple[Pod, Container, 
             asked = plugin_requests.asked(facts, grants, pod, container)
             if resource in asked and container.kind is not ContainerKind.INIT:
                 yield pod, container, asked[resource]
+
+
+def _complain(failures: Failures, about: str, why: str) -> None:
+    """Log a failure once, and its end."""
+    if why and failures.begins(why, about):
+        log.warning("resource manager", about=about, reason=why)
+    elif not why and failures.ends(about):
+        log.info("resource manager: it works again", about=about)
