@@ -20,7 +20,7 @@ from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
-from cpupool.local.cluster import EmbeddedCluster
+from cpupool.local.cluster import EmbeddedCluster, EventLog
 from cpupool.local.node import SANDBOX, EmbeddedNode
 from cpupool.setup import Setup
 from tests.loops import running
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cpupool.enforce.sweep import SweepReport
     from cpupool.local.devices import Listing
     from cpupool.local.pods import ContainerProcess
+    from cpupool.manager.ports import EventSink
     from tests.machines import WrittenMachine
 
 POOLS = """
@@ -124,6 +125,7 @@ def living(
     *,
     interval_s: float = 0.2,
     nri: bool = False,
+    events: EventSink | None = None,
     observe: Callable[[SweepReport], None] = lambda _report: None,
 ) -> Iterator[World]:
     config = folder / "config"
@@ -135,7 +137,7 @@ def living(
         agent.wake()
 
     with EmbeddedNode(folder, home, sysfs=sysfs, manager=manager, nri=nri, changed=changed) as node:
-        cluster = EmbeddedCluster(node, {"node": "this"})
+        cluster = EmbeddedCluster(node, {"node": "this"}, events or EventLog())
         machine = Sysfs.at(sysfs)
         agent = Agent(settings, node.root, machine, lambda _metrics, _changed: cluster, observe)
         agent.configure()

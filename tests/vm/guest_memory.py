@@ -7,8 +7,6 @@ own beside it, which follows the agent's sweeps.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,7 +27,7 @@ from tests.loops import running
 from tests.memory import Beats, having, on
 from tests.scenarios.test_embedded_node import living, manifest
 from tests.vm.guest_node import directory, version
-from tests.vm.inside import figure, runs_on, start
+from tests.vm.inside import HOG_MIB, figure, hog, runs_on, start
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -44,14 +42,6 @@ POOLS = """
 pools:
   exclusive_a: {cpus: "2,4"}
   default: {cpus: "0-1"}
-"""
-_MIB = 64
-_HOG = """
-import sys
-sys.stdin.readline()
-kept = bytearray(b"x") * (int(sys.argv[1]) << 20)
-print("filled", flush=True)
-sys.stdin.readline()
 """
 _ANONYMOUS = re.compile(r" N(\d+)=(\d+)")
 _PAGE_KIB = 4
@@ -110,19 +100,8 @@ class Guest:
     @contextmanager
     def hog(self, name: str) -> Iterator[int]:
         """Let a process in a container fill memory; give its id."""
-        command = [sys.executable, "-c", _HOG, str(_MIB)]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-            try:
-                (directory(self.world, name) / "cgroup.procs").write_text(str(process.pid))
-                assert process.stdin
-                assert process.stdout
-                process.stdin.write("\n")
-                process.stdin.flush()
-                assert process.stdout.readline() == "filled\n"
-                yield process.pid
-            finally:
-                process.kill()
+        with hog(directory(self.world, name)) as process:
+            yield process.pid
 
 
 @contextmanager
@@ -172,9 +151,9 @@ def lies_on(pid: int, node: int) -> None:
 
     def there() -> bool:
         has = memory_of(pid)
-        return has.get(node, 0) >= _MIB and has.get(1 - node, 0) < _MIB // 8
+        return has.get(node, 0) >= HOG_MIB and has.get(1 - node, 0) < HOG_MIB // 8
 
-    eventually(there, lambda: f"{_MIB} MiB on node {node}: {memory_of(pid)}")
+    eventually(there, lambda: f"{HOG_MIB} MiB on node {node}: {memory_of(pid)}")
 
 
 def test_memory_lies_on_its_node_from_creation_and_moves_while_cpus_are_repaired(
@@ -214,7 +193,7 @@ def test_memory_lies_on_its_node_from_creation_and_moves_while_cpus_are_repaired
             lies_on(owner, 1)
             # The pages are there before the write that moves them returns.
             eventually(lambda: node.tree.took_s, "the end of the write")
-            figure(f"{_MIB} MiB moved in {node.tree.took_s[0]:.2f} s: owner {memory_of(owner)}")
+            figure(f"{HOG_MIB} MiB moved in {node.tree.took_s[0]:.2f} s: owner {memory_of(owner)}")
 
             # It may not be migrated, and its owner hears of it.
             eventually(lambda: node.events.pods, "the Event")

@@ -5,17 +5,31 @@ Outside nobody collects them. Each has its counterpart `test_*.py`, which boots 
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import PodRefused
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from tests.scenarios.test_embedded_node import World
 
 
 FIGURE: Final = "figure: "
 """Begins a line that the host logs."""
+HOG_MIB: Final = 64
+_HOG: Final = """
+import sys
+sys.stdin.readline()
+kept = bytearray(b"x") * (int(sys.argv[1]) << 20)
+print("filled", flush=True)
+sys.stdin.readline()
+"""
 
 
 def figure(text: str) -> None:
@@ -48,3 +62,21 @@ def runs_on(world: World, **expected: str) -> None:
         return {one.container: str(one.cpus_allowed()) for one in world.node.processes()}
 
     eventually(lambda: expected.items() <= now().items(), lambda: f"{expected}: {now()}")
+
+
+@contextmanager
+def hog(cgroup: Path) -> Iterator[subprocess.Popen[str]]:
+    """Let a process in a cgroup fill `HOG_MIB` of memory."""
+    command = [sys.executable, "-c", _HOG, str(HOG_MIB)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            (cgroup / "cgroup.procs").write_text(str(process.pid))
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "filled\n"
+            yield process
+        finally:
+            process.kill()

@@ -25,6 +25,7 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
                 "tests/vm/guest_node.py",
                 "tests/vm/guest_koordinator.py",
                 "tests/vm/guest_memory.py",
+                "tests/vm/guest_properties.py",
                 "tests/vm/guest_offline.py",
                 "tests/vm/guest_cgroup_v2.py",
                 "tests/vm/guest_load_balancing.py",
@@ -49,6 +50,7 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
             (
                 "tests/vm/guest_node.py",
                 "tests/vm/guest_memory.py",
+                "tests/vm/guest_properties.py",
                 "tests/vm/guest_offline.py",
                 "tests/kernel/test_cgroup_v1.py",
             ),
