@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.resource_plugins import Answers, Given
+    from cpupool.core.workloads import Pod
     from cpupool.kubelet.qrm_checkpoint import QRMCheckpoints
     from cpupool.manager.plugin_book import AnswerBook
     from cpupool.manager.ports import EventSink
@@ -27,7 +28,7 @@ class AnswerImport:
 
     Args:
         files: the files of Katalyst's managers.
-        events: where the node's admin learns that they cannot be read.
+        events: where it is said that they cannot be read, or that an answer does not count.
     """
 
     def __init__(self, files: QRMCheckpoints, events: EventSink) -> None:
@@ -56,6 +57,7 @@ class AnswerImport:
         beside them comes with its next list.
         """
         taken: dict[tuple[ContainerRef, str], Given] = {}
+        pods: dict[str, Pod] = {}
         for pod in oldest_first(now.resolution.view.pods):
             for container in pod.containers:
                 ref = ContainerRef(pod.cgroup_uid, container.name)
@@ -66,13 +68,17 @@ class AnswerImport:
                     # An amount that the file has lost is at least the requested one.
                     answer = replace(answer, quantity=answer.quantity or quantity)
                     given = book.asked_for(pod, quantity, {resource: answer})
-                    taken[ref, resource] = given
+                    taken[ref, resource], pods[ref.pod] = given, pod
         book.take(now, taken)
+        refused = [key for key in taken if book.of(key[0])[key[1]].refused]
+        for ref, resource in refused:
+            why = f"container {ref.name}: {book.of(ref)[resource].refused}"
+            said = f"{why}: it does not count; create the pod again"
+            self._events.pod(pods[ref.pod], "PluginAnswerRefused", said)
         count, self._found = sum(map(len, self._found.values())), {}
-        refused = sum(bool(book.of(ref)[resource].refused) for ref, resource in taken)
         log.info(
             "answers of Katalyst's manager are imported",
-            taken=len(taken) - refused,
-            refused=refused,
+            taken=len(taken) - len(refused),
+            refused=len(refused),
             left_out=count - len(taken),
         )

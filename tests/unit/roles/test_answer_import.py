@@ -110,6 +110,11 @@ def test_of_two_containers_with_one_cpu_that_of_the_older_pod_has_it(
     assert node.cpus(first) == {"a": "2-3", "d": "3-4"}[first]
     assert node.cpus(second) == ""
     assert node.given(second).refused == "the answer for cpu names CPUs 3, which another pod owns"
+    said = (
+        "container main: the answer for cpu names CPUs 3, which another pod owns: it does not"
+        " count; create the pod again"
+    )
+    assert node.events.pods == [(second, "PluginAnswerRefused", said)]
     page = node.metrics.render()[1].decode()
     assert 'cpupool_plugin_answers_refused_total{resource="cpu",rule="owned"} 1.0' in page
     # The plugin has it as given.
