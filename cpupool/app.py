@@ -102,7 +102,7 @@ class Agent:
         settings: its settings.
         root: where the machine's trees are.
         topology: the machine's CPUs.
-        join: makes the cluster, from where it counts and what it calls when it knows something new.
+        join: makes the cluster, from where it counts and the signals of what it learns.
         observe: called after each sweep.
 
     Attributes:
@@ -120,7 +120,7 @@ class Agent:
         settings: Setup,
         root: HostRoot,
         topology: TopologySource,
-        join: Callable[[Metrics, Callable[[], None]], Cluster],
+        join: Callable[[Metrics, Signals], Cluster],
         observe: Callable[[SweepReport], None] = lambda _report: None,
     ) -> None:
         self.manager = Manager(
@@ -141,7 +141,7 @@ class Agent:
             # Only the one agent writes there.
             entered=partial(self._enter, root),
         )
-        self._cluster = join(self._metrics, signals.cluster)
+        self._cluster = join(self._metrics, signals)
         placed: dict[ContainerID, CPUSet] = {}
         sockets = [settings.cri_socket] if settings.cri_socket else root.cri_sockets
         cri = CRI(sockets, settings.names, memory=placed)
@@ -358,6 +358,7 @@ class Agent:
         sweep, pools = self._cpusetter.wake_at_once, self._configurator.wake
         devices, mounts, nri = self._device_manager, self._mount_keeper, self._nri
         machine, load, memory = self._machine_watcher, self._load_watcher, self._memory_keeper
+        signals.pods.wakes(sweep)
         signals.cluster.wakes(sweep, pools)
         # A file that was refused may fit the machine now.
         signals.machine.wakes(sweep, pools)

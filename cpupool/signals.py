@@ -30,7 +30,8 @@ class Signals:
     """The kinds of changes on a node, each with the roles that look then.
 
     Attributes:
-        cluster: pods, the labels of the node, or the ConfigMap are others.
+        pods: pods of the node are others.
+        cluster: the labels of the node, or the ConfigMap are others.
         machine: CPUs went offline or came back.
         load: the load has given another size to a shared set.
         answers: plugins for resources, or their answers, are others.
@@ -44,6 +45,7 @@ class Signals:
         stop: the loops are to notice that they shall end.
     """
 
+    pods: Signal = field(default_factory=Signal)
     cluster: Signal = field(default_factory=Signal)
     machine: Signal = field(default_factory=Signal)
     load: Signal = field(default_factory=Signal)

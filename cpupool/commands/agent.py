@@ -39,10 +39,10 @@ from cpupool.version import VERSION
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from cpupool.commands import Commands
     from cpupool.policies.base import CPUManagerPolicies
+    from cpupool.signals import Signals
     from cpupool.telemetry.metrics import Metrics
 
 # A runtime waits for the thread that answers it, and a sweep leaves the interpreter to that thread
@@ -142,14 +142,15 @@ def run(
         api_server=server,
     )
 
-    def join(metrics: Metrics, changed: Callable[[], None]) -> ClusterView:
+    def join(metrics: Metrics, signals: Signals) -> ClusterView:
         node, names = given.node_name, settings.names
         return ClusterView(
             server,
             node,
             names,
             metrics,
-            changed,
+            signals.cluster,
+            pods_changed=signals.pods,
             config_map=followed,
             publishes=settings.publishing is not Publishing.OFF,
             annotates=given.write_resource_status,

@@ -125,7 +125,7 @@ class LiveNode:
             replace(settings, cgroup_root=place.cgroup_root),
             self.node.root,
             Sysfs.at(sysfs),
-            lambda _metrics, _changed: EmbeddedCluster(self.node, labels),
+            lambda _metrics, _signals: EmbeddedCluster(self.node, labels),
             self._swept,
         )
         self.astray: set[str] = set()

@@ -36,7 +36,8 @@ class ClusterView:
         node: this node's name.
         names: for the resources that are ours.
         metrics: where the watches and Events are counted.
-        changed: called when a pod, a label or the ConfigMap has become different; must not block.
+        changed: called when a label or the ConfigMap has become different; must not block.
+        pods_changed: called when a pod has become different; must not block.
         config_map: the ConfigMap with the pool files; None where its mounted folder has to do.
         publishes: whether the agent writes the node's topology.
         annotates: whether the agent writes which CPUs it chose for pods.
@@ -58,6 +59,7 @@ class ClusterView:
         metrics: Metrics,
         changed: Callable[[], None],
         *,
+        pods_changed: Callable[[], None],
         config_map: ConfigMapName | None = None,
         publishes: bool = False,
         annotates: bool = False,
@@ -85,7 +87,7 @@ class ClusterView:
             PODS.collection(),
             lambda body: read(body, names),
             fields=f"spec.nodeName={node}",
-            changed=changed,
+            changed=pods_changed,
             restarted=metrics.watch_restarted,
         )
         self._nodes = Reflector(

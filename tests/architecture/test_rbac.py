@@ -102,6 +102,7 @@ def test_the_agent_is_granted_exactly_what_it_asks_for() -> None:
             Names(),
             Metrics(),
             lambda: None,
+            pods_changed=lambda: None,
             config_map=followed("agent"),
         )
         with running_all(cluster):

@@ -107,7 +107,9 @@ class World:
             settings,
             self.node.root,
             sysfs,
-            lambda metrics, changed: ClusterView(server, NODE, Names(), metrics, changed),
+            lambda metrics, signals: ClusterView(
+                server, NODE, Names(), metrics, signals.cluster, pods_changed=signals.pods
+            ),
         )
         with test_app.started(agent):
             yield agent

@@ -79,7 +79,7 @@ class World:
             settings,
             self.root,
             Sysfs.at(self.root.sysfs),
-            lambda _metrics, _changed: cluster,
+            lambda _metrics, _signals: cluster,
             self._observe,
         )
 

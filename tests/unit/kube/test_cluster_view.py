@@ -13,7 +13,7 @@ from tests.loops import running_all
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pytest
 
@@ -26,9 +26,12 @@ def body(name: str, **spec: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def joined(server: FakeAPIServer, node: str) -> Iterator[tuple[ClusterView, threading.Event]]:
+def joined(
+    server: FakeAPIServer, node: str, pods_changed: Callable[[], None] = lambda: None
+) -> Iterator[tuple[ClusterView, threading.Event]]:
     changed = threading.Event()
-    cluster = ClusterView(APIServer.at(server.url), node, Names(), Metrics(), changed.set)
+    api = APIServer.at(server.url)
+    cluster = ClusterView(api, node, Names(), Metrics(), changed.set, pods_changed=pods_changed)
     with running_all(cluster):
         yield cluster, changed
 
@@ -46,6 +49,20 @@ def test_a_node_knows_its_own_pods_and_labels() -> None:
             assert changed.wait(DEADLINE_S)
             cluster.events.node("Odd", "one")
             eventually(lambda: server.events, "the Event")
+
+
+def test_a_pod_is_no_change_of_labels_or_of_the_config_map() -> None:
+    pods_changed = threading.Event()
+    with (
+        FakeAPIServer("node-a") as server,
+        joined(server, "node-a", pods_changed.set) as (_, changed),
+    ):
+        eventually(lambda: changed.is_set() and pods_changed.is_set(), "both lists")
+        pods_changed.clear()
+        changed.clear()
+        server.set_pods([body("web")])
+        assert pods_changed.wait(DEADLINE_S)
+        assert not changed.is_set()
 
 
 def test_it_asks_for_no_more_than_its_rights() -> None:

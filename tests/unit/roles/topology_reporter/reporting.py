@@ -84,7 +84,9 @@ class Reporting:
         self.manager.adopt(())
         self.run_pods()
         server = APIServer.at(api.url)
-        self.cluster = ClusterView(server, NODE, Names(), self.metrics, lambda: None)
+        self.cluster = ClusterView(
+            server, NODE, Names(), self.metrics, lambda: None, pods_changed=lambda: None
+        )
         self.sink = NodeTopologyObject(
             server, NODE, restarted=self.metrics.watch_restarted, look_s=0.01
         )
