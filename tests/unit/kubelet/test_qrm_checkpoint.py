@@ -82,13 +82,14 @@ def test_an_answer_that_lacks_more_than_an_amount_is_left_out_with_a_word(
     # The length of a text of 200 characters has a byte that JSON replaces.
     long = Recorded.of("b", envs={"LONG": "x" * 200})
     unreadable = Recorded("b", "side", "cpu", b"\x0a\x7f")
+    far = Recorded.of("b", resource_hints=ListOfTopologyHints(hints=[TopologyHint(nodes=[200])]))
     huge = Recorded.of("b", "huge", envs={str(at): "x" * 100 for at in range(2000)})
 
-    found = read(tmp_path, Recorded.cpus("a", "2-3"), long, unreadable, huge)
+    found = read(tmp_path, Recorded.cpus("a", "2-3"), long, unreadable, far, huge)
 
     assert set(found) == {A}
     assert "answers cannot be read, and are asked for again" in caplog.text
-    assert "count=3 first=b/main/cpu" in caplog.text
+    assert "count=4 first=b/main/cpu" in caplog.text
 
 
 def test_without_a_file_there_is_no_answer(tmp_path: Path) -> None:

@@ -70,7 +70,11 @@ def test_until_the_pods_are_known_nothing_is_asked_and_the_resources_count(node:
     plugin.answers("Allocate", answer("2-3"))
     node.start()
     node.run(pod("a", container(more={NIC: 1.0})), B)
+    # The import runs in another thread than the loop, which must not touch the answers before.
+    stepped: list[None] = []
+    node.role._post(lambda: stepped.append(None))
     node.role.step()
+    assert not stepped
     assert not plugin.asked
     assert node.manager.snapshot().facts.plugins.served == {NIC}
 
