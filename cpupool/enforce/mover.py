@@ -88,6 +88,7 @@ class _Seen:
         target: how far the repair of its CPUs is.
         occupied: the CPUs of its own that it waits for, since other pods run there.
         nested: the CPUs to which the cgroups in it have followed it last; empty for none.
+        owned: the CPUs that were its pod's alone when it was on its CPUs, or moved, last.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
     """
 
@@ -99,6 +100,7 @@ class _Seen:
     target: Target[str] = field(default_factory=Target)
     occupied: CPUSet = field(default_factory=CPUSet)
     nested: str = ""
+    owned: CPUSet = field(default_factory=CPUSet)
     silent_s: float = -math.inf
 
     def bring_nested(self, tree: CgroupTree, path: str, cpus: str) -> None:
@@ -292,6 +294,7 @@ class Mover:
         if container.cpus == text:
             seen.bring_nested(self._tree, container.path, text)
             self._arrived(seen)
+            seen.owned = resolution.assignment(key).exclusive
             return None
         assignment = resolution.assignment(key)
         if assignment.placement is Placement.KUBELET:
@@ -306,6 +309,7 @@ class Mover:
             own=assignment.exclusive,
             writer=self._unasked(seen),
             silent_s=seen.silent_s,
+            owned=seen.owned,
         )
         return _Wrong(move, container, seen)
 
@@ -338,7 +342,7 @@ class Mover:
             reason = self._reason(move.path, seen)
             by = self._unasked(seen) or self._writers.of(move.container, new=seen.new)
             yield _Step(wrong, goal, reason, by)
-        else:
+        elif seen.occupied:
             self._tell_stuck(wrong.found, seen, f"other pods still run on its CPUs {seen.occupied}")
 
     def _carry_out(self, step: _Step, staying: dict[str, Move]) -> Repair:
@@ -348,7 +352,7 @@ class Mover:
         tree = self._writers.through(writer, self._tree, move.path, move.container)
         apply.bring(tree, move.path, step.goal, before=CPUSet.parse(seen.nested))
         self._writers.wrote(move.container, writer)
-        seen.nested = str(step.goal)
+        seen.nested, seen.owned = str(step.goal), step.goal & move.own
         del staying[move.path]
         if reason.foreign:
             seen.target.repaired(reason, started_s)

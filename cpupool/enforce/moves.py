@@ -1,15 +1,17 @@
 """In which order containers move onto other CPUs, and how far each may go.
 
 A container that leaves CPUs moves before a container that gains exclusive CPUs: a new owner gets no
-CPU on which another pod runs. Among equals, containers that cpupool writes itself move before those
-that the container runtime writes: a write takes a millisecond, whatever the runtime does. Last come
-the containers for which the runtime has not answered: it may hang for a single container.
+CPU on which another pod runs. An owner whose CPUs change is alone on the old ones until it has left
+them, however long the runtime takes. Among equals, containers that cpupool writes itself move
+before those that the container runtime writes: a write takes a millisecond, whatever the runtime
+does. Last come the containers for which the runtime has not answered: it may hang for a single
+container.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +50,7 @@ class Move:
         own: those of `wants` that are its pod's alone.
         way: who writes it; None where only the container runtime knows.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
+        owned: the CPUs that were its pod's alone when it was moved last.
     """
 
     path: str
@@ -58,6 +61,7 @@ class Move:
     own: CPUSet
     writer: Writer | None
     silent_s: float = -math.inf
+    owned: CPUSet = field(default_factory=CPUSet)
 
     @property
     def gains(self) -> CPUSet:
@@ -82,10 +86,10 @@ def goal(move: Move, others: Iterable[Move], refuge: CPUSet) -> CPUSet:
         others: the containers that are not where they belong.
         refuge: where it waits while other pods run on all of its CPUs; empty for nowhere.
     """
-    if not move.gains:
-        return move.wants
-    occupied = CPUSet.union(other.has for other in others if other.pod != move.pod)
-    return move.wants - (move.gains & occupied) or refuge or move.wants
+    there = [other for other in others if other.pod != move.pod]
+    left = CPUSet.union(other.owned & other.has for other in there)
+    occupied = CPUSet.union(other.has for other in there)
+    return move.wants - (move.gains & occupied) - left or refuge - left or move.wants
 
 
 def _rank(move: Move) -> tuple[float, bool, bool, bool, bool]:

@@ -209,6 +209,24 @@ def test_a_plugin_swaps_the_cpus_of_two_containers_that_run(world: World) -> Non
         right(world, "0-1,6-7", a="4-5", b="2-3")
 
 
+def test_an_owner_whose_cpus_change_is_alone_on_the_old_ones_until_it_leaves(world: World) -> None:
+    with Plugin(world, need_reconcile=True) as plugin, agent(world) as process:
+        plugin.gives = {"own": cpus("6-7")}
+        own = run(world, "own", DEDICATED)
+        run(world, "none", cpu="0")
+        right(world, "0-5", own="6-7", none="0-5")
+
+        plugin.now_gives(own, "4-5")
+        right(world, "0-3,6-7", own="4-5", none="0-3,6-7")
+    moved = [line for line in process.lines if "cpuset repaired" in line]
+    (left,) = [at for at, line in enumerate(moved) if "found=6-7 cpus=4-5" in line]
+    returned = [
+        at for at, line in enumerate(moved) if "cpus=0-3,6-7" in line and own.uid not in line
+    ]
+    assert len(returned) == 2, "the container of the other pod, and its sandbox"
+    assert min(returned) > left, moved
+
+
 def test_the_loser_of_two_recorded_answers_is_confined_with_an_event(world: World) -> None:
     def own(text: str) -> dict[str, Given]:
         return {"cpu": Given(2.0, {"cpu": Answer("CpusetCpus", text)}, exclusive=True)}

@@ -11,7 +11,13 @@ DEFAULT = CPUSet.parse("0-1")
 
 
 def move(
-    name: str, has: str, wants: str, *, own: bool = False, writer: Writer | None = Writer.CGROUP
+    name: str,
+    has: str,
+    wants: str,
+    *,
+    own: bool = False,
+    writer: Writer | None = Writer.CGROUP,
+    owned: str = "",
 ) -> Move:
     wanted = CPUSet.parse(wants)
     return Move(
@@ -22,6 +28,7 @@ def move(
         wanted,
         wanted if own else NOBODY,
         writer,
+        owned=CPUSet.parse(owned),
     )
 
 
@@ -89,3 +96,18 @@ def test_it_does_not_wait_for_its_own_pod_or_for_a_cpu_that_it_runs_on() -> None
     coming = move("owner", "0-1", "2-3", own=True)
     sandbox = Move("s", coming.pod, ContainerID("s"), CPUSet.of(2), DEFAULT, NOBODY, Writer.CGROUP)
     assert moves.goal(coming, [sandbox], DEFAULT) == CPUSet.parse("2-3")
+
+
+def test_an_owner_that_leaves_is_alone_until_it_has_left() -> None:
+    leaver = move("leaver", "2", "4", own=True, owned="2")
+    shared = move("shared", "0-1,4", "0-2")
+    assert moves.goal(shared, [shared, leaver], DEFAULT) == DEFAULT
+    assert moves.goal(shared, [shared], DEFAULT) == CPUSet.parse("0-2")
+    # Nor does it wait there, or come as the next owner.
+    only = move("only", "0-1", "2")
+    assert moves.goal(only, [only, leaver], CPUSet.parse("0-2")) == DEFAULT
+    owner = move("owner", "0-1", "2-3", own=True)
+    assert moves.goal(owner, [owner, leaver], DEFAULT) == CPUSet.of(3)
+    # On others that it has now, it was never alone.
+    coming = move("coming", "0-2", "4", own=True)
+    assert moves.goal(shared, [shared, coming], DEFAULT) == CPUSet.parse("0-2")
