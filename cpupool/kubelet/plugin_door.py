@@ -90,9 +90,11 @@ class _Door:
     def _register(self, request: RegisterRequest) -> Empty:
         """Take a plugin; whether its socket can be used shows later."""
         endpoint = os.path.basename(request.endpoint)  # noqa: PTH119 - a name is no path yet
-        if request.version != VERSION or not request.resource_name:
+        if request.version != VERSION:
             why = f"register a resource with version {VERSION}, not {request.version[:20]!r}"
             raise GRPCError(Status.INVALID_ARGUMENT, why)
+        if not request.resource_name:
+            raise GRPCError(Status.INVALID_ARGUMENT, "register a resource with its name")
         if not endpoint or endpoint != request.endpoint or endpoint == DOOR:
             why = f"{request.endpoint[:60]!r} is not the name of a socket in {self._folder}"
             raise GRPCError(Status.INVALID_ARGUMENT, why)

@@ -73,7 +73,7 @@ def test_a_deleted_door_is_made_again(door: Door) -> None:
     ("fields", "words"),
     [
         ({"version": "v1"}, "version v1alpha1, not 'v1'"),
-        ({"resource_name": ""}, "register a resource"),
+        ({"resource_name": ""}, "register a resource with its name"),
         ({"endpoint": "/tmp/p.sock"}, "is not the name of a socket"),
         ({"endpoint": ""}, "is not the name of a socket"),
         ({"endpoint": DOOR}, "is not the name of a socket"),
