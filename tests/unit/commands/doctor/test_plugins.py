@@ -100,6 +100,16 @@ def test_a_socket_of_another_user_and_one_out_of_the_agents_sight(
     }
 
 
+def test_a_socket_of_another_user_is_no_empty_folder(
+    examine: Any, node: WrittenNode, bind: Bind
+) -> None:
+    bind("nic.sock", 65534)
+    written(node, policy=False)
+    _, rows = examine()
+    fact = f"the agent asks no plugin at a socket of another user than root: {FOLDERS[0]}/nic.sock"
+    assert facts(rows) == {fact: "warning"}
+
+
 def test_folders_without_a_plugin(examine: Any, node: WrittenNode, bind: Bind) -> None:
     written(node, policy=False)
     _, rows = examine()
@@ -163,6 +173,9 @@ def test_writers_are_unseen_where_no_process_can_be_seen(examine: Any, node: Wri
     (node.folder / "proc/100/cgroup").unlink()
     _, rows = examine()
     assert facts(rows, WRITERS) == {"the node's processes cannot be seen from here": "unseen"}
+    written(node, CPU, policy=False)
+    _, rows = examine()
+    assert WRITERS not in rows, "without the policy their absence does not count"
 
 
 def test_the_api_server_names_a_writer(examine: Any, node: WrittenNode, tmp_path: Path) -> None:
