@@ -44,6 +44,7 @@ from cpupool.roles import (
     machine_watcher,
     memory_keeper,
     mount_keeper,
+    node_resources,
     nri_plugin,
     pod_failer,
     reporter,
@@ -59,7 +60,9 @@ from cpupool.roles.load_watcher import LoadWatcher
 from cpupool.roles.machine_watcher import MachineWatcher
 from cpupool.roles.memory_keeper import MemoryKeeper
 from cpupool.roles.mount_keeper import MountKeeper
+from cpupool.roles.node_resources import NodeResources
 from cpupool.roles.nri_plugin import NRIPlugin
+from cpupool.roles.plugin_offers import PluginOffers
 from cpupool.roles.pod_failer import PodFailer
 from cpupool.roles.reporter import Reporter
 from cpupool.roles.resource_manager import ResourceManager
@@ -90,7 +93,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-_OptionalRole = PodFailer | CPUAnnotator | TopologyReporter | ResourceManager
+_OptionalRole = PodFailer | CPUAnnotator | TopologyReporter | ResourceManager | NodeResources
 _SILENT_S: Final = 300.0
 """A loop that says nothing for so long, beside the time between two sweeps, hangs."""
 
@@ -173,6 +176,7 @@ class Agent:
             metrics=self._metrics,
             health=self.health,
             changed=signals.answers,
+            declares=self._cluster.node_status is not None,
         )
         self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
         memory = CgroupMemory(root.cgroup, settings.cgroup_root)
@@ -242,17 +246,16 @@ class Agent:
             health=self.health,
             plugins=self.resource_manager.reports.report,
         )
-        self._optional = _writing(
+        self._optional = _optional(
             settings,
             root,
             self._cluster,
+            plugins=self.resource_manager,
             manager=self.manager,
             metrics=self._metrics,
             health=self.health,
             ready=self._is_ready,
         )
-        if settings.plugin_folders:
-            self._optional[resource_manager.NAME] = self.resource_manager
         self.server = settings.telemetry and TelemetryServer(
             *settings.telemetry, self._metrics, self.health
         )
@@ -418,6 +421,7 @@ def _resource_manager(
     metrics: Metrics,
     health: Health,
     changed: Callable[[], None],
+    declares: bool,
 ) -> ResourceManager:
     return ResourceManager(
         manager,
@@ -430,6 +434,7 @@ def _resource_manager(
         v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,
         names=settings.plugin_names,
         doors=(_podresources(root, manager),),
+        offers=PluginOffers(changed) if declares else None,
         reconcile_s=settings.reconcile_s,
     )
 
@@ -448,18 +453,30 @@ def _rules(cluster: Cluster) -> NodeRules | None:
     return orchestration.of_node(node.labels, node.annotations) if node else None
 
 
-def _writing(
+def _optional(
     settings: Setup,
     root: HostRoot,
     cluster: Cluster,
     *,
+    plugins: ResourceManager,
     manager: Manager,
     metrics: Metrics,
     health: Health,
     ready: Callable[[], bool],
 ) -> dict[str, _OptionalRole]:
-    """Return the roles that write to the API server, each only where something takes it."""
+    """Return the role for plugins, and those that write to the API server, where it takes it."""
     roles: dict[str, _OptionalRole] = {}
+    if settings.plugin_folders:
+        roles[resource_manager.NAME] = plugins
+    if (written := cluster.node_status) and (offers := plugins.offers):
+        roles[node_resources.NAME] = NodeResources(
+            written,
+            lambda: offers.known,
+            node=cluster.node,
+            names=settings.names,
+            report=plugins.reports.in_node,
+            health=health,
+        )
     if status := cluster.pod_status:
         roles[pod_failer.NAME] = PodFailer(
             manager, status, after_s=settings.fail_misfit_after_s, health=health

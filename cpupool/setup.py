@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PodStatusSink,
     )
     from cpupool.policies.base import CPUManagerPolicies
+    from cpupool.roles.node_resources import NodeResourceSink
     from cpupool.runtime.nri_connection import Launch
     from cpupool.supervisor import Loop
 
@@ -101,6 +102,11 @@ class Cluster(PodSource, NodeLabels, Protocol):
     @property
     def pod_annotations(self) -> PodAnnotationSink | None:
         """Writes which CPUs the agent chose for a pod; None where it does not."""
+        ...
+
+    @property
+    def node_status(self) -> NodeResourceSink | None:
+        """Writes what resource plugins offer into the node's status; None where it does not."""
         ...
 
     @property

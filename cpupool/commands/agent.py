@@ -98,6 +98,8 @@ def run(
     given = _settings(arguments)
     if not given.node_name:
         raise UsageError(f"the node has no name; give --node-name, or set {NODE_NAME}")
+    if given.write_node_resources and not given.resource_plugins:
+        raise UsageError("--write-node-resources writes what plugins say; add --resource-plugins")
     server = api_server(given.api_server, given.kubeconfig, given.context)
     writer = None if given.enforcement == "auto" else Writer(given.enforcement)
     launch = inherited(os.environ)
@@ -155,6 +157,7 @@ def run(
             publishes=settings.publishing is not Publishing.OFF,
             annotates=given.write_resource_status,
             describes=given.resource_plugins,
+            declares=given.write_node_resources,
         )
 
     # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a

@@ -142,9 +142,11 @@ def _refused(status: NodeStatus, why: str) -> Iterator[RenderableType]:
 
 
 def _plugins(status: NodeStatus) -> Iterator[RenderableType]:
-    """List the resource plugins, and what they have answered for containers."""
+    """List the resource plugins, and what they say of the node and of containers."""
     if rows := list(plugin_checks.plugin_rows(status)):
         yield table(("resource", "plugin", "state"), rows)
+    if rows := list(plugin_checks.node_rows(status)):
+        yield table(("resource of the node", "amount", "state"), rows)
     if answers := list(plugin_checks.answer_rows(status)):
         yield table(("container", "resource", "answer", "state"), answers)
 

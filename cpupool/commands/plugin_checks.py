@@ -60,7 +60,7 @@ def plugins(
             remedy = f"start the agent with --resource-plugins: apply {_OVERLAY}"
             yield Row(CHECK, Verdict.PROBLEM, fact, remedy)
         return
-    rows = [*_in_folders(status, sockets, missing), *_answering(status)]
+    rows = [*_in_folders(status, sockets, missing), *_answering(status), *_in_node(status)]
     served = {plugin.resource for plugin in status.plugins}
     if decide and CPU not in served:
         fact = "the policy is qrm, and no plugin serves cpu: containers get no CPUs from a plugin"
@@ -100,6 +100,13 @@ def _answering(status: NodeStatus) -> Iterator[Row]:
         fact = f"the plugin for {_listed(status.lost)} is gone: its last answers stay"
         remedy = "start it again: new containers that must have an answer wait for it"
         yield Row(CHECK, Verdict.WARNING, fact, remedy)
+
+
+def _in_node(status: NodeStatus) -> Iterator[Row]:
+    for each in status.node_resources:
+        if each.why:
+            fact = f"pods cannot request {each.resource}, the node's status lacks it: {each.why}"
+            yield Row(CHECK, Verdict.WARNING, fact, each.remedy)
 
 
 def writers(found: Collection[Sequence[str]] | None, *, decide: bool) -> Iterator[Row]:
@@ -191,6 +198,12 @@ def answer_rows(status: NodeStatus) -> Iterator[tuple[str, ...]]:
         for answer in container.answers:
             state = answer.why or confirmed(answer, status.lost)
             yield container.name, answer.resource, answered(answer), state
+
+
+def node_rows(status: NodeStatus) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each resource that plugins offer for the node's status."""
+    for each in status.node_resources:
+        yield each.resource, str(each.amount), each.why or "in the node's status"
 
 
 def answered(answer: PluginAnswer) -> str:

@@ -372,6 +372,13 @@ class AgentSettings:
         parse=resource_names,
         empty=True,
     )
+    write_node_resources: bool = _option(
+        "write-node-resources",
+        False,  # noqa: FBT003
+        "write what these plugins offer for the node into the node's status, so that pods can"
+        " request it",
+        parse=switch,
+    )
     cri_socket: str = _option(
         "cri-socket",
         "",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,10 @@ CPU: Final = "cpu"
 MEMORY: Final = "memory"
 NATIVE: Final = (CPU, MEMORY)
 """The resources of the QoS class."""
+_EXTENDED: Final = re.compile(
+    r"(?!requests\.)(?=[^/]{1,244}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+    r"/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,15 @@ def is_extended(resource: str) -> bool:
     Source: IsNativeResource in pkg/apis/core/v1/helper/helpers.go.
     """
     return "/" in resource and "kubernetes.io/" not in resource
+
+
+def can_be_extended(resource: str) -> bool:
+    """Return whether the name can be that of an extended resource.
+
+    Source: IsExtendedResourceName in pkg/apis/core/v1/helper/helpers.go, where quotas put
+    `requests.` before the name.
+    """
+    return is_extended(resource) and _EXTENDED.fullmatch(resource) is not None
 
 
 def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass:

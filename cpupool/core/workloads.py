@@ -176,6 +176,21 @@ def pod_request_milli(requests: Iterable[tuple[ContainerKind, int]]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeAmount:
+    """How much of an extended resource a node's status names.
+
+    Attributes:
+        capacity: all of it; None for no entry, or for one that is no whole number.
+        allocatable: what pods can have; None as for `capacity`.
+        ours: whether cpupool has set one of them.
+    """
+
+    capacity: int | None
+    allocatable: int | None
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node of the cluster.
 
@@ -183,11 +198,13 @@ class Node:
         uid: as in the API.
         labels: its labels.
         annotations: those that cpupool reads.
+        resources: the extended resources in its status.
     """
 
     uid: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, NodeAmount] = field(default_factory=dict)
 
 
 def oldest_first(pods: Iterable[Pod]) -> list[Pod]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cpupool.kube import descriptions, node_topology, views
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.events import EventRecorder
+from cpupool.kube.node_status import NodeStatusObject
 from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.kube.pod_status import PodStatus
 from cpupool.kube.reflector import Reflector
@@ -42,6 +43,7 @@ class ClusterView:
         publishes: whether the agent writes the node's topology.
         annotates: whether the agent writes which CPUs it chose for pods.
         describes: whether to keep what plugins for resources learn of each pod.
+        declares: whether the agent writes the node's resources.
 
     Attributes:
         events: where to tell users of a pod or of the node.
@@ -49,6 +51,7 @@ class ClusterView:
         pod_status: where to write that a pod of the node has failed.
         pod_annotations: where to write which CPUs the agent chose; None where nobody asks for it.
         topology: where to write the node's topology; None where nobody asks for it.
+        node_status: where to write the node's resources; None where nobody asks for it.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class ClusterView:
         publishes: bool = False,
         annotates: bool = False,
         describes: bool = False,
+        declares: bool = False,
     ) -> None:
         self.events = EventRecorder(server, node, metrics)
         self.pod_status = PodStatus(server)
@@ -79,6 +83,7 @@ class ClusterView:
             if publishes
             else None
         )
+        self.node_status = NodeStatusObject(server, node) if declares else None
         self._node = node
         self._changed = changed
         read = descriptions.pod if describes else views.pod

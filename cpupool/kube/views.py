@@ -38,7 +38,7 @@ from cpupool.core.workloads import (
 )
 from cpupool.kube import templates
 from cpupool.kube.fields import Field, shown
-from cpupool.wire import orchestration
+from cpupool.wire import node_status, orchestration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -148,6 +148,7 @@ def node(body: Body, read: Collection[str] = ()) -> Node:
         metadata["uid"].text(""),
         {key: value.text("") for key, value in metadata["labels"].entries()},
         {key: annotations[key].text("") for key in read if annotations[key].value is not None},
+        node_status.resources(body),
     )
 
 

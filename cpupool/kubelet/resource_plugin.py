@@ -38,6 +38,10 @@ _MAX_CONTAINER_BYTES: Final = 128 * 1024
 """Of an answer about one container: the agent keeps it, and records it."""
 _MOST_CONTAINERS: Final = 10_000
 """In a list: 4 MiB have room for 300,000, which the agent would read for seconds."""
+_MOST_RESOURCES: Final = 64
+"""Of the node, that one plugin may have."""
+_LONGEST_NAME: Final = 317
+"""Of an extended resource: a DNS subdomain, a slash, and 63 characters."""
 _MOST_NODES: Final = 1024
 """The most NUMA nodes of a Linux kernel."""
 _CALL_S: Final = 10.0
@@ -170,6 +174,20 @@ class ResourcePlugin:
             _allocations,
         )
 
+    def node_resources(self) -> Mapping[str, float]:
+        """Return how much pods can have of each resource that the node's status is to name.
+
+        A plugin without the method has none.
+        """
+        return self._ask(
+            "asked for the node's resources",
+            "GetTopologyAwareAllocatableResources",
+            resourceplugin_pb2.GetTopologyAwareAllocatableResourcesRequest(),
+            resourceplugin_pb2.GetTopologyAwareAllocatableResourcesResponse,
+            _node_resources,
+            optional=True,
+        )
+
     def remove(self, pod_uid: str) -> None:
         """Let it forget a pod that has ended; it may not know the pod."""
         request = resourceplugin_pb2.RemovePodRequest(pod_uid=pod_uid)
@@ -205,6 +223,7 @@ class ResourcePlugin:
         *,
         timeout_s: float | None = None,
         allocated: ContainerRef | None = None,
+        optional: bool = False,
     ) -> _Read:
         began_s = time.monotonic()
 
@@ -219,6 +238,9 @@ class ResourcePlugin:
                 )
             found = read(answer)
         except CallFailed as error:
+            if optional and error.status is Status.UNIMPLEMENTED:
+                observe(None)
+                return read(reply())
             failure = _failure(self.resource, purpose, error)
             observe(failure)
             raise failure from error
@@ -391,6 +413,21 @@ def answer_of(data: bytes) -> Answer:
         return _answer(info)
     except (DecodeError, _OutOfBounds) as error:
         raise RemoteProtocolError(f"a recorded answer is not readable ({error})") from error
+
+
+def _node_resources(
+    answer: resourceplugin_pb2.GetTopologyAwareAllocatableResourcesResponse,
+) -> dict[str, float]:
+    listed = answer.allocatable_resources
+    if (count := len(listed)) > _MOST_RESOURCES:
+        raise _OutOfBounds(f"{count} resources of the node, more than {_MOST_RESOURCES}")
+    if (length := max(map(len, listed), default=0)) > _LONGEST_NAME:
+        raise _OutOfBounds(f"a resource whose name has {length} characters")
+    return {
+        name: resource.aggregated_allocatable_quantity
+        for name, resource in listed.items()
+        if resource.is_node_resource and resource.is_scalar_resource
+    }
 
 
 def _answer(info: resourceplugin_pb2.ResourceAllocationInfo) -> Answer:

@@ -42,6 +42,7 @@ class EmbeddedCluster:
         pod_status: None: the status of a pod is the kubelet's alone.
         pod_annotations: None: there is no scheduler.
         topology: None: there is no scheduler.
+        node_status: None: there is no scheduler.
     """
 
     source: PodSource
@@ -51,6 +52,7 @@ class EmbeddedCluster:
     pod_status: None = None
     pod_annotations: None = None
     topology: None = None
+    node_status: None = None
 
     def pods(self) -> tuple[Pod, ...] | None:
         """Return the source's pods.

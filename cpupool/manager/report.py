@@ -100,6 +100,23 @@ class PluginStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeResource:
+    """A resource that plugins offer for the node's status.
+
+    Attributes:
+        resource: its name.
+        amount: how much pods can have.
+        why: why the status does not have it; empty if it has.
+        remedy: what to do then.
+    """
+
+    resource: str
+    amount: int
+    why: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PluginReport:
     """What the agent knows of resource plugins.
 
@@ -107,11 +124,13 @@ class PluginReport:
         folders: where they register; none if the agent asks no plugin.
         plugins: the sockets that are there.
         confirmed: container and requested resource → when its plugin has confirmed the answer.
+        node_resources: what they offer for the node's status.
     """
 
     folders: tuple[str, ...] = ()
     plugins: tuple[PluginStatus, ...] = ()
     confirmed: Mapping[tuple[ContainerRef, str], str] = field(default_factory=dict)
+    node_resources: tuple[NodeResource, ...] = ()
 
     @property
     def registered(self) -> frozenset[str]:
@@ -196,6 +215,7 @@ class NodeStatus:
         plugin_folders: where resource plugins register; none if the agent asks none.
         plugins: their sockets.
         lost: the resources whose plugin is gone, and has been there.
+        node_resources: what plugins offer for the node's status, if the agent writes it.
     """
 
     pools: NodePools
@@ -212,6 +232,7 @@ class NodeStatus:
     plugin_folders: tuple[str, ...] = ()
     plugins: tuple[PluginStatus, ...] = ()
     lost: tuple[str, ...] = ()
+    node_resources: tuple[NodeResource, ...] = ()
 
     def offered(self, pool: Pool) -> CPUSet:
         """Return the CPUs of a pool that containers may have, free or not."""
@@ -264,6 +285,7 @@ def describe(
         plugins.folders,
         plugins.plugins,
         tuple(sorted(facts.plugins.served - plugins.registered)),
+        plugins.node_resources,
     )
 
 

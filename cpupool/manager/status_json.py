@@ -14,6 +14,7 @@ from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool,
 from cpupool.manager.ports import Writer
 from cpupool.manager.report import (
     ContainerStatus,
+    NodeResource,
     NodeStatus,
     PluginAnswer,
     PluginStatus,
@@ -56,6 +57,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "plugin_folders": list(status.plugin_folders),
         "plugins": [asdict(plugin) for plugin in status.plugins],
         "lost": list(status.lost),
+        "node_resources": [asdict(each) for each in status.node_resources],
         "refused": [{"name": pod.name, "why": pod.why, "held": pod.held} for pod in status.refused],
         "containers": [
             {
@@ -200,6 +202,7 @@ def from_json(document: Mapping[str, Any]) -> NodeStatus:
         tuple(document.get("plugin_folders", ())),
         tuple(PluginStatus(**plugin) for plugin in document.get("plugins", ())),
         tuple(document.get("lost", ())),
+        tuple(NodeResource(**each) for each in document.get("node_resources", ())),
     )
 
 

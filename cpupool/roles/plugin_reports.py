@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from cpupool.manager.report import PluginReport, PluginStatus
+from cpupool.manager.report import NodeResource, PluginReport, PluginStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,6 +48,7 @@ class PluginReports:
         self._answered: dict[str, str] = {}
         self._failures: dict[str, tuple[str, PluginError]] = {}
         self._confirmed: dict[tuple[ContainerRef, str], str] = {}
+        self._node_resources: tuple[NodeResource, ...] = ()
         self._kept: object = None
 
     def called(self, call: PluginCall) -> None:
@@ -98,6 +99,11 @@ class PluginReports:
             kept, self._kept = self._kept, (sockets, self._failing())
             return kept != self._kept
 
+    def in_node(self, resources: tuple[NodeResource, ...]) -> None:
+        """Take what plugins offer for the node's status, and what of it is there."""
+        with self._lock:
+            self._node_resources = resources
+
     def forget(self, pod: str) -> None:
         """Forget a pod that has ended; `pod` is the id in its cgroup's name."""
         with self._lock:
@@ -117,7 +123,7 @@ class PluginReports:
                 )
                 for socket, resource, complaint in self._sockets
             )
-            return PluginReport(self._folders, plugins, dict(self._confirmed))
+            return PluginReport(self._folders, plugins, dict(self._confirmed), self._node_resources)
 
     def _failing(self) -> Mapping[str, str]:
         return {resource: failure.why for resource, (_, failure) in self._failures.items()}

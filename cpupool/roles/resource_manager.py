@@ -23,6 +23,7 @@ from cpupool.kubelet.plugin_door import plugin_door
 from cpupool.manager import plugin_requests
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.roles.plugin_admitter import PluginAdmitter
+from cpupool.roles.plugin_offers import GRACE_S
 from cpupool.roles.plugin_preparer import PluginPreparer
 from cpupool.roles.plugin_registry import PluginRegistry
 from cpupool.roles.plugin_reports import PluginReports
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.plugin_answers import Broken
     from cpupool.roles.answer_import import AnswerImport
+    from cpupool.roles.plugin_offers import PluginOffers
     from cpupool.roles.plugin_worker import PluginWorker
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
@@ -57,8 +59,6 @@ RECONCILE_S: Final = 3.0
 _LOOK_S: Final = 30.0
 _ITS_LIST: Final = ""
 """What a plugin is asked for beside pods, which have ids."""
-_GRACE_S: Final = 300.0
-"""How long a resource counts as served after its plugin is gone (endpointStopGracePeriod)."""
 
 
 class ResourceManager:
@@ -76,11 +76,13 @@ class ResourceManager:
         v2: whether the node has cgroup version 2.
         names: as for `PluginFacts`.
         doors: what else is served while plugins are asked.
+        offers: asks plugins what the node has; None to ask none.
         reconcile_s: how often plugins are asked for what containers have now.
         now_s: a monotonic clock.
 
     Attributes:
         reports: what plugins have said last.
+        offers: as the argument.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class ResourceManager:
         v2: bool = True,
         names: Mapping[str, ServedAs] | None = None,
         doors: Iterable[ServedSocket] = (),
+        offers: PluginOffers | None = None,
         reconcile_s: float = RECONCILE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -103,6 +106,7 @@ class ResourceManager:
         ours = (plugin_door(folders[0], self._knocked),) if folders else ()
         self._doors = (*ours, *doors)
         self._enabled = bool(folders)
+        self.offers = offers
         self._manager = manager
         self._record, self._imports = record, imports
         self._metrics = metrics
@@ -170,7 +174,7 @@ class ResourceManager:
             while not stop.is_set():
                 self._health.beat(NAME)
                 for door in doors:
-                    self._keep(door)
+                    _keep(door, self._failures)
                 self._wake.wait(self.step())
                 self._wake.clear()
 
@@ -187,7 +191,7 @@ class ResourceManager:
             self._changed()
         if now.facts.pods is None:
             return _LOOK_S
-        last_s = now_s - _GRACE_S
+        last_s = now_s - GRACE_S
         self._lost_s = {name: at_s for name, at_s in self._lost_s.items() if at_s > last_s}
         self._book.judge_again(now)
         self._remove_ended(now)
@@ -198,15 +202,9 @@ class ResourceManager:
             # Before it is known how hints are merged, an answer would be for any NUMA node.
             due_s = min(due_s, self._admitter.admit(now))
         self._publish()
+        if self.offers:
+            due_s = min(due_s, self.offers.ask(self._registry.plugins, self._lost_s, now_s))
         return max(0.0, min(_LOOK_S, min(due_s, self._reconcile(now_s)) - now_s))
-
-    def _keep(self, door: ServedSocket) -> None:
-        try:
-            door.ensure()
-        except HostFileError as error:
-            _complain(self._failures, str(door.path), str(error))
-        else:
-            _complain(self._failures, str(door.path), "")
 
     def _knocked(self, known: Introduction) -> None:
         self._post(partial(self._registry.register, known))
@@ -361,6 +359,15 @@ class ResourceManager:
                 self._admitter.allocate(worker, pod, question, has.hint)
         self._book.take(now, changed)
         self.reports.confirmed(resource, confirmed)
+
+
+def _keep(door: ServedSocket, failures: Failures) -> None:
+    try:
+        door.ensure()
+    except HostFileError as error:
+        _complain(failures, str(door.path), str(error))
+    else:
+        _complain(failures, str(door.path), "")
 
 
 def _remove(uid: str, plugin: ResourcePlugin) -> str:

@@ -94,7 +94,8 @@ def is_granted(verb: str, path: Path, parameters: Mapping[str, str]) -> bool:
     if path.plural == "apis" or (verb, path.plural) == ("patch", "noderesourcetopologies"):
         return True
     if path.subresource:
-        return (verb, path.group, path.resource) == ("patch", "", "pods/status")
+        statuses = {"pods/status", "nodes/status"}
+        return (verb, path.group) == ("patch", "") and path.resource in statuses
     if verb in {"get", "update"}:
         return (path.group, path.plural) in _SINGLE
     if verb == "create":

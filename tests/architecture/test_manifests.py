@@ -194,6 +194,17 @@ def test_writing_resource_status_is_a_setting_of_any_overlay_with_the_agent(
     assert built == daemonset
 
 
+def test_writing_the_nodes_resources_is_a_setting_of_any_overlay_with_the_agent(
+    tmp_path: Path, daemonset: dict[str, Any]
+) -> None:
+    built = with_component(tmp_path, "node-resources")
+
+    (container,) = built["spec"]["template"]["spec"]["containers"]
+    assert parsed(container["args"]).write_node_resources
+    container["args"].pop()
+    assert built == daemonset
+
+
 def with_component(folder: Path, component: str) -> dict[str, Any]:
     """Build an overlay with the agent and a component; return the agent's DaemonSet."""
     there = os.path.relpath(ROOT / "daemonsets", folder.resolve())

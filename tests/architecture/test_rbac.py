@@ -15,6 +15,7 @@ from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.kube.config_map import ConfigMapName
+from cpupool.kube.node_status import NodeStatusObject
 from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.kube.pod_status import PodStatus
 from cpupool.kube.webhook_objects import Installed
@@ -145,6 +146,19 @@ def test_who_writes_pods_is_granted_the_patch_of_their_status_alone(folder: str,
         found["ValidatingAdmissionPolicyBinding"]["spec"]["policyName"]
         == (policy["metadata"]["name"])
     )
+
+
+def test_who_writes_the_nodes_resources_is_granted_the_patch_of_its_status_alone() -> None:
+    with FakeAPIServer(NODE) as server:
+        NodeStatusObject(APIServer.at(server.url), NODE).apply(f"{NODE}-uid", {"a.com/b": 1})
+        asked = server.verbs()
+
+    assert granted("node-resources") == sorted(asked)
+    assert groups("node-resources") == {"nodes/status": ""}
+    found, account = documents("node-resources"), documents("agent")["ServiceAccount"]
+    assert_bound({**found, "ServiceAccount": {"metadata": account["metadata"]}})
+    binding = found["ValidatingAdmissionPolicyBinding"]["spec"]
+    assert binding["policyName"] == found["ValidatingAdmissionPolicy"]["metadata"]["name"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

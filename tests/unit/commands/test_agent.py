@@ -230,3 +230,10 @@ def test_a_trial_agent_logs_in_with_a_kubeconfig(folder: Path) -> None:
 def test_two_api_servers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*ENOUGH, "--context", "admin"]) == 2
     assert "--api-server and --context name two API servers" in capsys.readouterr().err
+
+
+def test_the_nodes_resources_are_written_only_where_plugins_are_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["agent", "--node-name=a", "--write-node-resources"]) == 2
+    assert "add --resource-plugins" in capsys.readouterr().err

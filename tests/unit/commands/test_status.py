@@ -14,6 +14,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.report import (
     ContainerStatus,
+    NodeResource,
     NodeStatus,
     PluginAnswer,
     PluginStatus,
@@ -202,6 +203,10 @@ def test_plugins_and_their_answers_are_listed(
             PluginStatus("/plugins/new.sock", ""),
         ),
         lost=("example.com/nic",),
+        node_resources=(
+            NodeResource("example.com/nic", 7),
+            NodeResource("example.com/gpu", 1, "403 Forbidden", "apply it"),
+        ),
     )
 
     assert show(files, status) == 0
@@ -215,6 +220,8 @@ def test_plugins_and_their_answers_are_listed(
         ("memory", "/plugins/memory.sock", "is away"),
         ("not known yet", "/plugins/new.sock", "not asked yet"),
         ("example.com/nic", "gone: its last answers stay"),
+        ("example.com/nic", "7", "in the node's status"),
+        ("example.com/gpu", "1", "403 Forbidden"),
         ("ns/owner/main", "cpu", "CpusetCpus 2-3", f"confirmed at {noon}"),
         ("ns/late", "held", held),
     }

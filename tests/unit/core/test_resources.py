@@ -9,7 +9,7 @@ import pytest
 from cpupool.admission.pod_requests import PodRequests
 from cpupool.core.errors import ManifestError, QuantityError
 from cpupool.core.names import Names
-from cpupool.core.resources import Requirements
+from cpupool.core.resources import Requirements, can_be_extended
 from cpupool.kube import views
 from tests.pods import container, pod
 
@@ -50,3 +50,31 @@ def test_the_agent_and_the_webhook_read_the_same_amount(amount: Any) -> None:
     else:
         with pytest.raises(ManifestError, match="is not a quantity"):
             views.pod(body, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "can"),
+    [
+        ("resource.katalyst.kubewharf.io/net_bandwidth", True),
+        ("example.com/NIC-1.a", True),
+        (f"{'a' * 244}/b", True),
+        (f"{'a' * 245}/b", False),
+        (f"a/{'b' * 63}", True),
+        (f"a/{'b' * 64}", False),
+        ("cpu", False),
+        ("hugepages-2Mi", False),
+        ("kubernetes.io/a", False),
+        ("a.kubernetes.io/b", False),
+        ("requests.example.com/a", False),
+        ("requestsexample.com/a", True),
+        ("/a", False),
+        ("a/", False),
+        ("a/b/c", False),
+        ("A.com/b", False),
+        ("a..com/b", False),
+        ("a/_b", False),
+        ("a/b\n", False),
+    ],
+)
+def test_what_can_be_the_name_of_an_extended_resource(name: str, can: bool) -> None:
+    assert can_be_extended(name) is can

@@ -11,7 +11,9 @@ import pytest
 from cpupool.api import resourceplugin_pb2
 from cpupool.api.pluginregistration_pb2 import PluginInfo
 from cpupool.api.resourceplugin_pb2 import (
+    AllocatableTopologyAwareResource,
     AllocationEntry,
+    GetTopologyAwareAllocatableResourcesResponse,
     ListOfTopologyHints,
     ResourceAllocation,
     ResourceAllocationInfo,
@@ -28,13 +30,15 @@ from cpupool.core.resource_plugins import (
 )
 from cpupool.core.workloads import ContainerRef
 from cpupool.kubelet import resource_plugin
-from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
+from cpupool.kubelet.resource_plugin import Introduction, PluginCall, ResourcePlugin
 from tests.resource_plugins import PluginDouble, Refusal, entry
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from google.protobuf.message import Message
 
 ASKED = Question(
     ContainerRef("uid", "main"),
@@ -303,6 +307,63 @@ def test_a_list_has_bounds(double: PluginDouble, plugin: ResourcePlugin, field: 
     double.answers("GetResourcesAllocation", found)
     with pytest.raises(PluginError, match="10001 pods or containers, more than 10000"):
         plugin.allocations()
+
+
+def amount(allocatable: float, **fields: Any) -> AllocatableTopologyAwareResource:
+    fields = {"is_node_resource": True, "is_scalar_resource": True, **fields}
+    return AllocatableTopologyAwareResource(
+        aggregated_allocatable_quantity=allocatable, aggregated_capacity_quantity=99, **fields
+    )
+
+
+def offer(**resources: AllocatableTopologyAwareResource) -> Message:
+    return GetTopologyAwareAllocatableResourcesResponse(allocatable_resources=resources)
+
+
+def test_the_resources_for_the_nodes_status_are_scalar_and_of_the_node(
+    double: PluginDouble, plugin: ResourcePlugin
+) -> None:
+    method = "GetTopologyAwareAllocatableResources"
+    double.answers(
+        method,
+        offer(
+            a=amount(2.5),
+            b=amount(3, is_node_resource=False),
+            c=amount(4, is_scalar_resource=False),
+            d=amount(0),
+        ),
+    )
+    assert plugin.node_resources() == {"a": 2.5, "d": 0.0}
+    assert double.asked[method] == [b""]
+
+
+def test_a_plugin_without_the_method_has_no_resource_of_the_node(double: PluginDouble) -> None:
+    calls: list[PluginCall] = []
+    plugin = ResourcePlugin(Introduction("cpu", double.socket, PluginOptions()), calls.append)
+    assert plugin.node_resources() == {}
+    (call,) = calls
+    assert call.failure is None
+    with pytest.raises(PluginError):
+        plugin.allocations()
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "why"),
+    [
+        ([f"r{number}" for number in range(64)], "more", "65 resources of the node, more than 64"),
+        (["r" * 317], "s" * 318, "a resource whose name has 318 characters"),
+    ],
+    ids=["many", "long"],
+)
+def test_the_resources_of_the_node_have_bounds(
+    double: PluginDouble, plugin: ResourcePlugin, most: list[str], more: str, why: str
+) -> None:
+    resources = dict.fromkeys(most, amount(1))
+    double.answers("GetTopologyAwareAllocatableResources", offer(**resources))
+    assert plugin.node_resources().keys() == set(most)
+    double.answers("GetTopologyAwareAllocatableResources", offer(**resources, **{more: amount(1)}))
+    with pytest.raises(PluginError, match=f"has answered with {why}"):
+        plugin.node_resources()
 
 
 def test_ended_pods_and_starting_containers(double: PluginDouble, plugin: ResourcePlugin) -> None:

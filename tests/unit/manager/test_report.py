@@ -22,7 +22,14 @@ from cpupool.core.resource_plugins import Answer, Given
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import POD_ITSELF, FoundContainer, Writer
-from cpupool.manager.report import NodeStatus, PluginAnswer, PluginReport, PluginStatus, describe
+from cpupool.manager.report import (
+    NodeResource,
+    NodeStatus,
+    PluginAnswer,
+    PluginReport,
+    PluginStatus,
+    describe,
+)
 from cpupool.manager.status_json import from_json, to_json
 from cpupool.policies.base import Size
 from tests.builders import container, given, pod
@@ -217,12 +224,14 @@ def test_what_plugins_have_answered_is_shown_with_what_is_missing() -> None:
         ("/plugins",),
         (PluginStatus("/plugins/cpu.sock", "cpu"), PluginStatus("/plugins/x.sock", "", "is mute")),
         {(plugged.ref("a"), "cpu"): "2026-01-01T00:00:00Z"},
+        (NodeResource("example.com/nic", 7), NodeResource("memory", 0, "no", "yes")),
     )
 
     status = describe(facts, resolution, found, "", Writer.NRI, plugins=there)
 
     assert from_json(json.loads(json.dumps(to_json(status)))) == status
     assert (status.plugin_folders, status.plugins) == (there.folders, there.plugins)
+    assert status.node_resources == there.node_resources
     assert status.lost == ("example.com/gpu", "example.com/nic", "memory")
     awaited = "the plugin for {} has not answered for container main yet"
     assert {container.name: container.answers for container in status.containers} == {

@@ -73,6 +73,7 @@ class Node:
     Attributes:
         role: the role of the agent that runs now.
         now_s: the time.
+        more: more of what the role is made with.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,6 +87,7 @@ class Node:
         self.pods: tuple[Pod, ...] = ()
         self.now_s = 0.0
         self.changes = 0
+        self.more: dict[str, Any] = {}
         self._opened = ExitStack()
         self._role: ResourceManager | None = None
 
@@ -116,6 +118,7 @@ class Node:
             changed=self._note,
             names={"example.com/milli": ServedAs("cpu", 1000)},
             now_s=lambda: self.now_s,
+            **self.more,
         )
         self.role.recall()
         self.manager.adopt(())

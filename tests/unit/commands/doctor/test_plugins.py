@@ -15,7 +15,13 @@ from cpupool import cli
 from cpupool.core.assignments import Placement
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.report import ContainerStatus, NodeStatus, PluginAnswer, PluginStatus
+from cpupool.manager.report import (
+    ContainerStatus,
+    NodeResource,
+    NodeStatus,
+    PluginAnswer,
+    PluginStatus,
+)
 from cpupool.manager.status_json import to_json
 from tests.kubeconfigs import login
 from tests.nodes import KUBELET, POOLS
@@ -71,6 +77,22 @@ def test_plugins_that_answer_are_right(examine: Any, node: WrittenNode, bind: Bi
     written(node, CPU)
     _, rows = examine()
     assert facts(rows) == {"the agent asks the plugins for cpu": "ok"}
+
+
+def test_a_resource_that_the_nodes_status_lacks_is_a_warning(
+    examine: Any, node: WrittenNode, bind: Bind
+) -> None:
+    bind("cpu.sock", 0)
+    there, refused = NodeResource("example.com/a", 7), NodeResource("example.com/b", 1, "403", "do")
+    written(node, CPU, node_resources=(there,))
+    _, rows = examine()
+    assert facts(rows) == {"the agent asks the plugins for cpu": "ok"}
+    written(node, CPU, node_resources=(there, refused))
+    _, rows = examine()
+    (row,) = rows[CHECK]
+    assert row["verdict"] == "warning"
+    assert row["fact"] == "pods cannot request example.com/b, the node's status lacks it: 403"
+    assert row["remedy"] == "do"
 
 
 def test_without_plugins_there_is_a_row_only_with_their_policy(
