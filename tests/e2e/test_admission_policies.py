@@ -58,7 +58,13 @@ if missing(node=False):
     )
 
 pytestmark = pytest.mark.timeout(900)
-FOLDERS = ("fail-misfits", "koordinator-admission", "resource-status", "topology-reporter")
+FOLDERS = (
+    "fail-misfits",
+    "koordinator-admission",
+    "node-resources",
+    "resource-status",
+    "topology-reporter",
+)
 Body = dict[str, Any]
 LABEL = "app.kubernetes.io/managed-by"
 GIVEN: Values = {
