@@ -128,6 +128,11 @@ class Names:
         return f"{self.domain}/memory-migrates"
 
     @property
+    def requests(self) -> str:
+        """The annotation with what a pod's main container requests of plugins: a JSON object."""
+        return f"{self.domain}/requests"
+
+    @property
     def exclusive(self) -> str:
         """The annotation by which a plugin's answer makes its CPUs the container's own."""
         return f"{self.domain}/cpus-exclusive"

@@ -276,6 +276,20 @@ class AnswerAwaited(PlacementError):
         super().__init__(f"{what}; wait, or check that the plugin runs", what)
 
 
+class RequestUnclear(PlacementError):
+    """A pod whose annotation with requests does not count.
+
+    Attributes:
+        why: what is wrong with it.
+    """
+
+    heals = False
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"{why}; correct the annotation, and create the pod again", why)
+
+
 class RequestRefused(PlacementError):
     """A container that a plugin, or the topology policy, refuses.
 

@@ -61,11 +61,13 @@ class PodDescription:
         labels: its labels.
         annotations: its annotations.
         of_daemon_set: a DaemonSet made it.
+        unclear: why the annotation with requests does not count; empty if it does.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     of_daemon_set: bool = False
+    unclear: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,8 @@ class Container:
         lasting: the names of the resources that it holds alone while its pod runs, if they lie on
             NUMA nodes: extended resources, and in a Guaranteed pod whole cpu, memory and huge
             pages; none for an init container, which ends.
-        quantities: resource → how much it requests, in the base unit of the resource; empty where
-            the pod has no description.
+        quantities: resource → how much it requests, in the base unit of the resource, also by an
+            annotation of its pod; empty where the pod has no description.
     """
 
     name: str

@@ -1,17 +1,24 @@
-"""What plugins for resources learn of a pod: its labels and annotations, and what it requests."""
+"""What plugins for resources learn of a pod: its labels and annotations, and what it requests.
+
+An annotation may request for the main container what is no resource of Kubernetes, as a NIC that
+several pods share (story 3 of the proposal *QoS Resource Manager*).
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.quantity import Quantity
+from cpupool.core.resources import NATIVE
 from cpupool.core.workloads import Pod, PodDescription
 from cpupool.kube import views
 from cpupool.kube.fields import Field
+from cpupool.wire import katalyst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cpupool.core.names import Names
     from cpupool.kube.views import Body
@@ -28,16 +35,23 @@ def pod(body: Body, names: Names) -> Pod:
     """
     read, top = views.pod(body, names), Field.of(body)
     metadata, requested = top["metadata"], dict(_requested(top["spec"]))
+    annotations = metadata["annotations"].texts()
+    main = katalyst.main_container(read, annotations)
+    more, unclear = _annotated(annotations, names, requested.get(main))
     return replace(
         read,
         containers=tuple(
-            replace(container, quantities=requested[container.name])
+            replace(
+                container,
+                quantities=requested[container.name] | (more if container.name == main else {}),
+            )
             for container in read.containers
         ),
         description=PodDescription(
             metadata["labels"].texts(),
-            metadata["annotations"].texts(),
+            annotations,
             any(owner["kind"].value == _DAEMON_SET for owner in metadata["ownerReferences"]),
+            unclear,
         ),
     )
 
@@ -57,3 +71,38 @@ def _requested(spec: Field) -> Iterator[tuple[str, dict[str, float]]]:
             }
             amounts = {resource: float(number) for resource, number in read.items() if number}
             yield found["name"].text(), amounts
+
+
+def _annotated(
+    annotations: Mapping[str, str], names: Names, requested: Mapping[str, float] | None
+) -> tuple[dict[str, float], str]:
+    """Return what an annotation requests for the main container, or why it does not count.
+
+    Args:
+        annotations: those of the pod.
+        names: the annotation's name.
+        requested: what the main container requests itself; None if the pod has no such container.
+    """
+    text = annotations.get(names.requests)
+    if text is None:
+        return {}, ""
+    if requested is None:
+        return {}, f"{names.requests} is for the main container, which the pod does not have"
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        read = None
+    amounts = (
+        {resource: Quantity.read(amount).number for resource, amount in read.items()}
+        if isinstance(read, dict)
+        else {}
+    )
+    found = {resource: float(amount) for resource, amount in amounts.items() if amount}
+    if not found or len(found) < len(amounts) or min(found.values()) < 0:
+        return {}, f'{names.requests} is no JSON object of quantities, as {{"NIC": "1"}}'
+    for resource in sorted(found):
+        if resource in NATIVE:
+            return {}, f"{names.requests} requests {resource}, which only the container can request"
+        if resource in requested:
+            return {}, f"{names.requests} requests {resource}, which the container requests, too"
+    return found, ""

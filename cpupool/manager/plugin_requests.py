@@ -14,7 +14,12 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, PlacementError
 from cpupool.core.grants import Source
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.resource_plugins import AnswerAwaited, AnswerContested, RequestRefused
+from cpupool.core.resource_plugins import (
+    AnswerAwaited,
+    AnswerContested,
+    RequestRefused,
+    RequestUnclear,
+)
 from cpupool.core.resources import CPU, NATIVE, is_extended
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager import aligning
@@ -164,9 +169,12 @@ def refusals(facts: NodeFacts, grants: Grants, pods: Iterable[Pod]) -> Mapping[s
 
 
 def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
-    if katalyst.waits_for_reconcile(pod):
+    if pod.finished or katalyst.waits_for_reconcile(pod):
         return None
     reported = any(container.id for container in pod.containers)
+    if pod.description and pod.description.unclear and not katalyst.is_left_out(pod):
+        unclear = RequestUnclear(pod.description.unclear)
+        return Refusal(unclear, holds=not (reported or pod.essential), reachable=False)
     optional = None
     for container in pod.containers:
         resources = lacking(facts, grants, pod, container)

@@ -70,7 +70,7 @@ def question(pod: Pod, container: Container, resource: str, quantity: float) -> 
         ContainerRef(pod.cgroup_uid, container.name),
         pod.namespace,
         pod.name,
-        _role(pod, container, annotations.get(MAIN_CONTAINER, "")),
+        _role(pod, container, annotations),
         siblings.index(container),
         resource,
         quantity,
@@ -93,8 +93,14 @@ def pod_type(annotations: Mapping[str, str]) -> str:
     return annotations.get(POD_TYPE) or annotations.get(PROPOSED_TYPE, "")
 
 
-def _role(pod: Pod, container: Container, main: str) -> ContainerRole:
+def main_container(pod: Pod, annotations: Mapping[str, str]) -> str:
+    """Return the name of a pod's main container: the annotated one, or the first that lasts."""
+    apps = (each.name for each in pod.containers if each.kind is ContainerKind.APP)
+    return annotations.get(MAIN_CONTAINER) or next(apps, "")
+
+
+def _role(pod: Pod, container: Container, annotations: Mapping[str, str]) -> ContainerRole:
     if container.kind is ContainerKind.INIT:
         return ContainerRole.INIT
-    apps = [each.name for each in pod.containers if each.kind is ContainerKind.APP]
-    return ContainerRole.MAIN if container.name == (main or apps[:1][0]) else ContainerRole.SIDECAR
+    is_main = container.name == main_container(pod, annotations)
+    return ContainerRole.MAIN if is_main else ContainerRole.SIDECAR

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.workloads import ContainerRef
-from cpupool.plugins.nic import BANDWIDTH
+from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC
 from cpupool.wire import answer_record
 from tests.machines import Machine
 from tests.processes import Process
@@ -157,7 +157,6 @@ nics:
 
 
 def test_example_3_pods_on_a_node_share_the_nic_near_it(world: World) -> None:
-    """Pods request Katalyst's bandwidth: the proposal's request by annotation is not there yet."""
     write_nics(world)
     with plugins(world, EXAMPLE_3, "cpu", "memory", "nic"), asked_by_the_runtime(world) as agent:
         served(agent, f"NIC,cpu,memory,{BANDWIDTH}")
@@ -166,8 +165,9 @@ def test_example_3_pods_on_a_node_share_the_nic_near_it(world: World) -> None:
         started(world, of_role(world, "pod0", "everything", cpu="38", memory="20Gi"))
         right(world, "0-1,40-79", pod0="2-39", system="0-1,40-79")
 
-        asks = {"cpu": "10", "memory": "20Gi", BANDWIDTH: "1000"}
-        pods = [of_role(world, name, "numa-enhancement", **asks) for name in ("pod1", "pod2")]
+        # The proposal's third story: no resource of Kubernetes, but an annotation.
+        asks = {ROLE: "numa-enhancement", "nokia.k8s.io/requests": '{"NIC": "1"}'}
+        pods = [run(world, name, asks, cpu="10", memory="20Gi") for name in ("pod1", "pod2")]
         for pod in pods:
             started(world, pod)
         shared = "0-1,40-41,62-79"
@@ -177,7 +177,7 @@ def test_example_3_pods_on_a_node_share_the_nic_near_it(world: World) -> None:
             address = environment(world, pod.name)["AFFINITY_NIC_ADDR_IPV6"]
             assert address == "fdbd:dc05:3:155::20"
             record = answer_record.parse(world.node.root.answers.read_bytes())
-            (nic,) = record[ContainerRef(pod.uid, "main")][BANDWIDTH].answers.values()
+            (nic,) = record[ContainerRef(pod.uid, "main")][NEAR_NIC].answers.values()
             assert nic.annotations["kubernetes.io/host-netns-path"] == "/var/run/netns/ns1"
 
 

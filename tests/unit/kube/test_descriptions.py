@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cpupool.core.names import Names
 from cpupool.core.workloads import PodDescription
 from cpupool.kube import descriptions, views
@@ -39,6 +41,59 @@ def test_a_described_pod_has_its_texts_and_what_its_containers_request() -> None
         {"cpu": 0.25},
         {"cpu": 2.5, "memory": 2.0**30, "example.com/nic": 2.0},
     ]
+
+
+def annotated(
+    text: str, main: str = "main", requests: dict[str, str] | None = None
+) -> tuple[dict[str, float], str]:
+    """Return what the main container requests, and why the annotation does not count."""
+    annotations = {"nokia.k8s.io/requests": text, "kubernetes.io/main-container-name": main}
+    containers = [
+        {"name": "first", "resources": {}},
+        {"name": "main", "resources": {"requests": requests or {}}},
+    ]
+    metadata = {"name": "web", "uid": "u", "annotations": annotations}
+    pod = descriptions.pod({"metadata": metadata, "spec": {"containers": containers}}, Names())
+    first, found = pod.containers
+    assert not first.quantities
+    assert pod.description
+    return dict(found.quantities), pod.description.unclear
+
+
+def test_an_annotation_requests_for_the_main_container() -> None:
+    found = annotated('{"NIC": 1, "example.com/net": "2k"}', requests={"cpu": "2"})
+    assert found == ({"cpu": 2.0, "NIC": 1.0, "example.com/net": 2000.0}, "")
+
+
+def test_without_a_name_the_first_container_is_the_main_one() -> None:
+    metadata = {"name": "web", "uid": "u", "annotations": {"nokia.k8s.io/requests": '{"NIC": "1"}'}}
+    containers = [{"name": "first"}, {"name": "second"}]
+    pod = descriptions.pod({"metadata": metadata, "spec": {"containers": containers}}, Names())
+    assert [dict(each.quantities) for each in pod.containers] == [{"NIC": 1.0}, {}]
+
+
+@pytest.mark.parametrize(
+    ("text", "main", "why"),
+    [
+        ("NIC=1", "main", 'is no JSON object of quantities, as {"NIC": "1"}'),
+        ('["NIC"]', "main", "is no JSON object"),
+        ("{}", "main", "is no JSON object"),
+        ('{"NIC": "one"}', "main", "is no JSON object"),
+        ('{"NIC": "0"}', "main", "is no JSON object"),
+        ('{"NIC": "-1"}', "main", "is no JSON object"),
+        ('{"NIC": null}', "main", "is no JSON object"),
+        ('{"NIC": {}}', "main", "is no JSON object"),
+        ("[" * 100_000, "main", "is no JSON object"),
+        ('{"cpu": "2"}', "main", "requests cpu, which only the container can request"),
+        ('{"a.b/c": "2", "NIC": "1"}', "main", "requests a.b/c, which the container requests, too"),
+        ('{"NIC": "1"}', "none", "is for the main container, which the pod does not have"),
+    ],
+)
+def test_an_annotation_that_does_not_count_says_why(text: str, main: str, why: str) -> None:
+    quantities, unclear = annotated(text, main, {"a.b/c": "1"})
+    assert quantities == {"a.b/c": 1.0}
+    assert why in unclear
+    assert unclear.startswith("nokia.k8s.io/requests ")
 
 
 def test_a_deployments_pod_is_of_no_daemon_set() -> None:

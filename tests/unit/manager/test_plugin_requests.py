@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools
 from cpupool.core.properties import NO_PROPERTIES, Properties
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts, ServedAs
-from cpupool.core.workloads import ContainerID, ContainerKind, QoSClass
+from cpupool.core.workloads import ContainerID, ContainerKind, PodDescription, QoSClass
 from cpupool.enforce import notices
 from cpupool.manager import plugin_requests
 from cpupool.manager.manager import Manager
@@ -233,6 +233,27 @@ def test_an_answer_that_breaks_a_rule_is_named() -> None:
     node = manager(of, given={ref("a"): {"cpu": cpus("1", refused="the answer is bad")}})
     starts(node, of)
     assert held(node, of) == (True, "container main: the answer is bad")
+
+
+@pytest.mark.parametrize(
+    ("fields", "holds"),
+    [({}, True), ({"node_critical": True}, False), ({"finished": True}, None)],
+)
+def test_a_pod_whose_annotation_is_unclear_is_held_with_the_reason(
+    fields: dict[str, Any], holds: bool | None
+) -> None:
+    told = PodDescription(unclear="it is no JSON")
+    of = replace(pod("a"), description=told, **fields)
+    node = manager(of)
+    starts(node, of)
+    assert held(node, of) == (None if holds is None else (holds, "it is no JSON"))
+
+
+def test_of_a_daemon_sets_pod_the_annotation_does_not_matter() -> None:
+    of = replace(pod("a"), description=PodDescription(of_daemon_set=True, unclear="it is no JSON"))
+    node = manager(of)
+    starts(node, of)
+    assert held(node, of) is None
 
 
 @pytest.mark.parametrize("of", [pod("a"), pod("a", level="dedicated_cores", node_critical=True)])
