@@ -145,7 +145,7 @@ class EmbeddedNode:
         with self._changing():
             self._pods[pod.uid] = hosted
         try:
-            sandbox = self._runtime.start(pod, None, {})
+            sandbox = self._runtime.start(pod, None, {}, hosted.body["metadata"].get("annotations"))
             with self._changing():
                 hosted.running[SANDBOX] = sandbox
             self._start_rest(hosted, during_init)
@@ -192,6 +192,10 @@ class EmbeddedNode:
         with self._changing():
             hosted.take(hosted.with_ephemeral(container))
         self._start(hosted, hosted.pod.containers[-1].name)
+
+    def restart_runtime(self) -> None:
+        """End and start the runtime again, while the containers run; any thread may call this."""
+        self._runtime.restart()
 
     def admit_again(self) -> dict[PodUID, PodRefused]:
         """Admit every running pod again, as the kubelet does after a restart.

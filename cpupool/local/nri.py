@@ -1,8 +1,9 @@
 """The container runtime's side of NRI, for one plugin.
 
 A runtime asks its plugin before it creates and starts a container, and tells it what has started
-and ended. While there is no plugin, the runtime asks nothing. Source: github.com/containerd/nri,
-pkg/adaptation and pkg/api/api.proto.
+and ended. While there is no plugin, the runtime asks nothing, and creates no container of a pod
+that requires one. Source: github.com/containerd/nri, pkg/adaptation, pkg/api/api.proto and
+plugins/default-validator.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import socket
 import threading
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as TooLate
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
+from cpupool.core.names import REQUIRED_PLUGINS
 from cpupool.wire import nri_mux, ttrpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _Answer = TypeVar("_Answer")
@@ -60,6 +62,7 @@ class NRIServer:
         self._writing = threading.RLock()
         self._next_call = 1
         self._calls: dict[int, Future[bytes]] = {}
+        self._restarts = 0
         self._connected = threading.Event()
         self._closed = False
         self._reader = threading.Thread(target=self._serve, name="NRI server")
@@ -93,6 +96,16 @@ class NRIServer:
         """Whether a plugin is synchronised: it is asked before each container."""
         return self._connected.is_set()
 
+    def restart(self) -> None:
+        """End the connection, as a runtime that ends and starts again; the plugin may come back.
+
+        Any thread may call this.
+        """
+        with self._writing, suppress(OSError):
+            self._restarts += 1
+            if self._plugin:
+                self._plugin.shutdown(socket.SHUT_RDWR)
+
     def sandbox_runs(self, sandbox: nri_pb2.PodSandbox) -> None:
         """Tell that the sandbox of a pod runs."""
         self._sandboxes[sandbox.id] = sandbox
@@ -107,7 +120,11 @@ class NRIServer:
         """
         request = nri_pb2.CreateContainerRequest(pod=self._pod_of(container), container=container)
         parse = nri_pb2.CreateContainerResponse.FromString
-        answer = self._ask("CreateContainer", request.SerializeToString(), parse)
+        with self._unless_it_ends():
+            answer = self._ask("CreateContainer", request.SerializeToString(), parse)
+        required = request.pod.annotations.get(REQUIRED_PLUGINS)
+        if answer is None and required is not None:
+            raise PluginRefusal(f"validation error: required plugins {required} not present")
         return nri_pb2.CreateContainerResponse() if answer is None else answer
 
     def start(self, container: nri_pb2.Container) -> None:
@@ -117,7 +134,8 @@ class NRIServer:
             PluginRefusal: it must not.
             RemoteProtocolError: the plugin does not answer.
         """
-        self._tell("StartContainer", self._pod_of(container), container)
+        with self._unless_it_ends():
+            self._tell("StartContainer", self._pod_of(container), container)
 
     def started(self, container: nri_pb2.Container) -> None:
         """Tell that a container runs."""
@@ -133,6 +151,14 @@ class NRIServer:
             container.state = nri_pb2.CONTAINER_STOPPED
             for method in ("StopContainer", "RemoveContainer"):
                 self._tell(method, self._pod_of(container), container)
+
+    @contextmanager
+    def _unless_it_ends(self) -> Iterator[None]:
+        """Refuse what the runtime was about to do if it has ended meanwhile."""
+        restarts = self._restarts
+        yield
+        if self._restarts != restarts:
+            raise PluginRefusal("the container runtime has ended")
 
     def _pod_of(self, container: nri_pb2.Container) -> nri_pb2.PodSandbox:
         return self._sandboxes[container.pod_sandbox_id]

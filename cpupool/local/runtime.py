@@ -87,6 +87,11 @@ class EmbeddedRuntime:
         """Whether an NRI plugin is asked before each container."""
         return self._nri is not None and self._nri.connected
 
+    def restart(self) -> None:
+        """End and start again, while the containers run; any thread may call this."""
+        if self._nri:
+            self._nri.restart()
+
     def start(
         self,
         pod: Pod,
@@ -100,7 +105,7 @@ class EmbeddedRuntime:
             pod: its pod.
             container: the container; None for the pod's sandbox, which comes first.
             environment: its variables.
-            annotations: its annotations.
+            annotations: its annotations; of the sandbox those of the pod.
 
         Raises:
             PluginRefusal: the NRI plugin does not let it start; nothing is changed.
@@ -137,7 +142,7 @@ class EmbeddedRuntime:
             self._nri.started(described)
         elif self._nri:
             self._sandbox_of[pod.cgroup_uid] = identifier
-            self._nri.sandbox_runs(_sandbox(identifier, pod))
+            self._nri.sandbox_runs(_sandbox(identifier, pod, annotations))
         return Instance(identifier, process.pid, cgroup, environment, adjusted)
 
     def stop(self, instance: Instance) -> None:
@@ -192,8 +197,10 @@ def _labels(pod: Pod) -> dict[str, str]:
     }
 
 
-def _sandbox(identifier: str, pod: Pod) -> nri_pb2.PodSandbox:
-    sandbox = nri_pb2.PodSandbox(id=identifier, labels=_labels(pod))
+def _sandbox(
+    identifier: str, pod: Pod, annotations: Mapping[str, str] | None
+) -> nri_pb2.PodSandbox:
+    sandbox = nri_pb2.PodSandbox(id=identifier, labels=_labels(pod), annotations=annotations)
     sandbox.linux.cgroup_parent = pod_cgroup(pod)
     return sandbox
 

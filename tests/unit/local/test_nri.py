@@ -11,7 +11,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
-from cpupool.core.names import Names
+from cpupool.core.names import REQUIRED_PLUGINS, Names
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
@@ -32,7 +32,7 @@ from cpupool.runtime.nri_session import Session
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cpupool.core.workloads import ContainerID
@@ -53,6 +53,7 @@ class Plugin:
         stops: the container that it does not let the runtime start.
         leaves: the container at whose creation it hangs up.
         updates: what it changes with the next creation.
+        leaving: called before it hangs up.
     """
 
     def __init__(self, node: EmbeddedNode) -> None:
@@ -63,6 +64,7 @@ class Plugin:
         self.updated: list[Updated] = []
         self.refuses = self.stops = self.leaves = ""
         self.updates: list[Update] = []
+        self.leaving: Callable[[], None] = lambda: None
         self._connection = Connection.to(node.root.nri_socket, 1)
         self._session = Session("test", "10", Names())
         self._lock = threading.Lock()
@@ -120,6 +122,7 @@ class Plugin:
         self.heard.append(("create", name))
         self.seen[name] = container
         if name == self.leaves:
+            self.leaving()
             self._ended = True
         elif name == self.refuses:
             self._session.refuse(call, "no CPUs")
@@ -258,6 +261,42 @@ def test_without_a_plugin_nothing_is_asked_and_the_next_one_learns_what_runs(
     second = Plugin(node)
     assert second.running == ["main", "second"]
     second.close()
+
+
+def test_a_pod_that_requires_the_plugin_waits_for_it(node: EmbeddedNode) -> None:
+    body = manifest("web", "main")
+    body["metadata"]["annotations"] = {REQUIRED_PLUGINS: '["cpupool"]'}
+    pod = node.run_pod(body)
+    why = 'validation error: required plugins ["cpupool"] not present'
+    assert node.held() == {pod.uid: why}
+    leaving = Plugin(node)
+    leaving.leaves = "main"
+    node.try_again()
+    assert node.held() == {pod.uid: why}
+    leaving.close()
+    plugin = Plugin(node)
+    node.try_again()
+    assert cpus(node)["main"] == str(CPU)
+    plugin.close()
+
+
+def test_a_runtime_that_restarts_keeps_its_containers_and_hangs_up(
+    node: EmbeddedNode, plugin: Plugin
+) -> None:
+    node.run_pod(manifest("web", "main"))
+    node.restart_runtime()
+    eventually(lambda: not node.plugged, "the plugin has gone")
+    node.restart_runtime()
+    again = Plugin(node)
+    assert again.running == ["main"]
+    assert cpus(node)["main"] == str(CPU)
+
+    again.leaves, again.leaving = "second", node.restart_runtime
+    pod = node.run_pod(manifest("other", "second"))
+    assert node.held() == {pod.uid: "the container runtime has ended"}
+    again.close()
+    node.try_again()
+    assert cpus(node)["second"] == str(MACHINE)
 
 
 def test_a_plugin_that_leaves_in_the_middle_does_not_keep_a_container_from_starting(
