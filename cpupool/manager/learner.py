@@ -45,7 +45,7 @@ _Answer = TypeVar("_Answer")
 
 _ASK_AGAIN_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """How long to wait before the agent repeats a question that had no answer."""
-_SOON_S: Final = 0.1
+_SOON_S: Final = 0.5
 """How long a question waits that no container waits for: one answer then serves a burst of pods."""
 _KUBELET_STARTS_S: Final = 3.0
 """How long a starting agent waits for the kubelet's CPU manager; an old kubelet never answers."""
@@ -278,16 +278,17 @@ class Learner:
             if identifier not in facts.sighted
             and (container.pod, identifier) not in resolution.containers
         )
+        # By NRI the runtime names each container before it creates it, and a sandbox after.
+        pause_s = _SOON_S if self._nri() else 0.0
         if unknown != self._unrecognised:
-            # By NRI the runtime names each container before it creates it, and a sandbox after.
-            soon = self._recognition.by(now_s + _SOON_S)
-            self._unrecognised, self._recognition = unknown, soon if self._nri() else _Retry()
+            soon = self._recognition.by(now_s + pause_s)
+            self._unrecognised, self._recognition = unknown, soon if pause_s else _Retry()
         if not unknown:
             self._recognition = _Retry(due_s=math.inf)
         if not unknown or not self._containers.connected():
             return
         if self._recognition.is_due(now_s):
-            self._recognition = self._recognition.after(now_s)
+            self._recognition = self._recognition.after(now_s, pause_s)
             recognised = self._sources.ask("runtime", lambda: self._containers.recognise(unknown))
             if recognised:
                 self._manager.observe_containers(recognised)
@@ -307,7 +308,7 @@ class Learner:
             self._assignments = self._assignments.by(now_s + _SOON_S)
         self._waiting, self._unconfirmed = waiting, resolution.unconfirmed
         if self._assignments.is_due(now_s):
-            self._assignments = self._assignments.after(now_s)
+            self._assignments = self._assignments.after(now_s, 0.0 if waiting else _SOON_S)
             # A runtime keeps sandboxes of pods that have ended: without a cgroup, a pod's devices
             # may belong to a newer pod with the same name.
             here = {*alive, *(pod.cgroup_uid for pod in facts.pods or ())}
@@ -399,9 +400,9 @@ class _Retry:
         """Return the first try of a question that is asked at this time at the latest."""
         return _Retry(due_s=min(self.due_s, due_s))
 
-    def after(self, now_s: float) -> _Retry:
+    def after(self, now_s: float, at_least_s: float = 0.0) -> _Retry:
         wait_s = _ASK_AGAIN_S[min(self.times, len(_ASK_AGAIN_S) - 1)]
-        return _Retry(self.times + 1, now_s + wait_s)
+        return _Retry(self.times + 1, now_s + max(wait_s, at_least_s))
 
 
 def _created(resolution: Resolution) -> AbstractSet[ContainerRef]:

@@ -158,11 +158,11 @@ class TestOfAContainerWithCPUsTheKubeletIsAsked:
         owned = {
             f"{name}-uid": {"exclusive_a": CPUSet.of(cpu)} for name, cpu in (("a", 2), ("b", 4))
         }
-        assert (outside.asked, learner.due_s) == ([], 101.1)
+        assert (outside.asked, learner.due_s) == ([], 101.5)
         assert builders.owned(manager) == owned
 
         outside.saved = {"a-uid": granted("2"), "b-uid": granted("4")}
-        learner.learn(found, 101.1)
+        learner.learn(found, 101.5)
         assert (outside.asked, learner.due_s) == (["checkpoint"], math.inf)
         assert builders.owned(manager) == owned
         assert manager.snapshot().resolution.unconfirmed == ()
@@ -185,8 +185,8 @@ def test_of_a_pod_whose_containers_are_not_created_the_kubelet_is_asked_a_moment
     outside.asked.clear()
     outside.listed = (OWNER, BARE)
     learner.learn(alive(BARE.uid), 101.0)
-    assert (outside.asked, learner.due_s) == ([], 101.1)
-    learner.learn(alive(BARE.uid), 101.1)
+    assert (outside.asked, learner.due_s) == ([], 101.5)
+    learner.learn(alive(BARE.uid), 101.5)
     assert outside.asked == ["checkpoint", "podresources"]
 
 

@@ -54,15 +54,24 @@ def test_a_runtime_that_names_its_containers_by_nri_is_asked_a_moment_later() ->
     manager, learner = learning(Outside(), runtime, nri=lambda: True)
     learner.learn((), 100.0)
     learner.learn(here("late-uid", "sandbox-id"), 101.0)
-    assert (runtime.asked, learner.due_s) == ([], 101.1)
+    assert (runtime.asked, learner.due_s) == ([], 101.5)
     manager.observe_containers([told("late-uid", "")])
     learner.learn(here("late-uid", "sandbox-id"), 101.05)
     assert (runtime.asked, learner.due_s) == ([], math.inf)
 
     learner.learn(here("late-uid", "sandbox-id", "main-id"), 102.0)
-    learner.learn(here("late-uid", "sandbox-id", "main-id"), 102.1)
+    learner.learn(here("late-uid", "sandbox-id", "main-id"), 102.5)
     assert runtime.asked == [{"main-id"}]
     assert set(manager.snapshot().facts.sighted) == {"sandbox-id", "main-id"}
+
+
+def test_such_a_runtime_is_asked_twice_a_second_at_most_in_a_burst_of_pods() -> None:
+    runtime = ModelRuntime(here=True)
+    _, learner = learning(Outside(), runtime, nri=lambda: True)
+    learner.learn((), 100.0)
+    for number in range(10):
+        learner.learn(here("late-uid", f"sandbox-{number}"), 101.0 + 0.125 * number)
+    assert len(runtime.asked) == 2
 
 
 def test_of_what_runs_when_the_agent_starts_the_runtime_is_asked_at_once() -> None:
@@ -122,13 +131,13 @@ def test_what_an_annotation_says_counts_until_the_kubelet_has_confirmed_it() -> 
     learner.learn(here(bare.uid, "main-id"), 100.0)
     assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
     assert manager.snapshot().resolution.missing == ()
-    assert learner.due_s == 100.1, "the kubelet is asked again"
+    assert learner.due_s == 100.5, "the kubelet is asked again"
 
     outside.saved = {bare.uid: granted("2")}
-    learner.learn(here(bare.uid, "main-id"), 100.1)
+    learner.learn(here(bare.uid, "main-id"), 100.5)
     assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
     assert manager.snapshot().facts.promises == ()
-    assert learner.due_s > 100.1 + 1.0, "nothing is left to ask but the CPU manager"
+    assert learner.due_s > 100.5 + 1.0, "nothing is left to ask but the CPU manager"
 
 
 def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_says_the_same() -> (
