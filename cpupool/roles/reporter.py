@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAME: Final = "reporter"
 _PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 2.0
-_SHARE: Final = 50
+_SHARE: Final = 100
 """The reporter pauses for so many times as long as it has worked: in a burst of pods the node has
 other work, and each status replaces the last."""
 _IDLE_S: Final = 60.0
