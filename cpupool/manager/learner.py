@@ -281,8 +281,7 @@ class Learner:
         # By NRI the runtime names each container before it creates it, and a sandbox after.
         pause_s = _SOON_S if self._nri() else 0.0
         if unknown != self._unrecognised:
-            soon = self._recognition.by(now_s + pause_s)
-            self._unrecognised, self._recognition = unknown, soon if pause_s else _Retry()
+            self._unrecognised, self._recognition = unknown, self._recognition.by(now_s + pause_s)
         if not unknown:
             self._recognition = _Retry(due_s=math.inf)
         if not unknown or not self._containers.connected():
