@@ -95,7 +95,11 @@ class PluginAdmitter:
         )
 
     def lost(self, resource: str) -> None:
-        """Note that another plugin serves a resource, or none: what was asked is not answered."""
+        """Note that another plugin serves a resource, or none: what was asked is not answered.
+
+        What waits for its next attempt is tried at once: the refusals were the other plugin's.
+        """
+        self._attempts.clear()
         for flying in self._flying.values():
             flying.discard(resource)
 

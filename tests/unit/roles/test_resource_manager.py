@@ -355,6 +355,17 @@ def test_a_plugin_that_is_gone_leaves_its_answers_and_returns(node: Node) -> Non
     assert asked(again) == ["b"]
 
 
+def test_a_plugin_that_returns_is_asked_at_once_for_what_the_old_one_refused(node: Node) -> None:
+    with PluginDouble(node.folder / "cpu.sock") as plugin:
+        plugin.answers("Allocate", FULL)
+        node.run(pod("a", level=DEDICATED))
+        node.until(node.refusal)
+    (node.folder / "cpu.sock").unlink(missing_ok=True)
+    node.plugin().answers("Allocate", answer("3"))
+    # The clock stands still: no pause has passed.
+    node.until(lambda: node.cpus() == "3")
+
+
 def test_without_answers_a_lost_resource_is_served_for_some_minutes(node: Node) -> None:
     def served() -> bool:
         return "cpu" in node.manager.snapshot().facts.plugins.served
