@@ -19,6 +19,7 @@ from cpupool.manager.ports import Writer
 from cpupool.roles.nri_answers import MissingFacts
 from cpupool.runtime.nri_connection import Launch
 from cpupool.setup import SWEEP_INTERVAL_S
+from cpupool.signals import Signals
 from cpupool.telemetry.metrics import Metrics
 from tests.kubeconfigs import login
 from tests.loops import running_all
@@ -222,7 +223,7 @@ def test_a_trial_agent_logs_in_with_a_kubeconfig(folder: Path) -> None:
         options = ["--node-name", "node-a", "--kubeconfig", str(path), "--context", "admin"]
         assert cli.main(["agent", *options]) == 0
 
-        view = Started.join(Metrics(), lambda: None)
+        view = Started.join(Metrics(), Signals())
         with running_all(view):
             eventually(lambda: view.labels() == {"nodeType": "dpdk"}, "the node's labels")
 
