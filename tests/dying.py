@@ -1,13 +1,18 @@
-"""An agent that is killed at one step of a choice: `python -m tests.dying agent`.
+"""An agent, or a plugin of ours, that is killed at one step: `python -m tests.dying agent`.
 
-It knows the policy of `tests.round_robin`.
+The agent knows the policy of `tests.round_robin`.
 
 The variable DIES says at which step: `chosen`, before the file is written; `recorded`, before the
-container runtime has its answer; `answered`, after it; `started`, when the container runs. VICTIM
-is the pod's UID, or another text of the file. SIGNAL is another signal than SIGKILL: with SIGSTOP
-the agent halts once, so that another process can be killed at this step.
+container runtime, or the agent, has its answer; `answered`, after the runtime has it; `started`,
+when the container runs; `written`, after a container has got the CPUs that are VICTIM. VICTIM is
+the pod's UID, or another text of the file. SIGNAL is another signal than SIGKILL: with SIGSTOP the
+agent halts, so that another process can be killed at this step; DIES may then name several steps,
+in order: `planned,chosen`.
 
 A plugin that decides is asked before, at the step `planned`; it has answered at the step `chosen`.
+A plugin of ours (`python -m tests.dying resource-plugin cpu`) is `asked` before it chooses, and has
+`listed` what containers have before the agent hears it; VICTIM is the pod's name, or a text of the
+file or the list.
 """
 
 from __future__ import annotations
@@ -17,31 +22,40 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from cpupool import cli
 from cpupool.host import files
+from cpupool.host.cgroupfs import CgroupFS
 from cpupool.kubelet.resource_plugin import ResourcePlugin
+from cpupool.plugins.server import KeptPlugin
 from cpupool.runtime.nri import NRIRuntime
 from cpupool.runtime.nri_messages import Started
 from tests import round_robin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.cpuset import CPUSet
     from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.workloads import ContainerID, ContainerRef
     from cpupool.runtime.nri_messages import Adjustment, CreateContainer, Message, Update
 
 DIES, VICTIM, SIGNAL = "DIES", "VICTIM", "SIGNAL"
 STEPS = ("chosen", "recorded", "answered")
-PLANNED, STARTED = "planned", "started"
+PLANNED, STARTED, WRITTEN = "planned", "started", "written"
+ASKED, LISTED = "asked", "listed"
 
 _write, _answer, _note = files.write_atomically, NRIRuntime.answer_create, NRIRuntime.note
 _allocate = ResourcePlugin.allocate
+_write_cpus, _update_all = CgroupFS.write, NRIRuntime.update_all
+_decide, _list = KeptPlugin.allocate, KeptPlugin.allocations
 
 
 def _reach(step: str) -> None:
-    if os.environ.get(DIES) == step:
-        del os.environ[DIES]
+    first, _, later = os.environ.get(DIES, "").partition(",")
+    if first == step:
+        os.environ[DIES] = later
         os.kill(os.getpid(), int(os.environ.get(SIGNAL, signal.SIGKILL)))
 
 
@@ -84,9 +98,42 @@ def allocate(self: ResourcePlugin, question: Question, hint: TopologyHint | None
     return _allocate(self, question, hint)
 
 
+def write_cpus(self: CgroupFS, path: str, cpus: CPUSet) -> None:
+    """Write a cgroup's CPUs, and die after that if they are the victim."""
+    _write_cpus(self, path, cpus)
+    if str(cpus) == os.environ[VICTIM]:
+        _reach(WRITTEN)
+
+
+def update_all(self: NRIRuntime, wanted: Mapping[ContainerID, CPUSet]) -> None:
+    """Let the runtime write containers' CPUs, and die after that if the victim is among them."""
+    _update_all(self, wanted)
+    if os.environ[VICTIM] in map(str, wanted.values()):
+        _reach(WRITTEN)
+
+
+def decide(self: KeptPlugin, question: Question, hint: TopologyHint | None) -> Answers:
+    """Decide about a container, and die before that if it is the victim."""
+    if question.pod_name == os.environ[VICTIM]:
+        _reach(ASKED)
+    return _decide(self, question, hint)
+
+
+def allocations(self: KeptPlugin) -> Mapping[ContainerRef, Answers]:
+    """List what containers have, and die after that if the victim is in the list."""
+    found = _list(self)
+    if os.environ[VICTIM] in str(found):
+        _reach(LISTED)
+    return found
+
+
 if __name__ == "__main__":
     files.write_atomically = write  # type: ignore[assignment]
     NRIRuntime.answer_create = answer  # type: ignore[method-assign]
     NRIRuntime.note = note  # type: ignore[method-assign]
     ResourcePlugin.allocate = allocate  # type: ignore[method-assign]
-    sys.exit(round_robin.main())
+    CgroupFS.write = write_cpus  # type: ignore[method-assign]
+    NRIRuntime.update_all = update_all  # type: ignore[method-assign]
+    KeptPlugin.allocate = decide  # type: ignore[method-assign]
+    KeptPlugin.allocations = allocations  # type: ignore[method-assign]
+    sys.exit(round_robin.main() if "agent" in sys.argv[1:2] else cli.main(sys.argv[1:]))
