@@ -39,7 +39,7 @@ class Started:
     """Stands for the agent, and ends at once."""
 
     settings: Setup
-    join: Callable[[Metrics, Callable[[], None]], ClusterView]
+    join: Callable[[Metrics, Signals], ClusterView]
 
     def __init__(self, settings: Setup, _root: Any, _topology: Any, join: Any) -> None:
         Started.settings = settings
