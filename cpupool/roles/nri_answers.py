@@ -119,7 +119,7 @@ class Answers:
                 if not essential:
                     return self._hold(message, str(error))
         adjustment = Adjustment(
-            wanted.cpus,
+            self._without_kept(container, wanted, now),
             {
                 name: value
                 for name, value in environment.items()
@@ -212,6 +212,21 @@ class Answers:
                 container.cpus = wanted.cpus
                 container.moved |= not container.started
                 yield Update(identifier, wanted.cpus, ignore_failure=ignore_failure)
+
+    def _without_kept(
+        self, container: NRIContainer, wanted: CPUAssignment, now: Snapshot
+    ) -> CPUSet:
+        """Return the CPUs of a new container without those that an owner has not left yet.
+
+        A plugin may move an owner; the next sweep adds its old CPUs to the container's.
+        """
+        pod = container.key[0] if container.key else ""
+        kept = CPUSet.union(
+            other.cpus - has.cpus
+            for other in self._runtime.containers.values()
+            if other.key and other.key[0] != pod and (has := now.assignment(other.key)).exclusive
+        )
+        return wanted.cpus - (kept - wanted.exclusive) or wanted.cpus
 
     def _holds(self, obstacle: Obstacle) -> bool:
         # What the node may need to work is never held.

@@ -109,6 +109,16 @@ def test_each_start_waits_until_it_is_prepared(agent: Agent, plugin: Plugin) -> 
         plugin.create(of(OWN, "c4"))
 
 
+def test_a_new_container_stays_off_the_cpus_that_an_owner_has_not_left(
+    agent: Agent, plugin: Plugin
+) -> None:
+    govern(agent, OWN, WEB, given={ref("own"): {"cpu": cpus("2-3", exclusive=True)}})
+    plugin.create(of(OWN))
+    plugin.start(of(OWN))
+    answer(agent, {ref("own"): {"cpu": cpus("4-5", exclusive=True)}})
+    assert cpu_of(plugin.create(of(WEB, "c2"))).cpus == "0-1,6-7"
+
+
 def test_a_refused_container_is_held_at_once(agent: Agent, plugin: Plugin) -> None:
     agent.patient = True
     govern(agent, OWN)
