@@ -9,6 +9,7 @@ from cpupool.commands.checks import Row, Verdict
 from cpupool.config.kubelet_config import NO_MEMORY_MANAGER
 from cpupool.core.properties import CPUSET_MEMS
 from cpupool.core.resources import CPU, MEMORY
+from cpupool.manager.ports import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -61,6 +62,12 @@ def plugins(
             yield Row(CHECK, Verdict.PROBLEM, fact, remedy)
         return
     rows = [*_in_folders(status, sockets, missing), *_answering(status), *_in_node(status)]
+    if status.plugins and status.enforcement is not Writer.NRI:
+        fact = (
+            "without NRI a container starts before its answer counts, without the variables,"
+            " annotations and OomScoreAdj of plugins; the rest follows with the next sweep"
+        )
+        rows.append(Row(CHECK, Verdict.WARNING, fact, "enable NRI in the container runtime"))
     served = {plugin.resource for plugin in status.plugins}
     if decide and CPU not in served:
         fact = "the policy is qrm, and no plugin serves cpu: containers get no CPUs from a plugin"

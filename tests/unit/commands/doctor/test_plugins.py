@@ -15,6 +15,7 @@ from cpupool import cli
 from cpupool.core.assignments import Placement
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
+from cpupool.manager.ports import Writer
 from cpupool.manager.report import (
     ContainerStatus,
     NodeResource,
@@ -46,7 +47,8 @@ QRM = replace(POOLS, cpu_manager=CPUManager("qrm", 1))
 
 def written(node: WrittenNode, *plugins: PluginStatus, policy: bool = True, **fields: Any) -> None:
     """Write a status of an agent that asks plugins."""
-    fields = {"plugin_folders": FOLDERS, "containers": (), **fields}
+    nri = {"enforcement": Writer.NRI}
+    fields = {"plugin_folders": FOLDERS, "containers": (), **nri, **fields}
     status = NodeStatus(QRM if policy else POOLS, plugins=plugins, **fields)
     node.put("run/cpupool/status.json", json.dumps(to_json(status)))
 
@@ -93,6 +95,19 @@ def test_a_resource_that_the_nodes_status_lacks_is_a_warning(
     assert row["verdict"] == "warning"
     assert row["fact"] == "pods cannot request example.com/b, the node's status lacks it: 403"
     assert row["remedy"] == "do"
+
+
+@pytest.mark.parametrize("writer", [Writer.CRI, Writer.CGROUP])
+def test_what_plugins_set_and_only_nri_gives_is_a_warning(
+    examine: Any, node: WrittenNode, bind: Bind, writer: Writer
+) -> None:
+    bind("cpu.sock", 0)
+    written(node, CPU, enforcement=writer)
+    _, rows = examine()
+    (row,) = rows[CHECK]
+    assert row["verdict"] == "warning"
+    assert "without NRI a container starts before its answer counts" in row["fact"]
+    assert row["remedy"] == "enable NRI in the container runtime"
 
 
 def test_without_plugins_there_is_a_row_only_with_their_policy(
