@@ -122,10 +122,12 @@ class Sweep:
         """Compare every container with where it belongs, and repair what differs."""
         self.due_s = math.inf
         now_s, cpu_s = self._now_s(), self._cpu_s()
-        found = self._sources.ask("cgroups", self._walk)
-        if found is None:
+        there = self._sources.ask("cgroups", lambda: tuple(self._tree.containers()))
+        if there is None:
             return SweepReport(waiting_for="the cgroups")
-        self._learner.learn(found, now_s)
+        # One that the runtime is starting is there, too: it is not forgotten.
+        self._learner.learn(there, now_s)
+        found = self._without_starting(there)
         self._look_at(self._learner.due_s)
         self._publish_conflict()
         waiting_for = self._learner.waiting_for(now_s)
@@ -155,9 +157,12 @@ class Sweep:
         self.due_s = min(self.due_s, due_s)
 
     def _walk(self) -> tuple[FoundContainer, ...]:
+        return self._without_starting(self._tree.containers())
+
+    def _without_starting(self, there: Iterable[FoundContainer]) -> tuple[FoundContainer, ...]:
         return tuple(
             container
-            for container in self._tree.containers()
+            for container in there
             if not self._writers.starting(ContainerID(container.id))
         )
 

@@ -36,6 +36,19 @@ def written(node: Node) -> set[str]:
     return {write.path for write in node.kernel.writes if write.path.count("/") > 1}
 
 
+def test_a_container_whose_start_has_waited_is_known_while_the_runtime_starts_it() -> None:
+    runtime = ModelRuntime(here=True)
+    node = Node(nri=runtime)
+    node.run("owner", builders.container(running=False, exclusive_a=1))
+    node.source.saved = {"owner": {"exclusive_a": ids("2")}}
+    node.manager.observe_containers([told("owner-uid")])
+    for begun in (set[str](), {"main-id"}, set[str]()):
+        runtime.begun = begun
+        node.setter.sweep()
+    moves = [write.cpus for write in node.kernel.writes if write.path == node.path("owner")]
+    assert moves == [CPUSet.of(2)]
+
+
 @pytest.mark.parametrize("writer", [Writer.NRI, Writer.CRI])
 def test_a_container_whose_list_the_runtime_has_is_repaired_through_the_runtime(
     writer: Writer, caplog: pytest.LogCaptureFixture
