@@ -56,8 +56,9 @@ class Manager:
 
     def watch(self, count: int) -> None:
         """Register every plugin whose socket is in the folder."""
-        eventually(lambda: len(list(self.sockets.glob("*.sock"))) == count, "sockets")
-        for socket in sorted(self.sockets.glob("*.sock")):
+        # As the kubelet's watcher, without names that begin with a dot.
+        eventually(lambda: len(list(self.sockets.glob("[!.]*.sock"))) == count, "sockets")
+        for socket in sorted(self.sockets.glob("[!.]*.sock")):
             channel = grpc.insecure_channel(f"unix:{socket}")
             grpc.channel_ready_future(channel).result(DEADLINE_S)
             found = call(channel, REGISTRATION, "GetInfo", registration.InfoRequest())
