@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.commands import LOAD_REPLAY_SCHEMA
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.plugin_config import Aims
 from cpupool.local import load_simulation
-from cpupool.policies.load_sizing import PERIOD_S, Aims
+from cpupool.policies.load_sizing import PERIOD_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

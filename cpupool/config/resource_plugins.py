@@ -5,6 +5,7 @@ reservedMemory: 500Mi
 pools:
   online: {cpus: 76}
   offline: {weight: 1}
+load: {usePercent: 80}
 roles:
   ETL: {pool: offline}
   storage-service: {numaNode: same-role}
@@ -23,7 +24,7 @@ from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, QuantityError, refuse_errors
 from cpupool.core.nics import NIC
-from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
+from cpupool.core.plugin_config import Aims, Neighbours, PluginConfig, PoolSize, Role
 from cpupool.core.quantity import parse as parse_quantity
 
 if TYPE_CHECKING:
@@ -34,12 +35,21 @@ if TYPE_CHECKING:
 RESERVED: Final = "reserved"
 RESERVED_MEMORY: Final = "reservedMemory"
 POOLS: Final = "pools"
+LOAD: Final = "load"
 ROLES: Final = "roles"
 NICS: Final = "nics"
-_KEYS: Final = (RESERVED, RESERVED_MEMORY, POOLS, ROLES, NICS)
+_KEYS: Final = (RESERVED, RESERVED_MEMORY, POOLS, LOAD, ROLES, NICS)
 _CPUS: Final = "cpus"
 _WEIGHT: Final = "weight"
 _MIN_CPUS: Final = "minCpus"
+_USE: Final = "usePercent"
+_WAITING: Final = "waitingPercent"
+_MOST_UP: Final = "mostUp"
+_MOST_DOWN: Final = "mostDown"
+_PAUSE: Final = "pauseSeconds"
+_MOST_PERCENT: Final = 95
+"""What is above an aim can be measured only if the aim is well below 100 %."""
+_LONGEST_PAUSE_S: Final = 3600
 _POOL: Final = "pool"
 _NUMA_NODE: Final = "numaNode"
 _IPV6: Final = "ipv6"
@@ -64,7 +74,7 @@ def parse(source: str, text: str | bytes) -> PluginConfig:
     table = reader.table(read(text, Origin(source), problems), _KEYS)
     pools: dict[str, PoolSize] = {}
     roles: dict[str, Role] = {}
-    reserved, memory_bytes, nics = CPUSet(), 0, []
+    reserved, memory_bytes, nics, aims = CPUSet(), 0, [], Aims()
     if table is not None:
         reserved = reader.cpus(table.get(RESERVED)) or CPUSet()
         memory_bytes = _bytes(reader, table.get(RESERVED_MEMORY))
@@ -75,9 +85,10 @@ def parse(source: str, text: str | bytes) -> PluginConfig:
             name: _role(reader, value, pools)
             for name, value in entries(reader.table(table.get(ROLES)))
         }
+        aims = _aims(reader, table.get(LOAD))
         nics = [_nic(reader, name, value) for name, value in entries(reader.table(table.get(NICS)))]
     refuse_errors(problems)
-    return PluginConfig(reserved, pools, roles, memory_bytes, tuple(nics))
+    return PluginConfig(reserved, pools, roles, memory_bytes, tuple(nics), aims)
 
 
 def refuse_unfit(config: PluginConfig, online: CPUSet) -> None:
@@ -109,6 +120,25 @@ def _pool(reader: Reader, value: Value) -> PoolSize:
     return PoolSize(cpus, weight or 1, at_least)
 
 
+def _aims(reader: Reader, value: Value) -> Aims:
+    usual = Aims()
+    table = reader.table(value, (_USE, _WAITING, _MOST_UP, _MOST_DOWN, _PAUSE))
+    if table is None:
+        return usual
+    return Aims(
+        _share(reader, table.get(_USE), usual.use),
+        _share(reader, table.get(_WAITING), usual.waiting),
+        _number(reader, table.get(_MOST_UP)) or usual.most_up,
+        _number(reader, table.get(_MOST_DOWN)) or usual.most_down,
+        _number(reader, table.get(_PAUSE), _LONGEST_PAUSE_S) or usual.pause_s,
+    )
+
+
+def _share(reader: Reader, value: Value, absent: float) -> float:
+    percent = _number(reader, value, _MOST_PERCENT)
+    return percent / 100 if percent else absent
+
+
 def _bytes(reader: Reader, value: Value) -> int:
     written = reader.word(value)
     if not written:
@@ -123,14 +153,19 @@ def _bytes(reader: Reader, value: Value) -> int:
     return int(amount)
 
 
-def _number(reader: Reader, value: Value) -> int | None:
+def _number(reader: Reader, value: Value, most: int | None = None) -> int | None:
     written = reader.word(value)
     if not written:
         return None
+    remedy = "write a whole number from 1" + (f" to {most}" if most else "")
     if not WHOLE_NUMBER.fullmatch(written):
-        reader.refuse(value, f"{written[:63]!r} is no number", "write a whole number from 1")
+        reader.refuse(value, f"{written[:63]!r} is no number", remedy)
         return None
-    return int(written)
+    number = int(written)
+    if most is not None and number > most:
+        reader.refuse(value, f"{written[:63]!r} is too much", remedy)
+        return None
+    return number
 
 
 def _role(reader: Reader, value: Value, pools: Mapping[str, PoolSize]) -> Role:

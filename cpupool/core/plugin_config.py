@@ -34,6 +34,26 @@ class PoolSize:
         return self.at_least or 1
 
 
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """How busy a pool whose size follows its load may be, and how fast it changes.
+
+    Attributes:
+        use: how much of its CPUs' time it uses, more than 0, at most 1.
+        waiting: the share of the time in which a thread of it waits for a CPU, more than 0.
+        most_up: the most CPUs that it grows in a period.
+        most_down: the most CPUs that it shrinks at once.
+        pause_s: how long a pool that has shrunk does not shrink again, and how long it has needed
+            fewer CPUs before it shrinks.
+    """
+
+    use: float = 0.8
+    waiting: float = 0.1
+    most_up: int = 10
+    most_down: int = 2
+    pause_s: float = 30.0
+
+
 class Neighbours(Enum):
     """Which other pods may be bound to the NUMA node of a pod."""
 
@@ -65,6 +85,7 @@ class PluginConfig:
         roles: role → what its pods get.
         reserved_memory_bytes: the memory of each NUMA node that no plugin gives to a container.
         nics: the network interfaces; empty for those that the machine shows.
+        aims: those of the pools whose sizes follow their load.
     """
 
     reserved: CPUSet = field(default_factory=CPUSet)
@@ -72,3 +93,4 @@ class PluginConfig:
     roles: Mapping[str, Role] = field(default_factory=dict)
     reserved_memory_bytes: int = 0
     nics: tuple[NIC, ...] = ()
+    aims: Aims = field(default_factory=Aims)

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from cpupool.policies.load_sizing import PERIOD_S, Aims, Memory, PoolLoad, PoolNow, decide
+from cpupool.policies.load_sizing import PERIOD_S, Memory, PoolLoad, PoolNow, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from cpupool.core.plugin_config import Aims
 
 _HALVINGS: Final = 60
 _FULL: Final = 0.99

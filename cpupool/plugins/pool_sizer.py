@@ -16,7 +16,7 @@ from cpupool.core.names import STATIC_POD_HASH
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.resource_plugins import ContainerRole
 from cpupool.plugins.placing import placed
-from cpupool.policies.load_sizing import Aims, Memory, PoolLoad, PoolNow, decide
+from cpupool.policies.load_sizing import Memory, PoolLoad, PoolNow, decide
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -76,7 +76,7 @@ class PoolSizer:
         # A pool with a weight has one CPU at least.
         others = sum(size.cpus or 1 for name, size in pools.items() if name not in floors)
         total = max(0, len(plugin.shared(state)) - others)
-        decisions = decide(Aims(), now, self.memories, total, now_s)
+        decisions = decide(plugin.config.aims, now, self.memories, total, now_s)
         memories = {name: decision.memory for name, decision in decisions.items()}
         last = self.last if reading is None else (now_s, reading)
         return PoolSizer(last, known, memories, decisions)

@@ -19,6 +19,7 @@ from cpupool.policies.pool_sizes import Sizes, normalized
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.core.plugin_config import Aims
 PERIOD_S: Final = 5.0
 """The time between two measurements, for which the gains are made."""
 
@@ -28,26 +29,6 @@ _WAITING: Final = Gains(above=0.05, below=0.009, dead_above=0.05, dead_below=0.2
 _BUSY: Final = 0.5
 _FALLEN: Final = 0.9
 _NEARLY_NONE: Final = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Aims:
-    """How busy a pool may be.
-
-    Attributes:
-        use: how much of its CPUs' time it uses, more than 0, at most 1.
-        waiting: the share of the time in which a thread of it waits for a CPU, more than 0.
-        most_up: the most CPUs that it grows in a period.
-        most_down: the most CPUs that it shrinks at once.
-        pause_s: how long a pool that has shrunk does not shrink again, and how long it has needed
-            fewer CPUs before it shrinks.
-    """
-
-    use: float = 0.8
-    waiting: float = 0.1
-    most_up: int = 10
-    most_down: int = 2
-    pause_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +171,17 @@ def _need(aims: Aims, now: PoolNow, memory: Memory, total: int, now_s: float) ->
     # At this size the pool is as busy as it may be; a smaller one would grow again.
     least = load.used_cpus / aims.use
     use = memory.use.after(
-        _USE, cpus=size, current=max(ratio, _NEARLY_NONE), target=aims.use, upper=total
+        _steps(_USE, aims),
+        cpus=size,
+        current=max(ratio, _NEARLY_NONE),
+        target=aims.use,
+        upper=total,
     )
     demands = [use.needed(lower=least, upper=max(total, least))]
     waiting = memory.waiting
     if load.waiting is not None and ratio >= _BUSY:
         waiting = waiting.after(
-            _WAITING,
+            _steps(_WAITING, aims),
             cpus=size,
             current=max(load.waiting, _NEARLY_NONE),
             target=aims.waiting,
@@ -211,6 +196,10 @@ def _need(aims: Aims, now: PoolNow, memory: Memory, total: int, now_s: float) ->
     needs = (*recent, (now_s, ceil(max(demands))))
     needed = max(now.floor, *(cpus for _, cpus in needs))
     return min(needed, total), Memory(use, waiting, memory.regulator, tight, needs)
+
+
+def _steps(gains: Gains, aims: Aims) -> Gains:
+    return replace(gains, most_cpus=aims.most_up, least_cpus=-aims.most_down)
 
 
 def _shares(needs: Sizes, pools: Mapping[str, PoolNow], total: int) -> Sizes:

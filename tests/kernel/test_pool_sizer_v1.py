@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpupool.config.resource_plugins import parse
+from cpupool.core.plugin_config import Aims
 from cpupool.enforce.apply import bring
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.cpu_time import CPUTimes
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_sizer import PoolSizer
 from cpupool.policies.layout import Layout
-from cpupool.policies.load_sizing import Aims
 from tests.kernel import test_cpu_time_v1
 from tests.kernel.test_cgroup_v1 import affinity
 from tests.kernel.test_cpu_time_v1 import CPUACCT

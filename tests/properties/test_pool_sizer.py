@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from cpupool.config.resource_plugins import parse
 from cpupool.core.cpu_time import CPUTime, Waited
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.plugin_config import Aims
 from cpupool.local.load_simulation import Queue
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_sizer import PoolSizer
-from cpupool.policies.load_sizing import PERIOD_S, Aims
+from cpupool.policies.load_sizing import PERIOD_S
 from tests.unit.plugins.asking import LAYOUT, Asked, ask
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cpupool import cli
-from cpupool.policies.load_sizing import PERIOD_S, Aims
+from cpupool.core.plugin_config import Aims
+from cpupool.policies.load_sizing import PERIOD_S
 from tests.clocked import CLOCK
 from tests.processes import Process
 from tests.scenarios.test_resource_plugins import asked_by_the_runtime, right, served, started

@@ -6,7 +6,7 @@ from cpupool.config.resource_plugins import parse, refuse_unfit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.nics import NIC
-from cpupool.core.plugin_config import Neighbours, PluginConfig, PoolSize, Role
+from cpupool.core.plugin_config import Aims, Neighbours, PluginConfig, PoolSize, Role
 
 WHOLE = """
 reserved: "0-1,40-41"
@@ -16,6 +16,7 @@ pools:
   offline: {weight: 2}
   rest:
   by-load: {minCpus: 8}
+load: {usePercent: 60, waitingPercent: 20, mostUp: 8, mostDown: 4, pauseSeconds: 120}
 roles:
   ETL: {pool: offline}
   storage: {numaNode: same-role}
@@ -47,8 +48,10 @@ def test_the_file_is_read() -> None:
             NIC("eth0", 0, ipv4="10.0.0.2"),
             NIC("eth1", None, "fdbd:dc05:3:155::20", "", "/var/run/netns/ns1", 25000),
         ),
+        Aims(0.6, 0.2, 8, 4, 120),
     )
     assert parse("f.yaml", "") == PluginConfig()
+    assert parse("f.yaml", "load: {mostDown: 1}").aims == Aims(most_down=1)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,12 @@ def test_the_file_is_read() -> None:
         ("pools: {a: {cpus: 1, weight: 1}}", "pools.a: a pool has a number of CPUs or a weight"),
         ("pools: {a: {minCpus: 2, weight: 1}}", "pools.a: .+keep one of cpus, weight, minCpus"),
         ("pools: {a: {minCpus: 0}}", "pools.a.minCpus: '0' is no number"),
+        ("load: 5", "load: this must be a map"),
+        ("load: {usePercents: 5}", "load.usePercents: .+did you mean usePercent"),
+        ("load: {usePercent: 96}", "load.usePercent: '96' is too much; write .+ from 1 to 95"),
+        ("load: {waitingPercent: 0.1}", "waitingPercent: '0.1' is no number; write .+ 1 to 95"),
+        ("load: {mostDown: 0}", "load.mostDown: '0' is no number"),
+        ("load: {pauseSeconds: 3601}", "pauseSeconds: '3601' is too much; .+ 1 to 3600"),
         ("nics: {a: 5}", "nics.a: this must be a map"),
         ("nics: {a: {}}", "nics.a: a NIC has an address"),
         ("nics: {a: {ipv6: 10.0.0.2}}", "nics.a.ipv6: '10.0.0.2' is no such address"),

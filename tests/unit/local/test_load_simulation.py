@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from cpupool.core.plugin_config import Aims
 from cpupool.local.load_simulation import Period, Queue, Replay, by_load, fixed, fixed_as_good
-from cpupool.policies.load_sizing import PERIOD_S, Aims
+from cpupool.policies.load_sizing import PERIOD_S
 
 
 def test_the_share_of_requests_that_wait_is_erlangs() -> None:

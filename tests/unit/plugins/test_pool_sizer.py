@@ -29,8 +29,8 @@ US_PER_S = 1_000_000
 class Node:
     """Pods that use CPUs, and the sizer; each step is a period later."""
 
-    def __init__(self) -> None:
-        plugin = CPUPlugin(LAYOUT, parse("f.yaml", CONFIG), "mark")
+    def __init__(self, config: str = CONFIG) -> None:
+        plugin = CPUPlugin(LAYOUT, parse("f.yaml", config), "mark")
         self.plugin = plugin
         self.asked = Asked(plugin)
         self.sizer = PoolSizer()
@@ -72,6 +72,13 @@ def test_what_the_pods_of_a_pool_use_sizes_it(node: Node) -> None:
     assert node.sizer.decisions.keys() == {"online", "batch"}
     # 12 CPUs at 80 % busy.
     assert (node.step(**uses).size, node.sizer.sizes["batch"]) == (15, 2)
+
+
+def test_the_file_says_how_busy_a_pool_may_be_and_how_fast_it_changes() -> None:
+    node = Node(CONFIG + "load: {usePercent: 50, mostUp: 6, mostDown: 3, pauseSeconds: 10}")
+    node.asked.allocate(ask("web", 1, "web"))
+    assert [node.step(web=12).size for _ in range(5)] == [4, 10, 16, 22, 24]
+    assert [node.step(web=1).size for _ in range(6)] == [24, 21, 21, 18, 18, 15]
 
 
 def test_the_longest_wait_of_a_pod_is_that_of_the_pool(node: Node) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.policies.load_sizing import PERIOD_S, Aims, Decision, Memory, PoolLoad, PoolNow, decide
+from cpupool.core.plugin_config import Aims
+from cpupool.policies.load_sizing import PERIOD_S, Decision, Memory, PoolLoad, PoolNow, decide
 
 AIMS = Aims()
 
