@@ -5,6 +5,7 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1 and pluginregistrati
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 import time
@@ -49,7 +50,6 @@ _PRE_START_S: Final = 30.0
 """The deadlines of Katalyst's manager."""
 _INTRODUCTION_S: Final = 1.0
 ROOT: Final = 0
-"""The user whose sockets are asked."""
 _MAX_INTRODUCTION_BYTES: Final = 64 * 1024
 
 Hints = tuple[TopologyHint, ...] | None
@@ -288,7 +288,7 @@ def introduced(socket: Path) -> Introduction | None:
             raise RemoteProtocolError(
                 f"{socket} registers {info.name!r} with {spoken}; it needs a name and {VERSION}"
             )
-        if endpoint != socket and not _is_roots(endpoint):
+        if endpoint != socket and not _is_trusted_socket(endpoint):
             raise RemoteProtocolError(
                 f"{socket} names {endpoint} as its endpoint, which is no socket of root's; serve"
                 " both on one socket"
@@ -323,12 +323,17 @@ def _introducing(socket: Path, purpose: str) -> AbstractContextManager[Channel]:
     return dialled(socket, purpose, "the plugin", _MAX_INTRODUCTION_BYTES)
 
 
-def _is_roots(path: Path) -> bool:
+def is_trusted(user_id: int) -> bool:
+    """Return whether the sockets of a user are asked: root's, and those of the agent's own user."""
+    return user_id in (ROOT, os.geteuid())
+
+
+def _is_trusted_socket(path: Path) -> bool:
     try:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISSOCK(status.st_mode) and status.st_uid == ROOT
+    return stat.S_ISSOCK(status.st_mode) and is_trusted(status.st_uid)
 
 
 def options(sent: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.plugin_door import DOOR
-from cpupool.kubelet.resource_plugin import ROOT
+from cpupool.kubelet.resource_plugin import is_trusted
 from cpupool.roles.plugin_worker import PluginWorker
 from cpupool.telemetry import log as logs
 
@@ -98,7 +98,7 @@ class PluginRegistry:
         """Take a plugin that has registered by a call; it does not say who it is when asked."""
         path = known.endpoint
         status = _status(path)
-        if status is None or status.st_uid != ROOT:
+        if status is None or not is_trusted(status.st_uid):
             log.warning("plugin has registered without a socket of root's", socket=path)
             return
         identity = _identity(status)
@@ -175,7 +175,7 @@ class PluginRegistry:
                 status = _status(path)
                 if status is None:
                     continue
-                if status.st_uid != ROOT:
+                if not is_trusted(status.st_uid):
                     strange.add(path)
                     if path not in self._strange:
                         log.warning("socket is not root's, no plugin is asked", socket=path)

@@ -408,6 +408,14 @@ def test_a_socket_of_another_user_is_no_plugin(
     assert [each.message for each in caplog.records if "is not root's" in each.message]
 
 
+def test_the_agents_own_socket_is_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    plugin = node.plugin()
+    os.chown(plugin.socket, 65534, 65534)
+    node.run()
+    node.until(lambda: node.manager.snapshot().facts.plugins.served == {"cpu"})
+
+
 def test_one_plugin_that_hangs_hurts_no_other(node: Node) -> None:
     free = threading.Event()
     slow, quick = node.plugin(NIC, "nic"), node.plugin()
