@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.quantity import Quantity
@@ -97,9 +98,10 @@ def _annotated(
         if isinstance(read, dict)
         else {}
     )
+    # The API server limits quantities, but not those of an annotation.
     found = {resource: float(amount) for resource, amount in amounts.items() if amount}
-    if not found or len(found) < len(amounts) or min(found.values()) < 0:
-        return {}, f'{names.requests} is no JSON object of quantities, as {{"NIC": "1"}}'
+    if len(found) < max(1, len(amounts)) or not all(0 < each < inf for each in found.values()):
+        return {}, f'{names.requests} is no JSON object of quantities above 0, as {{"NIC": "1"}}'
     for resource in sorted(found):
         if resource in NATIVE:
             return {}, f"{names.requests} requests {resource}, which only the container can request"

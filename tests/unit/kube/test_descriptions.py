@@ -75,12 +75,13 @@ def test_without_a_name_the_first_container_is_the_main_one() -> None:
 @pytest.mark.parametrize(
     ("text", "main", "why"),
     [
-        ("NIC=1", "main", 'is no JSON object of quantities, as {"NIC": "1"}'),
+        ("NIC=1", "main", 'is no JSON object of quantities above 0, as {"NIC": "1"}'),
         ('["NIC"]', "main", "is no JSON object"),
         ("{}", "main", "is no JSON object"),
         ('{"NIC": "one"}', "main", "is no JSON object"),
         ('{"NIC": "0"}', "main", "is no JSON object"),
         ('{"NIC": "-1"}', "main", "is no JSON object"),
+        ('{"NIC": "1e400"}', "main", "is no JSON object"),
         ('{"NIC": null}', "main", "is no JSON object"),
         ('{"NIC": {}}', "main", "is no JSON object"),
         ("[" * 100_000, "main", "is no JSON object"),
