@@ -159,7 +159,7 @@ def _number(reader: Reader, value: Value, most: int | None = None) -> int | None
         return None
     remedy = "write a whole number from 1" + (f" to {most}" if most else "")
     if not WHOLE_NUMBER.fullmatch(written):
-        reader.refuse(value, f"{written[:63]!r} is no number", remedy)
+        reader.refuse(value, f"{written[:63]!r} is no whole number from 1", remedy)
         return None
     number = int(written)
     if most is not None and number > most:
