@@ -2,7 +2,7 @@
 
 One amount stands for capacity and allocatable: the kubelet sets the allocatable amount of each
 resource that no device plugin serves to its capacity (MachineInfo in pkg/kubelet/nodestatus).
-A resource of which pods can have nothing is not written: the scheduler treats both alike, but at
+A resource that pods can have none of is not written: the scheduler treats both alike, but at
 its start the kubelet fails running pods for a resource that the status has, and not for one that
 is missing (removeMissingExtendedResources in pkg/kubelet/lifecycle).
 """

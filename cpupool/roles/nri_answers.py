@@ -218,7 +218,7 @@ class Answers:
     ) -> CPUSet:
         """Return the CPUs of a new container without those that an owner has not left yet.
 
-        A plugin may move an owner; the next sweep adds its old CPUs to the container's.
+        If none is left, return all. A plugin may move an owner; the next sweep adds its old CPUs.
         """
         pod = container.key[0] if container.key else ""
         kept = CPUSet.union(

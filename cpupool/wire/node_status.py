@@ -56,7 +56,7 @@ def resources(body: Mapping[str, Any]) -> dict[str, NodeAmount]:
 
 
 def _ours(metadata: Mapping[str, Any]) -> frozenset[str]:
-    """Return the resources of which cpupool has set the capacity, or what pods can have."""
+    """Return the resources whose capacity, or allocatable amount, cpupool has set."""
     entries = metadata.get("managedFields")
     found: set[str] = set()
     for entry in map(_mapping, entries if isinstance(entries, list) else ()):
