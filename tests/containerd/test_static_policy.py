@@ -141,12 +141,17 @@ def unnest(cgroup: Path) -> None:
 
 @contextmanager
 def watched(node: Node, others: list[Hosted]) -> Iterator[list[tuple[int, str, CPUSet]]]:
-    """Read the CPUs of containers again and again: when the read began, whose, which."""
+    """Read the CPUs of containers again and again: when the read began, whose, which.
+
+    The last reads begin after the block has ended.
+    """
     seen: list[tuple[int, str, CPUSet]] = []
     stop = threading.Event()
 
     def watch() -> None:
-        while not stop.is_set():
+        last = False
+        while not last:
+            last = stop.is_set()
             for one in others:
                 at_ns = time.monotonic_ns()
                 seen.append((at_ns, one.pod.name, node.tree.effective(node.path(one))))
