@@ -220,11 +220,16 @@ class Answers:
 
         If none is left, return all. A plugin may move an owner; the next sweep adds its old CPUs.
         """
+        if wanted.cpus == wanted.exclusive:
+            return wanted.cpus
         pod = container.key[0] if container.key else ""
         kept = CPUSet.union(
             other.cpus - has.cpus
             for other in self._runtime.containers.values()
-            if other.key and other.key[0] != pod and (has := now.assignment(other.key)).exclusive
+            if other.key
+            and other.key[0] != pod
+            and other.cpus != (has := now.assignment(other.key)).cpus
+            and has.exclusive
         )
         return wanted.cpus - (kept - wanted.exclusive) or wanted.cpus
 
