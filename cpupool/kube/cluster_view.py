@@ -51,7 +51,7 @@ class ClusterView:
         pod_status: where to write that a pod of the node has failed.
         pod_annotations: where to write which CPUs the agent chose; None where nobody asks for it.
         topology: where to write the node's topology; None where nobody asks for it.
-        node_status: where to write the node's resources; None where nobody asks for it.
+        node_status: where to write the node's resources; None if the agent does not write them.
     """
 
     def __init__(

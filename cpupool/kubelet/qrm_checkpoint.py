@@ -27,7 +27,7 @@ log = logs.get(__name__)
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Of a file: a node with 250 pods has about 1 MiB."""
 _LOST: Final = (0x80, 0xFF)
-"""Two bytes that JSON replaces: in a number both say that another byte follows."""
+"""Two bytes that JSON replaces; in a varint each means that another byte follows."""
 
 
 class QRMCheckpoints:
