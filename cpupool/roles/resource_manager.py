@@ -199,12 +199,13 @@ class ResourceManager:
         now = self._manager.snapshot()
         due_s = self._preparer.prepare(now)
         if now.facts.configured:
-            # Before it is known how hints are merged, an answer would be for any NUMA node.
-            due_s = min(due_s, self._admitter.admit(now))
+            # Before that it is not known whose `cpu` plugins decide: what they list would count
+            # for no container, and they would be asked again. Nor is it known how hints are merged.
+            due_s = min(due_s, self._admitter.admit(now), self._reconcile(now_s))
         self._publish()
         if self.offers:
             due_s = min(due_s, self.offers.ask(self._registry.plugins, self._lost_s, now_s))
-        return max(0.0, min(_LOOK_S, min(due_s, self._reconcile(now_s)) - now_s))
+        return max(0.0, min(_LOOK_S, due_s - now_s))
 
     def _knocked(self, known: Introduction) -> None:
         self._post(partial(self._registry.register, known))

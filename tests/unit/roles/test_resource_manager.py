@@ -331,6 +331,24 @@ def test_a_plugin_that_lists_does_so_before_it_allocates(node: Node) -> None:
     assert asked(plugin) == ["b"]
 
 
+def test_a_list_counts_although_the_pools_are_known_late(node: Node) -> None:
+    """Until then no pod requests `cpu` of a plugin."""
+    node.stop()
+    node.start(knows_pools=False)
+    plugin = node.plugin(need_reconcile=True)
+    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    plugin.answers("Allocate", answer("3"))
+    node.run(pod("a"))
+    node.until(lambda: "cpu" in node.manager.snapshot().facts.plugins.served)
+    node.role.step()
+    idle: list[object] = []
+    node.role._registry.plugins["cpu"].ask(lambda asked: asked.resource, idle.append)
+    node.until(lambda: idle, "the plugin has answered all questions")
+    node.configure(pools())
+    node.until(lambda: node.cpus() == "1-2")
+    assert asked(plugin) == []
+
+
 def test_a_plugin_that_cannot_list_allocates(node: Node) -> None:
     node.run(pod("a"))
     plugin = node.plugin(need_reconcile=True)
