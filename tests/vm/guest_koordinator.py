@@ -176,7 +176,8 @@ def test_best_effort_containers_leave_cpus_to_a_load_and_return_after_it(folder:
             runs_on(world, ls=ALL, be=narrow)
             run(world, "late", "BE")
             served(world)
-            assert allowed(world) == {"ls": ALL, "be": narrow, "late": narrow}
+            # An emulated CPU's load is no even one: a CPU more may be free for a moment.
+            runs_on(world, ls=ALL, be=narrow, late=narrow)
             tree, container = CgroupFS(world.node.root.cgroup), directory(world, "late")
             above = [
                 str(one.relative_to(hierarchy(world.node.root.cgroup)[0]))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIGURE: Final = "figure: "
 """Begins a line that the host logs."""
-HOG_MIB: Final = 64
+HOG_MIB: Final = 32
 _HOG: Final = """
 import sys
 sys.stdin.readline()

@@ -65,6 +65,7 @@ _KVM = ("-accel", "kvm", "-cpu", "Nehalem,vendor=GenuineIntel,enforce")
 # With a thread for each CPU it is no faster, and now and then it hangs.
 _EMULATION = ("-accel", "tcg,thread=single", "-cpu", "Nehalem")
 _HUNG = "hung_task: blocked tasks"
+_BLOCKED = "INFO: task "
 _BOOT_S = 180.0
 _BOOTS = 3
 _COMMAND_S = 600.0
@@ -200,8 +201,10 @@ class VirtualMachine:
 
     def _failed(self, what: str) -> MachineFailed:
         texts = [(self.folder / name).read_text(errors="replace") for name in ("console", "qemu")]
-        hung = _HUNG in texts[0]
-        return MachineFailed(f"the virtual machine {what}\n{''.join(texts)[-4000:]}", hung=hung)
+        # The kernel shows the blocked task first, and then all others.
+        _, blocked, where = texts[0].partition(_BLOCKED)
+        said = f"{blocked}{where}"[:4000] or "".join(texts)[-4000:]
+        return MachineFailed(f"the virtual machine {what}\n{said}", hung=_HUNG in texts[0])
 
 
 @contextmanager
@@ -296,6 +299,8 @@ def _started(
         console.touch()
         parameters = [
             *("quiet", "panic=-1", "console=ttyS0", "mitigations=off", "nokaslr"),
+            # Each grace period, as of a cpuset that is written, waits for all emulated CPUs.
+            "rcupdate.rcu_expedited=1",
             # A kernel that hangs ends, and says where its tasks wait.
             *("sysctl.kernel.hung_task_panic=1", "sysctl.kernel.hung_task_timeout_secs=240"),
             "panic_print=1",
