@@ -203,7 +203,7 @@ class VirtualMachine:
         texts = [(self.folder / name).read_text(errors="replace") for name in ("console", "qemu")]
         # The kernel shows the blocked task first, and then all others.
         _, blocked, where = texts[0].partition(_BLOCKED)
-        said = f"{blocked}{where}"[:4000] or "".join(texts)[-4000:]
+        said = f"{blocked}{where}"[:9000] or "".join(texts)[-4000:]
         return MachineFailed(f"the virtual machine {what}\n{said}", hung=_HUNG in texts[0])
 
 
@@ -302,7 +302,7 @@ def _started(
             # Each grace period, as of a cpuset that is written, waits for all emulated CPUs.
             "rcupdate.rcu_expedited=1",
             # A kernel that hangs ends, and says where its tasks wait.
-            *("sysctl.kernel.hung_task_panic=1", "sysctl.kernel.hung_task_timeout_secs=240"),
+            *("sysctl.kernel.hung_task_panic=1", "sysctl.kernel.hung_task_timeout_secs=120"),
             "panic_print=1",
             *("random.trust_cpu=on", f"VM_CGROUP={cgroup.value}", f"VM_SHARE={share}"),
             *(("VM_INIT=systemd", "systemd.unit=obey.service") if systemd else ()),
