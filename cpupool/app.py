@@ -428,6 +428,7 @@ def _resource_manager(
         settings.plugin_folders,
         AnswerRecord(root.answers),
         AnswerImport(QRMCheckpoints(root.qrm_checkpoints), events),
+        events=events,
         metrics=metrics,
         health=health,
         changed=changed,
@@ -440,9 +441,8 @@ def _resource_manager(
 
 
 def _podresources(root: HostRoot, manager: Manager) -> ServedSocket:
-    service = ExtendedPodResources(
-        PodResources(root.podresources_socket), lambda: manager.snapshot().facts
-    )
+    asked = PodResources(root.podresources_socket)
+    service = ExtendedPodResources(asked, lambda: manager.snapshot().facts)
     return ServedSocket(
         root.extended_podresources_socket, lambda: Server(service), "extended podresources"
     )

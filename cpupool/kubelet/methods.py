@@ -13,6 +13,7 @@ from grpclib.exceptions import GRPCError
 from cpupool.channel import limit
 from cpupool.core.errors import AllocationError, UnavailableDevices
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -42,9 +43,10 @@ def unary(
         answer: returns the answer to one.
         waits: whether `answer` asks a peer, and so must not run in the loop's thread.
     """
+    failures = Failures()
 
     async def handle(stream: Stream[_Request, Any]) -> None:
-        with _answering(path):
+        with _answering(path, failures):
             asked = await _received(stream)
             found = await asyncio.to_thread(answer, asked) if waits else answer(asked)
             await stream.send_message(found)
@@ -56,9 +58,10 @@ def streaming(
     path: str, request: type[_Request], answers: Callable[[_Request], AsyncGenerator[bytes, None]]
 ) -> tuple[str, Handler]:
     """Return a method whose answers, encoded already, come as long as its client listens."""
+    failures = Failures()
 
     async def handle(stream: Stream[_Request, Any]) -> None:
-        with _answering(path):
+        with _answering(path, failures):
             async with aclosing(answers(await _received(stream))) as messages:
                 async for message in messages:
                     await stream.send_message(message)
@@ -81,11 +84,14 @@ async def _received(stream: Stream[_Request, Any]) -> _Request:
 
 
 @contextmanager
-def _answering(method: str) -> Iterator[None]:
+def _answering(method: str, failures: Failures) -> Iterator[None]:
     try:
         yield
+        failures.ends()
     except GRPCError as error:
-        log.warning("call refused", method=method, reason=error.message)
+        # A client may repeat its call without an end.
+        if failures.begins(error.message):
+            log.warning("call refused", method=method, reason=error.message)
         raise
     except AllocationError as error:
         log.warning("call refused", method=method, reason=error)

@@ -15,7 +15,7 @@ from grpclib.exceptions import GRPCError
 
 from cpupool.api.resourceplugin_pb2 import Empty, RegisterRequest
 from cpupool.kubelet.methods import unary
-from cpupool.kubelet.resource_plugin import VERSION, Introduction, options
+from cpupool.kubelet.resource_plugin import VERSION, Introduction, is_name, options
 from cpupool.kubelet.serving import ServedSocket, Server
 
 if TYPE_CHECKING:
@@ -35,12 +35,13 @@ _OPEN_S: Final = 10.0
 _WINDOW_BYTES: Final = 64 * 1024
 
 
-def plugin_door(folder: Path, registered: Callable[[Introduction], None]) -> ServedSocket:
+def plugin_door(folder: Path, registered: Callable[[Introduction], str]) -> ServedSocket:
     """Make the door.
 
     Args:
         folder: the manager's folder.
-        registered: called with each plugin that has registered, in a thread of the door.
+        registered: called with each plugin that registers, in a thread of the door; returns why it
+            is refused, empty if it is not.
     """
     service = _Door(folder, registered)
     return ServedSocket(folder / DOOR, lambda: _BriefServer(service), "door for plugins")
@@ -79,7 +80,7 @@ class _BriefServer(Server):
 
 
 class _Door:
-    def __init__(self, folder: Path, registered: Callable[[Introduction], None]) -> None:
+    def __init__(self, folder: Path, registered: Callable[[Introduction], str]) -> None:
         self._folder = folder
         self._registered = registered
 
@@ -93,11 +94,14 @@ class _Door:
         if request.version != VERSION:
             why = f"register a resource with version {VERSION}, not {request.version[:20]!r}"
             raise GRPCError(Status.INVALID_ARGUMENT, why)
-        if not request.resource_name:
-            raise GRPCError(Status.INVALID_ARGUMENT, "register a resource with its name")
+        if not is_name(request.resource_name):
+            why = f"{request.resource_name[:60]!r} is no name of a resource, as cpu"
+            raise GRPCError(Status.INVALID_ARGUMENT, why)
         if not endpoint or endpoint != request.endpoint or endpoint == DOOR:
             why = f"{request.endpoint[:60]!r} is not the name of a socket in {self._folder}"
             raise GRPCError(Status.INVALID_ARGUMENT, why)
         asked = options(request.options)
-        self._registered(Introduction(request.resource_name, self._folder / endpoint, asked))
+        known = Introduction(request.resource_name, self._folder / endpoint, asked)
+        if why := self._registered(known):
+            raise GRPCError(Status.FAILED_PRECONDITION, why)
         return Empty()

@@ -6,6 +6,7 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1 and pluginregistrati
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 import time
@@ -43,6 +44,7 @@ _MOST_RESOURCES: Final = 64
 """Of the node, that one plugin may have."""
 _LONGEST_NAME: Final = 317
 """Of an extended resource: a DNS subdomain, a slash, and 63 characters."""
+_NAME: Final = re.compile(rf"[!-~]{{1,{_LONGEST_NAME}}}", re.ASCII)
 _MOST_NODES: Final = 1024
 """The most NUMA nodes of a Linux kernel."""
 _CALL_S: Final = 10.0
@@ -283,15 +285,16 @@ def introduced(socket: Path) -> Introduction | None:
         if info.type != TYPE:
             return None
         endpoint = socket.parent / info.endpoint if info.endpoint else socket
-        if VERSION not in info.supported_versions or not info.name:
-            spoken = ", ".join(info.supported_versions) or "no version"
+        if VERSION not in info.supported_versions or not is_name(info.name):
+            spoken = ", ".join(info.supported_versions)[:60] or "no version"
             raise RemoteProtocolError(
-                f"{socket} registers {info.name!r} with {spoken}; it needs a name and {VERSION}"
+                f"{socket} registers {info.name[:60]!r} with {spoken}; it needs a name and"
+                f" {VERSION}"
             )
         if endpoint != socket and not _is_trusted_socket(endpoint):
             raise RemoteProtocolError(
-                f"{socket} names {endpoint} as its endpoint, which is no socket of root's; serve"
-                " both on one socket"
+                f"{socket} names {info.endpoint[:60]!r} as its endpoint, which is no socket of"
+                " root's; serve both on one socket"
             )
     with _introducing(endpoint, "asking a plugin for its options") as channel:
         sent = channel.call(
@@ -323,17 +326,28 @@ def _introducing(socket: Path, purpose: str) -> AbstractContextManager[Channel]:
     return dialled(socket, purpose, "the plugin", _MAX_INTRODUCTION_BYTES)
 
 
+def is_name(resource: str) -> bool:
+    """Return whether a text can name a plugin's resource, as `cpu` or `example.com/nic`."""
+    return _NAME.fullmatch(resource) is not None
+
+
+def socket_status(path: Path) -> os.stat_result | None:
+    """Return the status of a socket; None for anything else, and for what no path can be."""
+    try:
+        status = path.lstat()
+    except (OSError, ValueError):
+        return None
+    return status if stat.S_ISSOCK(status.st_mode) else None
+
+
 def is_trusted(user_id: int) -> bool:
     """Return whether the sockets of a user are asked: root's, and those of the agent's own user."""
     return user_id in (ROOT, os.geteuid())
 
 
 def _is_trusted_socket(path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISSOCK(status.st_mode) and is_trusted(status.st_uid)
+    status = socket_status(path)
+    return status is not None and is_trusted(status.st_uid)
 
 
 def options(sent: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:

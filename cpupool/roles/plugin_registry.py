@@ -7,26 +7,28 @@ many sockets, as dead plugins leave them, those that serve a resource and the yo
 
 from __future__ import annotations
 
-import stat
 from typing import TYPE_CHECKING, Final
 
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.plugin_door import DOOR
-from cpupool.kubelet.resource_plugin import is_trusted
+from cpupool.kubelet.resource_plugin import is_trusted, socket_status
 from cpupool.roles.plugin_worker import PluginWorker
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
+    from cpupool.core.names import Names
     from cpupool.kubelet.resource_plugin import Introduction, PluginCall
 
 log = logs.get(__name__)
 
 MOST_ASKED: Final = 64
 """The most sockets that are asked at a time, each in a thread of its own."""
+MOST_NAMES: Final = 64
+"""The most resources that plugins serve, or have served of late: each is kept for minutes."""
 _Identity = tuple[int, int]
 """Birth and inode of a socket: inode numbers alone are used again."""
 
@@ -39,6 +41,7 @@ class PluginRegistry:
         post: as for `PluginWorker`.
         changed: called when something in a folder has changed; any thread calls it.
         registered: called after another plugin serves a resource, or none any more.
+        refuses: returns why no plugin may serve a resource; empty if one may.
         observe: as for `PluginWorker`.
     """
 
@@ -49,6 +52,7 @@ class PluginRegistry:
         *,
         changed: Callable[[], None],
         registered: Callable[[str, PluginWorker | None], None],
+        refuses: Callable[[str], str],
         observe: Callable[[PluginCall], None],
     ) -> None:
         self._folders = tuple(folders)
@@ -57,6 +61,7 @@ class PluginRegistry:
         ]
         self._post = post
         self._registered = registered
+        self._refuses = refuses
         self._observe = observe
         self._found: dict[Path, tuple[_Identity, PluginWorker]] = {}
         self._strange: frozenset[Path] = frozenset()
@@ -85,7 +90,8 @@ class PluginRegistry:
         there = self._asked(dict(self._sockets()))
         for path, (identity, worker) in tuple(self._found.items()):
             worker.check()
-            if there.get(path) != identity:
+            again = worker.refused and not self._refuses(worker.resource)
+            if again or there.get(path) != identity:
                 self._lose(path)
         self._ending = [worker for worker in self._ending if worker.runs]
         for path, identity in there.items():
@@ -100,6 +106,9 @@ class PluginRegistry:
         status = _status(path)
         if status is None or not is_trusted(status.st_uid):
             log.warning("plugin has registered without a socket of root's", socket=path)
+            return
+        # The caller has the reason from the door; it does not hear of what has come in between.
+        if self._refuses(known.resource):
             return
         identity = _identity(status)
         if path in self._found:
@@ -129,6 +138,10 @@ class PluginRegistry:
 
     def _introduced(self, worker: PluginWorker) -> None:
         resource = worker.resource
+        if why := self._refuses(resource):
+            log.warning("plugin refused", socket=worker.socket, reason=why)
+            worker.refuse(why)
+            return
         before = self._plugins.get(resource)
         self._plugins[resource] = worker
         log.info("plugin registered", resource=resource, socket=worker.socket)
@@ -150,7 +163,7 @@ class PluginRegistry:
     def _serves(self, path: Path) -> bool:
         """Return whether a socket's plugin has said who it is, and has not been replaced."""
         _, worker = self._found[path]
-        return worker.introduction is not None and not worker.closed
+        return worker.introduction is not None and not (worker.closed or worker.refused)
 
     def _asked(self, there: Mapping[Path, _Identity]) -> Mapping[Path, _Identity]:
         """Return the sockets that are asked: the oldest that serve, then the youngest."""
@@ -184,6 +197,24 @@ class PluginRegistry:
         self._strange = frozenset(strange)
 
 
+def refusal(resource: str, known: Collection[str], names: Names) -> str:
+    """Return why no plugin may serve a resource; empty if one may.
+
+    Args:
+        resource: the resource.
+        known: those that plugins serve, or have served of late.
+        names: the names of the pools' resources.
+    """
+    if names.pool_of(resource) is not None:
+        return f"{resource} is a pool of cpupool, which no plugin can serve"
+    if resource not in known and len(known) >= MOST_NAMES:
+        return (
+            f"plugins serve, or have served in the last minutes, {MOST_NAMES} resources, and more"
+            " are not taken; end those that make up names, and register later"
+        )
+    return ""
+
+
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
@@ -196,13 +227,7 @@ def _status(path: Path) -> os.stat_result | None:
 
     A name with a dot in front is not complete, as for the kubelet's plugin watcher.
     """
-    if path.name == DOOR or path.name.startswith("."):
-        return None
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status if stat.S_ISSOCK(status.st_mode) else None
+    return None if path.name == DOOR or path.name.startswith(".") else socket_status(path)
 
 
 def _identity(status: os.stat_result) -> _Identity:

@@ -89,12 +89,16 @@ class PluginReports:
             (
                 str(worker.socket),
                 worker.resource,
-                _REPLACED if worker.closed else worker.complaint,
+                worker.complaint or (_REPLACED if worker.closed else ""),
             )
             for worker in workers
         )
-        self._metrics.serve({resource for _, resource, _ in sockets}, tuple(known))
+        served = {resource for _, resource, why in sockets if resource and not why}
+        known = served.union(known)
+        self._metrics.serve(served, known)
         with self._lock:
+            for resource in self._answered.keys() - known:
+                del self._answered[resource]
             self._sockets = sockets
             kept, self._kept = self._kept, (sockets, self._failing())
             return kept != self._kept

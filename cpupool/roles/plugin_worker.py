@@ -43,6 +43,7 @@ class PluginWorker:
         socket: where it listens.
         introduction: what it has said of itself; None before, and for another kind of plugin.
         complaint: why it is not registered; empty if it is, or has not been asked.
+        refused: whether it is not registered because of its resource.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class PluginWorker:
         self._discovered = known is None
         self._observe = observe
         self.complaint = ""
+        self.refused = False
         self._plugin: ResourcePlugin | None = None
         self._work: SimpleQueue[Callable[[ResourcePlugin], None] | None] = SimpleQueue()
         self._closed = threading.Event()
@@ -125,13 +127,19 @@ class PluginWorker:
         asked.
         """
         if self._discovered:
-            self._work.put(self._notified)
+            self._work.put(lambda _plugin: self._notified(""))
 
-    def _notified(self, _plugin: ResourcePlugin) -> None:
+    def refuse(self, why: str) -> None:
+        """Tell the plugin why it is not registered; it is asked nothing else."""
+        self.complaint, self.refused = why, True
+        if self._discovered:
+            self._work.put(lambda _plugin: self._notified(why))
+
+    def _notified(self, error: str) -> None:
         try:
-            resource_plugin.notify(self.socket)
-        except CPUPoolError as error:
-            log.warning("plugin not notified", socket=self.socket, reason=error)
+            resource_plugin.notify(self.socket, error)
+        except CPUPoolError as failure:
+            log.warning("plugin not notified", socket=self.socket, reason=failure)
 
     def close(self) -> None:
         """End all calls; the plugin is not asked again."""

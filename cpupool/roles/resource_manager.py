@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import HostFileError
 from cpupool.core.grants import Source
@@ -25,7 +24,8 @@ from cpupool.manager.plugin_book import AnswerBook
 from cpupool.roles.plugin_admitter import PluginAdmitter
 from cpupool.roles.plugin_offers import GRACE_S
 from cpupool.roles.plugin_preparer import PluginPreparer
-from cpupool.roles.plugin_registry import PluginRegistry
+from cpupool.roles.plugin_registry import PluginRegistry, refusal
+from cpupool.roles.plugin_remover import PluginRemover
 from cpupool.roles.plugin_reports import PluginReports
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
     from cpupool.kubelet.serving import ServedSocket
     from cpupool.manager.manager import Manager
+    from cpupool.manager.ports import EventSink
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.plugin_answers import Broken
     from cpupool.roles.answer_import import AnswerImport
@@ -51,14 +52,10 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-_T = TypeVar("_T")
-
 NAME: Final = "resource manager"
 RECONCILE_S: Final = 3.0
 """As the kubelet's flag of the proposal."""
 _LOOK_S: Final = 30.0
-_ITS_LIST: Final = ""
-"""What a plugin is asked for beside pods, which have ids."""
 
 
 class ResourceManager:
@@ -70,6 +67,7 @@ class ResourceManager:
             no plugin is asked.
         record: the file with the answers.
         imports: the answers of another manager, which count on a node without a record.
+        events: where is said which plugin is refused, and which answer.
         metrics: where answers are counted.
         health: receives the beats of the loop.
         changed: called when there are other plugins or answers, or a plugin begins or ends to fail.
@@ -92,6 +90,7 @@ class ResourceManager:
         record: AnswerRecord,
         imports: AnswerImport,
         *,
+        events: EventSink,
         metrics: Metrics,
         health: Health,
         changed: Callable[[], None],
@@ -109,8 +108,8 @@ class ResourceManager:
         self.offers = offers
         self._manager = manager
         self._record, self._imports = record, imports
-        self._metrics = metrics
-        self._health = health
+        self._events = events
+        self._metrics, self._health = metrics, health
         self._changed = changed
         self._names = names or {}
         self._reconcile_s = reconcile_s
@@ -122,6 +121,7 @@ class ResourceManager:
             self._post,
             changed=self.look,
             registered=self._registered,
+            refuses=lambda resource: self._refusal(resource, self._served()),
             observe=self.reports.called,
         )
         self._book = AnswerBook(manager.names, self._broken, v2=v2)
@@ -131,8 +131,8 @@ class ResourceManager:
         )
         self._recalled = threading.Event()
         self._lost_s: dict[str, float] = {}
-        self._removed: defaultdict[str, set[str]] = defaultdict(set)
-        self._asked: set[tuple[str, str]] = set()
+        self._remover = PluginRemover(now_s)
+        self._asked: set[str] = set()
         self._unlisted: set[str] = set()
         self._due_s: dict[str, float] = {}
         self._failures = Failures()
@@ -194,10 +194,10 @@ class ResourceManager:
         last_s = now_s - GRACE_S
         self._lost_s = {name: at_s for name, at_s in self._lost_s.items() if at_s > last_s}
         self._book.judge_again(now)
-        self._remove_ended(now)
+        due_s = self._remove_ended(now)
         self._publish()
         now = self._manager.snapshot()
-        due_s = self._preparer.prepare(now)
+        due_s = min(due_s, self._preparer.prepare(now))
         if now.facts.configured:
             # Before that it is not known whose `cpu` plugins decide: what they list would count
             # for no container, and they would be asked again. Nor is it known how hints are merged.
@@ -207,8 +207,19 @@ class ResourceManager:
             due_s = min(due_s, self.offers.ask(self._registry.plugins, self._lost_s, now_s))
         return max(0.0, min(_LOOK_S, due_s - now_s))
 
-    def _knocked(self, known: Introduction) -> None:
-        self._post(partial(self._registry.register, known))
+    def _knocked(self, known: Introduction) -> str:
+        """Take a plugin that registers; return why it is refused. Any thread may call it."""
+        if not (
+            why := self._refusal(known.resource, self._manager.snapshot().facts.plugins.served)
+        ):
+            self._post(partial(self._registry.register, known))
+        return why
+
+    def _refusal(self, resource: str, served: frozenset[str]) -> str:
+        """Return why no plugin may serve a resource, and say it; any thread may call it."""
+        if why := refusal(resource, served, self._manager.names):
+            self._events.node("PluginRefused", why)
+        return why
 
     def _post(self, work: Callable[[], None]) -> None:
         self._inbox.put(work)
@@ -217,14 +228,16 @@ class ResourceManager:
     def _registered(self, resource: str, worker: PluginWorker | None) -> None:
         self._admitter.lost(resource)
         self._preparer.lost(resource)
-        self._asked = {asked for asked in self._asked if asked[0] != resource}
+        self._remover.lost(resource)
+        self._asked.discard(resource)
         self._unlisted.discard(resource)
+        self._due_s.pop(resource, None)
         if worker is None:
+            self._failures.ends(resource)
             self._lost_s[resource] = self._now_s()
             return
         self.reports.registered(resource)
         self._lost_s.pop(resource, None)
-        self._due_s.pop(resource, None)
         if worker.options.reconciled:
             self._unlisted.add(resource)
 
@@ -285,62 +298,46 @@ class ResourceManager:
         if facts.served != before.served:
             log.info("plugins answer", resources=",".join(sorted(facts.served)) or "none")
 
-    def _remove_ended(self, now: Snapshot) -> None:
-        """Let plugins forget the pods that have ended, once none of their containers has CPUs."""
+    def _remove_ended(self, now: Snapshot) -> float:
+        """Forget the pods that have ended, once none of their containers has CPUs.
+
+        Return when a plugin is told of one next.
+        """
         view = now.resolution.view
         here = {pod.cgroup_uid for pod in view.pods if not pod.finished}
         here |= {uid for uid, grant in view.grants.of_pods if grant.source is Source.PLUGIN}
         answered = self._book.resources
-        for uid in (answered.keys() | self._admitter.asked) - here:
-            told, given = self._removed[uid], answered.get(uid, set())
-            needed = self._registry.plugins.keys() | given & self._lost_s.keys()
-            if needed <= told:
-                self._book.forget(uid)
-                self._admitter.forget(uid)
-                self._preparer.forget(uid)
-                self.reports.forget(uid)
-                del self._removed[uid]
-                continue
-            for resource in (needed - told) & self._registry.plugins.keys():
-                self._ask(resource, uid, partial(_remove, uid), told.add)
+        ended = {
+            uid: answered.get(uid, set()) for uid in (answered.keys() | self._admitter.asked) - here
+        }
+        done, due_s = self._remover.remove(ended, self._registry.plugins, self._lost_s.keys())
+        for uid in done:
+            for known in (self._book, self._admitter, self._preparer, self.reports):
+                known.forget(uid)
+        return due_s
 
     def _reconcile(self, now_s: float) -> float:
         """Ask plugins for what containers have now, if that is due; return when it is due next."""
         waits = [now_s + _LOOK_S]
         for resource, worker in self._registry.plugins.items():
             # The answer to an earlier question wakes the loop.
-            if not worker.options.reconciled or (resource, _ITS_LIST) in self._asked:
+            if not worker.options.reconciled or resource in self._asked:
                 continue
             if now_s >= self._due_s.get(resource, now_s):
                 self._due_s[resource] = now_s + self._reconcile_s
-                self._ask(resource, _ITS_LIST, _allocations, partial(self._listed, resource))
+                self._asked.add(resource)
+                worker.ask(_allocations, partial(self._heard, resource))
             waits.append(self._due_s[resource])
         return min(waits)
 
-    def _ask(
-        self,
-        resource: str,
-        what: str,
-        call: Callable[[ResourcePlugin], _T],
-        done: Callable[[_T], None],
-    ) -> None:
-        """Ask a plugin, unless it has not answered the same question yet."""
-        key = (resource, what)
-        if key in self._asked:
-            return
-        self._asked.add(key)
-
-        def finished(found: _T | PluginError) -> None:
-            self._asked.discard(key)
-            if what == _ITS_LIST:
-                self._unlisted.discard(resource)
-            if isinstance(found, PluginError):
-                _complain(self._failures, resource, str(found))
-            else:
-                _complain(self._failures, resource, "")
-                done(found)
-
-        self._registry.plugins[resource].ask(call, finished)
+    def _heard(self, resource: str, found: Mapping[ContainerRef, Answers] | PluginError) -> None:
+        self._asked.discard(resource)
+        self._unlisted.discard(resource)
+        if isinstance(found, PluginError):
+            _complain(self._failures, resource, str(found))
+        else:
+            _complain(self._failures, resource, "")
+            self._listed(resource, found)
 
     def _listed(self, resource: str, listed: Mapping[ContainerRef, Answers]) -> None:
         """Take what containers have now; a plugin that has forgotten one is asked again."""
@@ -369,11 +366,6 @@ def _keep(door: ServedSocket, failures: Failures) -> None:
         _complain(failures, str(door.path), str(error))
     else:
         _complain(failures, str(door.path), "")
-
-
-def _remove(uid: str, plugin: ResourcePlugin) -> str:
-    plugin.remove(uid)
-    return plugin.resource
 
 
 def _allocations(plugin: ResourcePlugin) -> Mapping[ContainerRef, Answers]:

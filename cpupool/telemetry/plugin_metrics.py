@@ -6,7 +6,9 @@ Source: kubewharf/enhanced-k8s, pkg/kubelet/metrics/metrics.go of the patch for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from prometheus_client import CollectorRegistry
+
+_Metric = TypeVar("_Metric", Counter, Histogram)
 
 
 class PluginMetrics:
@@ -55,22 +59,36 @@ class PluginMetrics:
             registry=registry,
         )
 
+        self._lock = threading.Lock()
+        self._series: defaultdict[str, set[tuple[Counter | Histogram, tuple[str, ...]]]]
+        self._series = defaultdict(set)
+
     def registered(self, resource: str) -> None:
         """Count a registration."""
-        self._registrations.labels(resource).inc()
+        self._of(self._registrations, resource).inc()
 
     def called(self, resource: str, method: str, outcome: str, seconds: float) -> None:
         """Count a call; the outcome is one of three words."""
         if method in self._durations:
-            self._durations[method].labels(resource).observe(seconds)
-        self._calls.labels(resource, method, outcome).inc()
+            self._of(self._durations[method], resource).observe(seconds)
+        self._of(self._calls, resource, method, outcome).inc()
 
     def answer_refused(self, resource: str, rule: str) -> None:
         """Count an answer that breaks a rule."""
-        self._answers_refused.labels(resource, rule).inc()
+        self._of(self._answers_refused, resource, rule).inc()
 
     def serve(self, registered: Collection[str], known: Collection[str]) -> None:
-        """Set which resources have a plugin, of all that have had one."""
+        """Set which resources have a plugin, of all that have had one; forget all others."""
+        with self._lock:
+            for resource in self._series.keys() - set(known):
+                for metric, labels in self._series.pop(resource):
+                    metric.remove(*labels)
         self._serves.clear()
         for resource in known:
             self._serves.labels(resource).set(resource in registered)
+
+    def _of(self, metric: _Metric, *labels: str) -> _Metric:
+        """Return the series of a metric with these labels, a resource first."""
+        with self._lock:
+            self._series[labels[0]].add((metric, labels))
+            return metric.labels(*labels)

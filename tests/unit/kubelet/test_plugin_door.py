@@ -27,7 +27,13 @@ class Door:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.came: list[Introduction] = []
-        self.door = plugin_door.plugin_door(folder, self.came.append)
+        self.refuses = ""
+        self.door = plugin_door.plugin_door(folder, self._take)
+
+    def _take(self, known: Introduction) -> str:
+        if not self.refuses:
+            self.came.append(known)
+        return self.refuses
 
     def register(self, **fields: Any) -> None:
         request = {
@@ -73,7 +79,9 @@ def test_a_deleted_door_is_made_again(door: Door) -> None:
     ("fields", "words"),
     [
         ({"version": "v1"}, "version v1alpha1, not 'v1'"),
-        ({"resource_name": ""}, "register a resource with its name"),
+        ({"resource_name": ""}, "'' is no name of a resource"),
+        ({"resource_name": "a\nb"}, "is no name of a resource"),
+        ({"resource_name": "n" * 318}, "is no name of a resource"),
         ({"endpoint": "/tmp/p.sock"}, "is not the name of a socket"),
         ({"endpoint": ""}, "is not the name of a socket"),
         ({"endpoint": DOOR}, "is not the name of a socket"),
@@ -87,10 +95,26 @@ def test_a_wrong_registration_is_refused(door: Door, fields: dict[str, str], wor
     assert not door.came
 
 
+def test_a_plugin_that_is_refused_hears_why(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    door.refuses = "too many"
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError, match="too many") as error:
+            door.register()
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert not door.came
+    assert caplog.text.count("too many") == 1
+    door.refuses = ""
+    door.register()
+    door.refuses = "too many"
+    with pytest.raises(grpc.RpcError, match="too many"):
+        door.register()
+    assert caplog.text.count("too many") == 2
+
+
 def test_a_door_that_cannot_be_made_is_an_error(folder: Path) -> None:
     (folder / "plugins").write_text("")
     with (
-        plugin_door.plugin_door(folder / "plugins", print) as door,
+        plugin_door.plugin_door(folder / "plugins", lambda _known: "") as door,
         pytest.raises(HostFileError, match="door"),
     ):
         door.ensure()

@@ -14,8 +14,10 @@ import pytest
 
 from cpupool.core.resource_plugins import PluginOptions
 from cpupool.kubelet.resource_plugin import Introduction
-from cpupool.roles.plugin_registry import MOST_ASKED, PluginRegistry
+from cpupool.roles.plugin_offers import GRACE_S
+from cpupool.roles.plugin_registry import MOST_ASKED, MOST_NAMES, PluginRegistry
 from tests.resource_plugins import PluginDouble, Refusal
+from tests.unit.roles.test_resource_manager import Node
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -30,18 +32,21 @@ class Registrations:
 
     Attributes:
         events: which socket has got the place of a resource, or that it is vacant.
+        refused: resource → why no plugin may serve it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._opened = ExitStack()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.events: list[tuple[str, str]] = []
+        self.refused: dict[str, str] = {}
         self.registry = PluginRegistry(
             [folder],
             self._inbox.put,
             changed=lambda: None,
             registered=self._note,
+            refuses=lambda resource: self.refused.get(resource, ""),
             observe=lambda _call: None,
         )
         self._opened.callback(self.registry.stop)
@@ -53,13 +58,13 @@ class Registrations:
         self._opened.close()
 
     def plugin(self, name: str, resource: str = "cpu") -> PluginDouble:
-        return self._opened.enter_context(PluginDouble(self._folder / f"{name}.sock", resource))
+        return self._opened.enter_context(PluginDouble(self.folder / f"{name}.sock", resource))
 
     def dead(self, *names: str) -> None:
         """Leave sockets at which no plugin listens."""
         for name in names:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
-                left.bind(str(self._folder / f"{name}.sock"))
+                left.bind(str(self.folder / f"{name}.sock"))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Look, as the role does, until something holds."""
@@ -198,3 +203,53 @@ def test_plugins_that_serve_keep_their_places_from_one_too_many(role: Registrati
     role.registry.register(Introduction("late", late.socket, PluginOptions()))
     role.until(lambda: True)
     assert set(role.registry.plugins) == {each.resource for each in known}
+
+
+def test_a_plugin_that_registers_a_path_that_cannot_be_is_not_asked(role: Registrations) -> None:
+    for name in ("a\0b", "a" * 5000, "\udcff"):
+        role.registry.register(Introduction("cpu", role.folder / name, PluginOptions()))
+    assert not role.registry.workers
+
+
+def test_a_plugin_that_is_refused_hears_why_and_is_asked_again_once_it_may(
+    role: Registrations,
+) -> None:
+    role.refused["cpu"] = "no room"
+    plugin = role.plugin("cpu")
+    role.until(notified(plugin))
+    assert b"no room" in plugin.asked["NotifyRegistrationStatus"][0]
+    role.registry.register(Introduction("cpu", plugin.socket, PluginOptions()))
+    (worker,) = role.registry.workers
+    assert worker.complaint == "no room"
+    assert not role.events
+    role.refused.clear()
+    role.until(lambda: role.events == [("cpu", "cpu.sock")])
+
+
+def test_names_that_a_plugin_makes_up_are_bounded_and_end(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        node.start()
+        makes_up_names(node)
+
+
+def makes_up_names(node: Node) -> None:
+    plugin = node.plugin("example.com/nic", name="nic")
+    node.run()
+    node.until(lambda: plugin.asked["NotifyRegistrationStatus"])
+    came = [node.knock(f"example.com/r{number}", plugin) for number in range(200)]
+    assert came.count("") == MOST_NAMES - 1
+    assert "64 resources, and more are not taken; end those that make up names" in came[-1]
+    assert len(node.manager.snapshot().facts.plugins.served) == MOST_NAMES
+    assert "is a pool of cpupool" in node.knock("nokia.k8s.io/exclusive_a", plugin)
+    assert ("PluginRefused", came[-1]) in node.events.nodes
+
+    # So are plugins in a folder; they are taken once there is room.
+    late = node.plugin("example.com/late", name="late")
+    node.until(lambda: late.asked["NotifyRegistrationStatus"])
+    assert b"64 resources" in late.asked["NotifyRegistrationStatus"][0]
+    assert "example.com/late" not in node.manager.snapshot().facts.plugins.served
+    node.now_s += GRACE_S + 1
+    node.until(lambda: "example.com/late" in node.manager.snapshot().facts.plugins.served)
+    node.role.step()
+    assert len(node.manager.snapshot().facts.plugins.served) == 2
+    assert "example.com/r5" not in node.metrics.render()[1].decode()

@@ -12,10 +12,11 @@ import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.core.resource_plugins import ServedAs
+from cpupool.core.resource_plugins import PluginOptions, ServedAs
 from cpupool.core.workloads import ContainerKind
 from cpupool.host.answer_record import AnswerRecord
 from cpupool.kubelet.qrm_checkpoint import QRMCheckpoints
+from cpupool.kubelet.resource_plugin import Introduction
 from cpupool.manager.manager import Manager
 from cpupool.roles.answer_import import AnswerImport
 from cpupool.roles.resource_manager import ResourceManager
@@ -113,6 +114,7 @@ class Node:
             self.folders,
             AnswerRecord(self.file),
             AnswerImport(QRMCheckpoints([self.checkpoint]), self.events),
+            events=self.events,
             metrics=self.metrics,
             health=Health(),
             changed=self._note,
@@ -136,6 +138,17 @@ class Node:
         if self._role is not None:
             self._role._registry.stop()
             self._role = None
+
+    def knock(self, resource: str, plugin: PluginDouble) -> str:
+        """Register a plugin's socket for a resource by a call; return why that is refused."""
+        why = self.role._knocked(Introduction(resource, plugin.socket, PluginOptions()))
+
+        def serves() -> bool:
+            return resource in self.manager.snapshot().facts.plugins.served
+
+        if not why:
+            self.until(serves)
+        return why
 
     def plugin(self, resource: str = "cpu", name: str = "", **options: bool) -> PluginDouble:
         double = PluginDouble(self.folder / f"{name or 'cpu'}.sock", resource, **options)
@@ -257,24 +270,6 @@ def test_before_a_start_the_plugin_prepares_the_resource(node: Node) -> None:
     node.now_s += 1.5
     node.until(lambda: node.cpus() == "1-2")
     assert asked(plugin) == ["a"]
-
-
-def test_the_plugin_forgets_a_pod_that_has_ended(node: Node) -> None:
-    plugin = node.plugin()
-    plugin.answers("Allocate", answer("1-2"))
-    plugin.answers("RemovePod", FULL)
-    node.run(pod("a", level=DEDICATED))
-    node.until(lambda: node.cpus() == "1-2")
-    node.run()
-    # A container of the pod may still run there.
-    node.role.step()
-    assert not plugin.asked["RemovePod"]
-    node.manager.observe(idle=frozenset({"a-uid"}))
-    node.until(lambda: plugin.asked["RemovePod"])
-    assert node.cpus() == "1-2"
-    plugin.answers("RemovePod", b"")
-    node.until(lambda: node.cpus() == "nothing")
-    assert not AnswerRecord(node.file).read()
 
 
 def test_a_reconciled_plugin_says_what_containers_have_now(node: Node) -> None:
