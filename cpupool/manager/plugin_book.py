@@ -119,20 +119,27 @@ class AnswerBook:
         An answer may name CPUs that another of them leaves, so those that count come first. Then
         come answers that count only together, as those of two pods that swap their CPUs.
         """
-        waiting = dict(answered)
-        judge = self._judge(now)
+        waiting, judge = dict(answered), self._judge(now)
+        verdicts: dict[_Key, Broken] = {}
         while True:
-            verdicts = {key: self._verdict(judge, key, given) for key, given in waiting.items()}
-            good = [key for key, verdict in verdicts.items() if verdict is None]
+            before, verdicts = len(waiting), {}
             # One after the other: two of them may name the same CPU.
-            entered = good[:1] or self._together(judge, waiting)
+            for key, given in answered.items():
+                if key not in waiting:
+                    continue
+                if verdict := self._verdict(judge, key, given):
+                    verdicts[key] = verdict
+                else:
+                    self._enter(key, replace(waiting.pop(key), refused=""))
+            if len(waiting) < before:
+                continue
+            entered = self._together(judge, waiting)
             if not entered:
                 break
             for key in entered:
                 self._enter(key, replace(waiting.pop(key), refused=""))
         for key, verdict in verdicts.items():
-            if verdict is not None:
-                self._refuse(key, waiting[key], verdict)
+            self._refuse(key, waiting[key], verdict)
 
     def judge_again(self, now: Snapshot) -> None:
         """Judge the answers that do not count by the node of now."""
