@@ -36,8 +36,9 @@ class AnswerBook:
 
     Args:
         names: the names that only cpupool uses.
-        broken: called with the resource and the rule for an answer that breaks one, unless the
-            answer before has broken it in the same way: a plugin may repeat it every three seconds.
+        broken: called with the container, the resource and the rule for an answer that breaks
+            one, unless the answer before has broken it in the same way: a plugin may repeat it
+            every three seconds.
         v2: whether the node has cgroup version 2.
 
     Attributes:
@@ -45,7 +46,7 @@ class AnswerBook:
     """
 
     def __init__(
-        self, names: Names, broken: Callable[[str, Broken], None], *, v2: bool = True
+        self, names: Names, broken: Callable[[ContainerRef, str, Broken], None], *, v2: bool = True
     ) -> None:
         self._names = names
         self._v2 = v2
@@ -204,7 +205,7 @@ class AnswerBook:
         refused = replace(given, refused=verdict.why)
         if self._told.get(key) != verdict:
             self._told[key] = verdict
-            self._broken(resource, verdict)
+            self._broken(ref, resource, verdict)
         if before is None or (before.refused and before != refused):
             self._enter(key, refused)
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import HostFileError
 from cpupool.core.grants import Source
-from cpupool.core.resource_plugins import PluginError, PluginFacts
-from cpupool.core.workloads import ContainerKind, ContainerRef
+from cpupool.core.resource_plugins import PluginFacts
 from cpupool.kubelet.plugin_door import plugin_door
-from cpupool.manager import plugin_requests
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.roles.plugin_admitter import PluginAdmitter
+from cpupool.roles.plugin_lister import PluginLister
 from cpupool.roles.plugin_offers import GRACE_S
 from cpupool.roles.plugin_preparer import PluginPreparer
 from cpupool.roles.plugin_registry import PluginRegistry, refusal
@@ -29,16 +28,15 @@ from cpupool.roles.plugin_remover import PluginRemover
 from cpupool.roles.plugin_reports import PluginReports
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
-from cpupool.wire import katalyst
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from cpupool.core.resource_plugins import Answers, Given, ServedAs
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.resource_plugins import ServedAs
+    from cpupool.core.workloads import ContainerRef
     from cpupool.host.answer_record import AnswerRecord
-    from cpupool.kubelet.resource_plugin import Introduction, ResourcePlugin
+    from cpupool.kubelet.resource_plugin import Introduction
     from cpupool.kubelet.serving import ServedSocket
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink
@@ -112,7 +110,6 @@ class ResourceManager:
         self._metrics, self._health = metrics, health
         self._changed = changed
         self._names = names or {}
-        self._reconcile_s = reconcile_s
         self._now_s = now_s
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.reports = PluginReports(folders, metrics.plugins)
@@ -132,9 +129,9 @@ class ResourceManager:
         self._recalled = threading.Event()
         self._lost_s: dict[str, float] = {}
         self._remover = PluginRemover(now_s)
-        self._asked: set[str] = set()
-        self._unlisted: set[str] = set()
-        self._due_s: dict[str, float] = {}
+        self._lister = PluginLister(
+            self._book, self._admitter, manager.snapshot, self.reports.confirmed, reconcile_s
+        )
         self._failures = Failures()
         self._published: object = None
         self._wake = threading.Event()
@@ -201,7 +198,8 @@ class ResourceManager:
         if now.facts.configured:
             # Before that it is not known whose `cpu` plugins decide: what they list would count
             # for no container, and they would be asked again. Nor is it known how hints are merged.
-            due_s = min(due_s, self._admitter.admit(now), self._reconcile(now_s))
+            listed_s = self._lister.ask(self._registry.plugins, now_s)
+            due_s = min(due_s, self._admitter.admit(now), listed_s)
         self._publish()
         if self.offers:
             due_s = min(due_s, self.offers.ask(self._registry.plugins, self._lost_s, now_s))
@@ -229,30 +227,34 @@ class ResourceManager:
         self._admitter.lost(resource)
         self._preparer.lost(resource)
         self._remover.lost(resource)
-        self._asked.discard(resource)
-        self._unlisted.discard(resource)
-        self._due_s.pop(resource, None)
+        self._lister.registered(resource, worker)
         if worker is None:
-            self._failures.ends(resource)
             self._lost_s[resource] = self._now_s()
             return
         self.reports.registered(resource)
         self._lost_s.pop(resource, None)
-        if worker.options.reconciled:
-            self._unlisted.add(resource)
 
     def _listed_once(self) -> Mapping[str, PluginWorker]:
-        """Return the plugins that may allocate.
+        """Return the plugins that may allocate: one that lists does so first."""
+        plugins, unlisted = self._registry.plugins, self._lister.unlisted
+        return {name: worker for name, worker in plugins.items() if name not in unlisted}
 
-        A plugin that lists what containers have does so first: an agent that was killed may have
-        asked it without a record of the answer.
-        """
-        plugins = self._registry.plugins
-        return {name: worker for name, worker in plugins.items() if name not in self._unlisted}
-
-    def _broken(self, resource: str, broken: Broken) -> None:
+    def _broken(self, ref: ContainerRef, resource: str, broken: Broken) -> None:
         self._metrics.plugins.answer_refused(resource, broken.rule.value)
-        log.warning("answer refused", resource=resource, rule=broken.rule.value, reason=broken.why)
+        log.warning(
+            "answer refused",
+            pod=ref.pod,
+            container=ref.name,
+            resource=resource,
+            rule=broken.rule.value,
+            reason=broken.why,
+        )
+        # A container that does not run is held, and an import says itself what it refuses.
+        if self._recalled.is_set():
+            said = f"container {ref.name}: {broken.why}; it stays as it is, correct the plugin"
+            for pod in self._manager.snapshot().resolution.view.pods:
+                if pod.cgroup_uid == ref.pod and pod.running:
+                    self._events.pod(pod, "PluginAnswerRefused", said)
 
     def _served(self) -> frozenset[str]:
         recorded = self._book.resources.values()
@@ -316,48 +318,6 @@ class ResourceManager:
                 known.forget(uid)
         return due_s
 
-    def _reconcile(self, now_s: float) -> float:
-        """Ask plugins for what containers have now, if that is due; return when it is due next."""
-        waits = [now_s + _LOOK_S]
-        for resource, worker in self._registry.plugins.items():
-            # The answer to an earlier question wakes the loop.
-            if not worker.options.reconciled or resource in self._asked:
-                continue
-            if now_s >= self._due_s.get(resource, now_s):
-                self._due_s[resource] = now_s + self._reconcile_s
-                self._asked.add(resource)
-                worker.ask(_allocations, partial(self._heard, resource))
-            waits.append(self._due_s[resource])
-        return min(waits)
-
-    def _heard(self, resource: str, found: Mapping[ContainerRef, Answers] | PluginError) -> None:
-        self._asked.discard(resource)
-        self._unlisted.discard(resource)
-        if isinstance(found, PluginError):
-            _complain(self._failures, resource, str(found))
-        else:
-            _complain(self._failures, resource, "")
-            self._listed(resource, found)
-
-    def _listed(self, resource: str, listed: Mapping[ContainerRef, Answers]) -> None:
-        """Take what containers have now; a plugin that has forgotten one is asked again."""
-        now, worker = self._manager.snapshot(), self._registry.plugins[resource]
-        changed: dict[tuple[ContainerRef, str], Given] = {}
-        confirmed: list[ContainerRef] = []
-        for pod, container, quantity in _requesting(now, resource):
-            ref = ContainerRef(pod.cgroup_uid, container.name)
-            has, found = self._book.of(ref).get(resource), listed.get(ref, {})
-            if found:
-                confirmed.append(ref)
-                given = self._book.listed(pod, quantity, found, has)
-                if has is None or given.answers != has.answers:
-                    changed[ref, resource] = given
-            elif has is not None and has.answers:
-                question = katalyst.question(pod, container, resource, quantity)
-                self._admitter.allocate(worker, pod, question, has.hint)
-        self._book.take(now, changed)
-        self.reports.confirmed(resource, confirmed)
-
 
 def _keep(door: ServedSocket, failures: Failures) -> None:
     try:
@@ -366,20 +326,6 @@ def _keep(door: ServedSocket, failures: Failures) -> None:
         _complain(failures, str(door.path), str(error))
     else:
         _complain(failures, str(door.path), "")
-
-
-def _allocations(plugin: ResourcePlugin) -> Mapping[ContainerRef, Answers]:
-    return plugin.allocations()
-
-
-def _requesting(now: Snapshot, resource: str) -> Iterator[tuple[Pod, Container, float]]:
-    """Yield the containers that request a resource, without init containers, which end."""
-    facts, grants = now.facts, now.resolution.grants
-    for pod in now.resolution.view.pods:
-        for container in pod.containers:
-            asked = plugin_requests.asked(facts, grants, pod, container)
-            if resource in asked and container.kind is not ContainerKind.INIT:
-                yield pod, container, asked[resource]
 
 
 def _complain(failures: Failures, about: str, why: str) -> None:

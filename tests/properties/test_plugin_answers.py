@@ -48,7 +48,7 @@ class Fuzz:
         self.manager: Manager = manager(*PODS)
         self.book = AnswerBook(NAMES, self._note, v2=False)
 
-    def _note(self, _resource: str, broken: Broken) -> None:
+    def _note(self, _ref: object, _resource: str, broken: Broken) -> None:
         self.broken[broken.rule] += 1
 
     def step(self) -> None:

@@ -27,7 +27,7 @@ class Node:
         self.manager = manager(A, B)
         self.book = AnswerBook(Names(), self._note)
 
-    def _note(self, resource: str, broken: Broken) -> None:
+    def _note(self, _ref: object, resource: str, broken: Broken) -> None:
         self.broken.append(f"{resource}: {broken.rule.value}")
 
     def take(self, **given: Given) -> None:
