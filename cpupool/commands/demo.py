@@ -124,7 +124,11 @@ def add_parser(commands: Commands, summary: str) -> None:
         " process takes each container's place",
     )
     add_shape(parser)
-    parser.add_argument("--verbose", action="store_true", help="show the roles' log on stderr")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show the log of the roles, and of plugins, on stderr",
+    )
     parser.set_defaults(run=run)
 
 
@@ -150,7 +154,11 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-")))
         config = _mounted(folder / "etc", source)
-        plugins = DemoPlugins(folder / "p", len(machine.online)) if arguments.qrm else None
+        plugins = (
+            DemoPlugins(folder / "p", len(machine.online), verbose=arguments.verbose)
+            if arguments.qrm
+            else None
+        )
         settings = _asking(stack, plugins, Setup(config, names, reconcile_s=_RECONCILE_S))
         place = stack.enter_context(cgroups.opened(folder, "demo", machine.online))
         tell(f"Containers run in {place.described}.")

@@ -38,17 +38,21 @@ class DemoPlugins:
         folder: an empty place of its own.
         cpus: how many CPUs the machine has, two at the least.
         sysfs: the machine.
+        verbose: whether their log goes to stderr.
 
     Attributes:
         sockets: the folder of their sockets.
         offline: how many CPUs the pool of offline work has.
     """
 
-    def __init__(self, folder: Path, cpus: int, sysfs: Path = Path("/sys")) -> None:
+    def __init__(
+        self, folder: Path, cpus: int, sysfs: Path = Path("/sys"), *, verbose: bool = False
+    ) -> None:
         self.sockets: Final = folder / "s"
         self._folder = folder
         self._cpus = cpus
         self._sysfs = sysfs
+        self._verbose = verbose
         self.offline = self._share(_BY_DAY)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -64,7 +68,7 @@ class DemoPlugins:
                 *("--socket-folder", self.sockets.name),
             ),
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=None if self._verbose else subprocess.DEVNULL,
             # A signal for the demo is not one for them: the pods' end comes first.
             start_new_session=True,
         )

@@ -29,6 +29,13 @@ _EXTENDED: Final = re.compile(
     r"(?!requests\.)(?=[^/]{1,244}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
     r"/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
+_OF_KUBERNETES: Final = re.compile(
+    r"cpu|memory|storage|ephemeral-storage|pods|(hugepages|attachable-volumes)-.*"
+    r"|(requests|limits)\..*|.*kubernetes\.io/.*"
+)
+LONGEST_NAME: Final = 317
+"""Of an extended resource: a DNS subdomain, a slash, and 63 characters."""
+_NAME: Final = re.compile(rf"[!-~]{{1,{LONGEST_NAME}}}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,19 @@ class Requirements:
         """
         cpus, part = divmod(self.request_milli, MILLI_PER_CPU)
         return 0 if part else cpus
+
+
+def is_name(resource: str) -> bool:
+    """Return whether a text can name a plugin's resource, as `NIC` or `example.com/nic`."""
+    return _NAME.fullmatch(resource) is not None
+
+
+def is_of_kubernetes(resource: str) -> bool:
+    """Return whether Kubernetes knows a resource itself, as `cpu` or `hugepages-2Mi`.
+
+    Source: IsStandardResourceName and IsNativeResource in pkg/apis/core/helper/helpers.go.
+    """
+    return _OF_KUBERNETES.fullmatch(resource) is not None
 
 
 def is_extended(resource: str) -> bool:

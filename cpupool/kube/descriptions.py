@@ -12,14 +12,14 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.quantity import Quantity
-from cpupool.core.resources import NATIVE
+from cpupool.core.resources import is_name, is_of_kubernetes
 from cpupool.core.workloads import Pod, PodDescription
 from cpupool.kube import views
 from cpupool.kube.fields import Field
 from cpupool.wire import katalyst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from cpupool.core.names import Names
     from cpupool.kube.views import Body
@@ -102,9 +102,18 @@ def _annotated(
     found = {resource: float(amount) for resource, amount in amounts.items() if amount}
     if len(found) < max(1, len(amounts)) or not all(0 < each < inf for each in found.values()):
         return {}, f'{names.requests} is no JSON object of quantities above 0, as {{"NIC": "1"}}'
-    for resource in sorted(found):
-        if resource in NATIVE:
-            return {}, f"{names.requests} requests {resource}, which only the container can request"
-        if resource in requested:
-            return {}, f"{names.requests} requests {resource}, which the container requests, too"
+    wrong = (_wrong(resource, names, requested) for resource in sorted(found))
+    if why := next(filter(None, wrong), ""):
+        return {}, f"{names.requests} requests {why}"
     return found, ""
+
+
+def _wrong(resource: str, names: Names, requested: Container[str]) -> str:
+    """Return why an annotation may not request a resource; empty if it may."""
+    if not is_name(resource):
+        return f"{resource[:60]!r}, which names no resource"
+    if is_of_kubernetes(resource) or names.pool_of(resource) is not None:
+        return f"{resource}, which only the container can request"
+    if resource in requested:
+        return f"{resource}, which the container requests, too"
+    return ""

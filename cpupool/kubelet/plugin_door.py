@@ -14,8 +14,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from cpupool.api.resourceplugin_pb2 import Empty, RegisterRequest
+from cpupool.core.resources import is_name
 from cpupool.kubelet.methods import unary
-from cpupool.kubelet.resource_plugin import VERSION, Introduction, is_name, options
+from cpupool.kubelet.resource_plugin import VERSION, Introduction, options
 from cpupool.kubelet.serving import ServedSocket, Server
 
 if TYPE_CHECKING:

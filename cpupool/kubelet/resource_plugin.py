@@ -6,7 +6,6 @@ Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1 and pluginregistrati
 from __future__ import annotations
 
 import os
-import re
 import stat
 import threading
 import time
@@ -21,6 +20,7 @@ from cpupool.channel import CallFailed, dialled, opened
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.resource_plugins import Answer, PluginError, PluginOptions
+from cpupool.core.resources import LONGEST_NAME, is_name
 from cpupool.core.workloads import ContainerRef
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ _MOST_CONTAINERS: Final = 10_000
 """In a list: 4 MiB have room for 300,000, which the agent would read for seconds."""
 _MOST_RESOURCES: Final = 64
 """Of the node, that one plugin may have."""
-_LONGEST_NAME: Final = 317
-"""Of an extended resource: a DNS subdomain, a slash, and 63 characters."""
-_NAME: Final = re.compile(rf"[!-~]{{1,{_LONGEST_NAME}}}", re.ASCII)
 _MOST_NODES: Final = 1024
 """The most NUMA nodes of a Linux kernel."""
 _CALL_S: Final = 10.0
@@ -326,11 +323,6 @@ def _introducing(socket: Path, purpose: str) -> AbstractContextManager[Channel]:
     return dialled(socket, purpose, "the plugin", _MAX_INTRODUCTION_BYTES)
 
 
-def is_name(resource: str) -> bool:
-    """Return whether a text can name a plugin's resource, as `cpu` or `example.com/nic`."""
-    return _NAME.fullmatch(resource) is not None
-
-
 def socket_status(path: Path) -> os.stat_result | None:
     """Return the status of a socket; None for anything else, and for what no path can be."""
     try:
@@ -440,7 +432,7 @@ def _node_resources(
     listed = answer.allocatable_resources
     if (count := len(listed)) > _MOST_RESOURCES:
         raise _OutOfBounds(f"{count} resources of the node, more than {_MOST_RESOURCES}")
-    if (length := max(map(len, listed), default=0)) > _LONGEST_NAME:
+    if (length := max(map(len, listed), default=0)) > LONGEST_NAME:
         raise _OutOfBounds(f"a resource whose name has {length} characters")
     return {
         name: resource.aggregated_allocatable_quantity

@@ -9,7 +9,7 @@ import pytest
 from cpupool.admission.pod_requests import PodRequests
 from cpupool.core.errors import ManifestError, QuantityError
 from cpupool.core.names import Names
-from cpupool.core.resources import Requirements, can_be_extended
+from cpupool.core.resources import Requirements, can_be_extended, is_of_kubernetes
 from cpupool.kube import views
 from tests.pods import container, pod
 
@@ -78,3 +78,23 @@ def test_the_agent_and_the_webhook_read_the_same_amount(amount: Any) -> None:
 )
 def test_what_can_be_the_name_of_an_extended_resource(name: str, can: bool) -> None:
     assert can_be_extended(name) is can
+
+
+@pytest.mark.parametrize(
+    ("resource", "of_kubernetes"),
+    [
+        ("cpu", True),
+        ("ephemeral-storage", True),
+        ("pods", True),
+        ("hugepages-2Mi", True),
+        ("attachable-volumes-aws-ebs", True),
+        ("requests.cpu", True),
+        ("storage.kubernetes.io/x", True),
+        ("NIC", False),
+        ("nic-2", False),
+        ("example.com/nic", False),
+        ("resource.katalyst.kubewharf.io/net_bandwidth", False),
+    ],
+)
+def test_resources_of_kubernetes(resource: str, of_kubernetes: bool) -> None:
+    assert is_of_kubernetes(resource) is of_kubernetes
