@@ -13,11 +13,11 @@ from typing import Final, Self
 
 from cpupool.core.resources import CPU, MEMORY
 from cpupool.host.files import write_atomically
-from cpupool.plugins.nic import BANDWIDTH
+from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC
 
 ONLINE: Final = "online-micro_service"
 OFFLINE: Final = "ETL"
-RESOURCES: Final = (CPU, MEMORY, BANDWIDTH)
+RESOURCES: Final = (CPU, MEMORY, NEAR_NIC, BANDWIDTH)
 _CONFIG: Final = """\
 pools:
   online: {{cpus: {online}}}

@@ -18,6 +18,7 @@ from cpupool.manager import node_resources
 from cpupool.manager.report import NodeResource
 from cpupool.roles.attempts import Attempt
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ NAME: Final = "node resources"
 _IDLE_S: Final = 60.0
 _FORBIDDEN: Final = 403
 _GRANT: Final = "apply the component daemonsets/node-resources, or --no-write-node-resources"
-_AGAIN: Final = "it is tried again"
+_LOOK: Final = "check that the API server answers, and what limits the agent's requests there"
 _RENAME: Final = "let the plugin offer another resource, or none"
 
 
@@ -91,7 +92,8 @@ class NodeResources:
         self._now_s = now_s
         self._tried: object = None
         self._next = Attempt(0.0)
-        self._complaint, self._remedy = "", ""
+        self._failures = Failures()
+        self._failure = self._remedy = ""
         self._refused: Mapping[str, str] = {}
         self._wake = threading.Event()
 
@@ -120,7 +122,7 @@ class NodeResources:
         wanted = node_resources.wanted(offers, node.resources, self._names, complete=complete)
         wait_s = _IDLE_S
         if node_resources.shown(node.resources, wanted.amounts):
-            self._complaint = ""
+            self._works()
         else:
             wait_s = self._write(node.uid, wanted.amounts)
         self._tell(wanted)
@@ -144,16 +146,18 @@ class NodeResources:
         else:
             listed = ",".join(f"{name}={count}" for name, count in sorted(amounts.items()))
             log.info("node's resources written", resources=listed or "none")
-            self._complaint = ""
+            self._works()
         return self._next.due_s - now_s
 
     def _complain(self, refusal: APIError) -> None:
-        """Log a refusal once."""
-        if str(refusal) == self._complaint:
-            return
-        self._complaint = str(refusal)
-        self._remedy = _GRANT if refusal.status == _FORBIDDEN else _AGAIN
-        log.warning("node's resources not written", reason=refusal, so=self._remedy)
+        self._remedy = _GRANT if refusal.status == _FORBIDDEN else _LOOK
+        self._failure = str(refusal)
+        if self._failures.begins(refusal):
+            log.warning("node's resources not written", reason=refusal, so=self._remedy)
+
+    def _works(self) -> None:
+        self._failure = self._remedy = ""
+        self._failures.ends()
 
     def _tell(self, wanted: Wanted) -> None:
         """Report what is written and what not, and log once what is refused."""
@@ -163,7 +167,7 @@ class NodeResources:
                     "resource of the node not written", resource=name, reason=why, so=_RENAME
                 )
         self._refused = wanted.refused
-        why, so = self._complaint, self._remedy if self._complaint else ""
-        written = (NodeResource(name, amount, why, so) for name, amount in wanted.amounts.items())
+        amounts = wanted.amounts.items()
+        written = (NodeResource(name, has, self._failure, self._remedy) for name, has in amounts)
         refused = (NodeResource(name, 0, why, _RENAME) for name, why in wanted.refused.items())
         self._report((*written, *refused))

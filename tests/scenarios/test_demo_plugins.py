@@ -67,7 +67,7 @@ def test_the_border_of_the_proposals_pools_moves(live: tuple[LiveNode, DemoPlugi
     found = {container.name: container.found for container in status.containers}
     assert found["demo/pod1/main"] == "0-13,40-53"
     assert found["demo/pod2/main"] == "14-39,54-79"
-    assert {plugin.resource for plugin in status.plugins} >= set(RESOURCES)
+    assert {plugin.resource for plugin in status.plugins} == set(RESOURCES)
 
 
 @test_demo.two_cpus
@@ -82,3 +82,11 @@ def test_the_demo_says_what_the_guide_shows(folder: Path) -> None:
     lines = [re.escape(line) for line in without_numbers(shown)]
     assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(without_numbers(printed)))
     assert not list(folder.iterdir())
+
+
+@test_demo.two_cpus
+def test_a_verbose_demo_shows_the_log_of_the_plugins(folder: Path) -> None:
+    process = test_demo.demo(folder, "--qrm", "--verbose")
+    _, log = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert "INFO cpupool.commands.resource_plugin: plugins start" in log
