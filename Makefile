@@ -23,14 +23,16 @@ test: $(VENV)/.dev
 	@echo "== tests"
 	@$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-report= && $(PYTHON) tools/coverage_floor.py
 
-# For hours: properties with 60 times the examples, others in each run; SEEDS orders of trouble; all
-# virtual machines and the container runtime ROUNDS times, with those that `make test` leaves out.
+# For hours: properties with 60 times the examples, others in each run; SEEDS orders of trouble, and
+# manager, plugins and runtime that die; all virtual machines and the container runtime ROUNDS times,
+# with those that `make test` leaves out.
 soak: $(VENV)/.dev
 	@echo "== properties"
 	@$(PYTHON) -m pytest -n $(WORKERS) --hypothesis-profile=soak \
 		tests/properties tests/unit tests/starter tests/architecture
-	@echo "== chaos: $(SEEDS) seeds"
-	@CPUPOOL_CHAOS_SEEDS=$(SEEDS) $(PYTHON) -m pytest -n $(WORKERS) -v tests/scenarios/test_chaos.py
+	@echo "== chaos: $(SEEDS) seeds, and every death"
+	@CPUPOOL_CHAOS_SEEDS=$(SEEDS) $(PYTHON) -m pytest -n $(WORKERS) -v -m "" \
+		tests/scenarios/test_chaos.py tests/scenarios/test_seed_deaths.py
 	@for round in $$(seq $(ROUNDS)); do \
 		echo "== virtual machines and containerd: round $$round of $(ROUNDS)"; \
 		$(PYTHON) -m pytest -n 2 -v -m "" tests/vm tests/containerd tests/kernel || exit 1; \
