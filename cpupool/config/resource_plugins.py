@@ -24,7 +24,14 @@ from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, QuantityError, refuse_errors
 from cpupool.core.nics import NIC
-from cpupool.core.plugin_config import Aims, Neighbours, PluginConfig, PoolSize, Role
+from cpupool.core.plugin_config import (
+    Aims,
+    Neighbours,
+    PluginConfig,
+    PoolSize,
+    Role,
+    is_on_node,
+)
 from cpupool.core.quantity import parse as parse_quantity
 
 if TYPE_CHECKING:
@@ -79,7 +86,8 @@ def parse(source: str, text: str | bytes) -> PluginConfig:
         reserved = reader.cpus(table.get(RESERVED)) or CPUSet()
         memory_bytes = _bytes(reader, table.get(RESERVED_MEMORY))
         pools = {
-            name: _pool(reader, value) for name, value in entries(reader.table(table.get(POOLS)))
+            name: _pool(reader, name, value)
+            for name, value in entries(reader.table(table.get(POOLS)))
         }
         roles = {
             name: _role(reader, value, pools)
@@ -108,7 +116,10 @@ def refuse_unfit(config: PluginConfig, online: CPUSet) -> None:
         raise ConfigError([Problem(what, "reserve fewer CPUs", path=RESERVED)])
 
 
-def _pool(reader: Reader, value: Value) -> PoolSize:
+def _pool(reader: Reader, name: str, value: Value) -> PoolSize:
+    if is_on_node(name):
+        what = f"{name[:63]!r} is the name of a pool on a NUMA node, which comes with its pods"
+        reader.refuse(value, what, "name it without -NUMA and a number")
     keys = (_CPUS, _WEIGHT, _MIN_CPUS)
     table = reader.table(value, keys)
     if table is None:

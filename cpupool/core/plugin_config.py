@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.nics import NIC
+
+_ON_NODE: Final = re.compile(r".+-NUMA\d+", re.ASCII)
+
+
+def pool_on_node(pool: str, node: int) -> str:
+    """Return the name of the pool on a NUMA node for pods of a pool, as Katalyst names it."""
+    return f"{pool}-NUMA{node}"
+
+
+def is_on_node(name: str) -> bool:
+    """Return whether a name is one of a pool on a NUMA node."""
+    return _ON_NODE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +34,22 @@ class PoolSize:
     Attributes:
         cpus: how many CPUs; None for a part of what the pools with a number leave.
         weight: the part, in proportion to the other weights.
-        at_least: how many CPUs it has at least if its size follows its load; else None.
+        at_least: how many CPUs it has at least if its size follows its load; else None. It begins
+            with `cpus`, or with these.
+        node: the NUMA node that has all its CPUs; None for a pool of the file.
+        most: how many CPUs it can have there.
     """
 
     cpus: int | None = None
     weight: int = 1
     at_least: int | None = None
+    node: int | None = None
+    most: int | None = None
 
     @property
     def fewest(self) -> int:
-        """How many CPUs containers with CPUs of their own leave it at least."""
-        return self.at_least or 1
+        """How many CPUs it has at least beside others; as many as it should on a NUMA node."""
+        return self.at_least or (self.cpus if self.node is not None else None) or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class Held:
     Attributes:
         question: its request.
         answer: what it has of its own, which stays; without a value it has what the node's other
-            containers leave, or what its pod's main container has.
+            containers leave, on the NUMA node that the answer names, or what its pod's main
+            container has.
     """
 
     question: Question
@@ -48,6 +49,6 @@ class PluginState:
         return replace(self, held={ref: held for ref, held in self.held.items() if ref.pod != pod})
 
     def main_of(self, pod: str) -> Answer | None:
-        """Return what the main container of a pod has of its own; None for nothing."""
+        """Return what the main container of a pod has on NUMA nodes; None for nothing."""
         answers = (held.answer for ref, held in self.held.items() if ref.pod == pod)
-        return next((answer for answer in answers if answer.value), None)
+        return next((answer for answer in answers if answer.by_node), None)

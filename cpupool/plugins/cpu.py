@@ -18,16 +18,17 @@ from cpupool.core.properties import CPUSET_CPUS
 from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import CPU
 from cpupool.plugins.base import Amount, Stock
+from cpupool.plugins.members import PoolRef, joined, needed, pool_of, pool_sizes
 from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing
 from cpupool.policies import pool_sets
-from cpupool.policies.binding_hints import cpu_hints
+from cpupool.policies.binding_hints import NoBinding, cpu_hints
 from cpupool.policies.katalyst_accumulator import take
 from cpupool.policies.layout import Level
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.plugin_config import PluginConfig
+    from cpupool.core.plugin_config import PluginConfig, PoolSize
     from cpupool.core.plugin_state import PluginState
     from cpupool.core.resource_plugins import Answers, Question
     from cpupool.core.workloads import ContainerRef
@@ -88,7 +89,7 @@ class CPUPlugin:
         if how.binding is None or question.role is not ContainerRole.MAIN:
             return None
         has = state.held.get(question.container)
-        if has is not None and len(_own(has)) >= ceil(question.quantity):
+        if has is not None and has.answer.quantity >= question.quantity:
             return has.answer.hints
         return self._offers(state, question, how.binding)
 
@@ -105,20 +106,23 @@ class CPUPlugin:
         how = placing(self.config, question)
         if how.binding is None or question.role is ContainerRole.SIDECAR:
             has = state.held.get(question.container)
-            return state.holding(Held(question, has.answer if has else _NOTHING))
+            return self.settled(state.holding(Held(question, has.answer if has else _NOTHING)))
         if question.role is ContainerRole.INIT:
             return state
         has = state.held.get(question.container)
-        count = ceil(question.quantity)
-        if has is not None and len(_own(has)) >= count:
+        if has is not None and has.answer.quantity >= question.quantity:
             return state
-        cpus, nodes = self._chosen(state, question, how.binding, hint)
-        answer = replace(self._exclusive(cpus), hints=(TopologyHint(nodes, preferred=True),))
+        nodes = self._nodes(state, question, how.binding, hint)
+        if how.owns:
+            answer = self._exclusive(self._chosen(state, question, how.binding, nodes))
+        else:
+            answer = self._in_pool(state, question, nodes)
+        answer = replace(answer, hints=(TopologyHint(nodes, preferred=True),))
         after = state.holding(Held(question, answer))
-        left = len(self.shared(after))
-        fewest = sum(pool.fewest for pool in self.config.pools.values())
+        left, pools = len(self.shared(after)), self.pools(after)
+        fewest = sum(pool.fewest for pool in pools.values())
         if left < fewest:
-            raise PoolsRunEmpty(len(cpus), len(self.config.pools), fewest, left)
+            raise PoolsRunEmpty(ceil(answer.quantity), len(pools), fewest, left)
         return self.settled(after)
 
     def answers(self, state: PluginState, container: ContainerRef) -> Answers:
@@ -126,12 +130,12 @@ class CPUPlugin:
         held = state.held[container]
         if held.answer.value:
             return {CPU: self._running(held.answer)}
-        how = placed(self.config, held.question)
-        if how.binding is not None:
+        if placed(self.config, held.question).owns:
             main = state.main_of(container.pod)
             return {CPU: self._running(main) if main else Answer(annotations=self._marks)}
-        cpus = state.pools.get(how.pool, CPUSet())
-        return {CPU: _cpus(cpus)} if cpus else {}
+        pool = pool_of(self.config, state, held)
+        cpus = state.pools.get(pool.name, CPUSet()) if pool else CPUSet()
+        return {CPU: replace(_cpus(cpus), hints=held.answer.hints)} if cpus else {}
 
     def settled(self, state: PluginState) -> PluginState:
         """Return the state with the pools on the CPUs that are left for them."""
@@ -144,10 +148,17 @@ class CPUPlugin:
             state: the state until now.
             by_load: pool → how many CPUs it gets; a pool that is not in it keeps its size.
         """
-        available = self.shared(state)
+        available, pools = self.shared(state), self.pools(state)
         now = {**{name: len(cpus) for name, cpus in state.pools.items()}, **by_load}
-        sizes = pool_sets.sized(self.config.pools, len(available), now)
-        return replace(state, pools=pool_sets.placed(self.layout, available, sizes, state.pools))
+        sizes = pool_sets.sized(pools, len(available), now)
+        nodes = {name: pool.node for name, pool in pools.items() if pool.node is not None}
+        cpus = pool_sets.placed(self.layout, available, sizes, state.pools, nodes)
+        return replace(state, pools=cpus)
+
+    def pools(self, state: PluginState) -> Mapping[str, PoolSize]:
+        """Return how large each pool should be: those on a NUMA node, and those of the file."""
+        free = self.layout.free(Level.NODE, self.shared(state))
+        return pool_sizes(self.config, state, {node: len(cpus) for node, cpus in free.items()})
 
     def shared(self, state: PluginState) -> CPUSet:
         """Return the CPUs that no container has of its own, without the reserved ones."""
@@ -180,14 +191,15 @@ class CPUPlugin:
         nodes = has.answer.by_node if has else {}
         others = neighbours_of(state, self.config, question)
 
-        def serves(node: int) -> bool:
+        def serves(node: int, free: CPUSet) -> bool:
             on_it = not nodes or node in nodes
-            return on_it and all(map(how.accepts, others.get(node, ())))
+            pool = PoolRef(how.pool, node)
+            fits = how.owns or needed(self.config, state, question, pool) <= len(free)
+            return on_it and fits and all(map(how.accepts, others.get(node, ())))
 
-        return {
-            node: found & cpus if serves(node) else CPUSet()
-            for node, found in self.layout.groups[Level.NODE].items()
-        }
+        of_nodes = self.layout.groups[Level.NODE]
+        free = {node: found & cpus for node, found in of_nodes.items()}
+        return {node: found if serves(node, found) else CPUSet() for node, found in free.items()}
 
     def _offers(
         self, state: PluginState, question: Question, binding: Binding
@@ -196,32 +208,54 @@ class CPUPlugin:
         found = cpu_hints(self.layout, binding, question.quantity, free)
         return on_free_nodes(found, [node for node, cpus in free.items() if cpus])
 
-    def _chosen(
+    def _nodes(
         self,
         state: PluginState,
         question: Question,
         binding: Binding,
         hint: TopologyHint | None,
-    ) -> tuple[CPUSet, frozenset[int]]:
-        """Return CPUs of its own for a container, with those that it has, and their NUMA nodes.
+    ) -> frozenset[int]:
+        """Return the NUMA nodes of a container: those of the manager, or the first preferred ones.
+
+        Raises:
+            PlacementError: there are none.
+        """
+        if hint and hint.nodes:
+            return hint.nodes
+        offers = self._offers(state, question, binding)
+        return min(offers, key=lambda offer: not offer.preferred).nodes or frozenset()
+
+    def _in_pool(self, state: PluginState, question: Question, nodes: frozenset[int]) -> Answer:
+        """Return that a container is in the pool of a NUMA node.
+
+        Raises:
+            NoBinding: there are several nodes, or its pool does not fit there.
+        """
+        serving = {node for node, cpus in self._free(state, question).items() if cpus}
+        if len(nodes) != 1 or not nodes <= serving:
+            raise NoBinding(
+                f"no {question.quantity:g} CPUs for its pool are on NUMA nodes {sorted(nodes)}"
+            )
+        return joined(question, min(nodes))
+
+    def _chosen(
+        self, state: PluginState, question: Question, binding: Binding, nodes: frozenset[int]
+    ) -> CPUSet:
+        """Return CPUs of its own for a container on NUMA nodes, with those that it has.
 
         Raises:
             PlacementError: there are too few.
         """
         free = self._free(state, question)
-        nodes = hint.nodes if hint else None
-        if nodes is None:
-            offers = self._offers(state, question, binding)
-            nodes = min(offers, key=lambda offer: not offer.preferred).nodes or frozenset()
         count = ceil(question.quantity)
         parts = [free.get(node, CPUSet()) for node in sorted(nodes)]
         if binding.evenly:
             shares = [self._taken(state, question, part, count // len(parts)) for part in parts]
-            return CPUSet.union(shares), nodes
+            return CPUSet.union(shares)
         available = CPUSet.union(parts)
         if binding.exclusive and len(available) >= count:
-            return available, nodes
-        return self._taken(state, question, available, count), nodes
+            return available
+        return self._taken(state, question, available, count)
 
     def _taken(
         self, state: PluginState, question: Question, available: CPUSet, count: int

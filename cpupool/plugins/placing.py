@@ -46,7 +46,8 @@ class Placing:
 
     Attributes:
         pool: the pool on whose CPUs it runs; empty for none.
-        binding: how it is bound to NUMA nodes, with CPUs of its own; None for a pod that is not.
+        binding: how it is bound to NUMA nodes: with CPUs of its own, or in a part of its pool; None
+            for a pod that is not.
         neighbours: which other pods may be bound there, too.
         role: the pod's role; empty for none.
     """
@@ -56,8 +57,15 @@ class Placing:
     neighbours: Neighbours = Neighbours.ANY
     role: str = ""
 
+    @property
+    def owns(self) -> bool:
+        """Whether it has CPUs of its own."""
+        return self.binding is not None and not self.pool
+
     def accepts(self, other: Placing) -> bool:
         """Return whether a pod and another one may be bound to the same NUMA node."""
+        if self.pool or other.pool:
+            return self.pool == other.pool
         if Neighbours.NONE in {self.neighbours, other.neighbours}:
             return False
         if self.neighbours is other.neighbours is Neighbours.ANY:
@@ -85,6 +93,8 @@ def placing(config: PluginConfig, question: Question) -> Placing:
     if named and named not in config.pools:
         raise BadRequest(f"there is no pool {named[:63]!r}", "add it to the plugins' file")
     usual = _DEFAULT_POOLS.get(level, "")
+    if level is QoSLevel.SHARED and wishes.get("numa_binding") == _TRUE:
+        return Placing(named or usual, Binding())
     if level is QoSLevel.RECLAIMED and usual not in config.pools:
         raise BadRequest(f"there is no pool {usual!r}", "add it to the plugins' file")
     return Placing(named or (usual if usual in config.pools else ""))

@@ -72,7 +72,8 @@ class PoolLoop:
         """Write the pools if they are new; else set only the file's time: the plugin is alive."""
         if not isinstance(plugin, CPUPlugin):
             return
-        seen = (plugin.config.pools, state.pools, self._sizer.decisions)
+        pools = plugin.pools(state)
+        seen = (pools, state.pools, self._sizer.decisions)
         reason = ""
         try:
             if self._written != seen:
@@ -84,7 +85,7 @@ class PoolLoop:
                             "cpus": str(state.pools[name]),
                             **_why(size, self._sizer.decisions.get(name)),
                         }
-                        for name, size in plugin.config.pools.items()
+                        for name, size in pools.items()
                     ],
                 }
                 files.make_folder(self._status.parent)
@@ -119,9 +120,11 @@ class PoolLoop:
 
 def _why(size: PoolSize, decision: Decision | None) -> dict[str, Any]:
     """Return why a pool has so many CPUs: a sentence, and its numbers if it follows the load."""
-    if size.cpus is not None:
-        return {"why": f"the file says {size.cpus} CPUs"}
     if size.at_least is None:
+        if size.node is not None:
+            return {"why": f"its pods on NUMA node {size.node} request {size.cpus} CPUs"}
+        if size.cpus is not None:
+            return {"why": f"the file says {size.cpus} CPUs"}
         return {"why": f"the part {size.weight} of what the other pools leave"}
     if decision is None:
         return {"why": "not measured yet"}
@@ -132,6 +135,7 @@ def _why(size: PoolSize, decision: Decision | None) -> dict[str, Any]:
         "before": decision.before.size,
         "used_cpus": None if load is None else load.used_cpus,
         "waiting": None if load is None else load.waiting,
+        "most": decision.before.most,
         "needed": decision.needed,
         "share": decision.share,
         "size": decision.size,

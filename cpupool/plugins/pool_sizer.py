@@ -7,26 +7,23 @@ Katalyst. Without a measurement every pool keeps its size.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_time import MeasurementError
-from cpupool.core.names import STATIC_POD_HASH
 from cpupool.core.pools import MILLI_PER_CPU
-from cpupool.core.resource_plugins import ContainerRole
-from cpupool.plugins.placing import placed
+from cpupool.plugins.members import requests
 from cpupool.policies.load_sizing import Memory, PoolLoad, PoolNow, decide
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from cpupool.core.cpu_time import CPUTime, CPUUse
     from cpupool.core.plugin_state import PluginState
     from cpupool.plugins.cpu import CPUPlugin
     from cpupool.policies.load_sizing import Decision
 
-    _Requests = Mapping[tuple[str, str], float]
+    _Requests = Mapping[str, Mapping[str, float]]
 
 RAMP_UP_S: Final = 30.0
 _ALWAYS_S: Final = -math.inf
@@ -60,16 +57,18 @@ class PoolSizer:
             now_s: a monotonic clock.
         """
         use = self._use(reading, now_s)
-        requests = _requests(plugin, state)
-        known = self._runs_since_s(reading, {pod for _, pod in requests}, now_s)
-        pools = plugin.config.pools
+        requested = {ref.name: pods for ref, pods in requests(plugin.config, state).items()}
+        served = {pod for pods in requested.values() for pod in pods}
+        known = self._runs_since_s(reading, served, now_s)
+        pools = plugin.pools(state)
         floors = {name: size.at_least for name, size in pools.items() if size.at_least is not None}
-        loads = {} if use is None else _loads(requests, use, known, now_s)
+        loads = {} if use is None else _loads(requested, use, known, now_s)
         now = {
             name: PoolNow(
                 len(state.pools.get(name, ())),
                 floor,
                 None if use is None else loads.get(name, PoolLoad(0.0)),
+                pools[name].most,
             )
             for name, floor in floors.items()
         }
@@ -111,25 +110,21 @@ class PoolSizer:
 
 
 def _loads(
-    requests: _Requests, use: CPUUse, runs_since_s: Mapping[str, float], now_s: float
+    requested: _Requests, use: CPUUse, runs_since_s: Mapping[str, float], now_s: float
 ) -> Mapping[str, PoolLoad]:
     """Return pool → what its pods use, or request while their load is not known."""
-    used: defaultdict[str, float] = defaultdict(float)
-    waiting: defaultdict[str, list[float]] = defaultdict(list)
-    for (pool, pod), request in requests.items():
-        measured = use.by_pod_milli.get(pod, 0) / MILLI_PER_CPU
-        is_new = now_s - runs_since_s.get(pod, now_s) < RAMP_UP_S
-        used[pool] += max(measured, request) if is_new else measured
-        waiting[pool] += [use.waiting[pod]] if pod in use.waiting else []
-    return {pool: PoolLoad(cpus, max(waiting[pool], default=None)) for pool, cpus in used.items()}
+    loads = {}
+    for pool, pods in requested.items():
+        new = {
+            pod: request
+            for pod, request in pods.items()
+            if now_s - runs_since_s.get(pod, now_s) < RAMP_UP_S
+        }
+        used = sum(max(new.get(pod, 0.0), _used_cpus(use, (pod,))) for pod in pods)
+        waiting = (use.waiting[pod] for pod in pods if pod in use.waiting)
+        loads[pool] = PoolLoad(used, max(waiting, default=None))
+    return loads
 
 
-def _requests(plugin: CPUPlugin, state: PluginState) -> _Requests:
-    """Return pool and id in a pod's cgroup name → what the pod requests."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for ref, held in state.held.items():
-        pool = placed(plugin.config, held.question).pool
-        if pool and held.question.role is not ContainerRole.INIT:
-            pod = held.question.annotations.get(STATIC_POD_HASH, ref.pod)
-            found[pool, pod] += held.question.quantity
-    return found
+def _used_cpus(use: CPUUse, pods: Iterable[str]) -> float:
+    return sum(use.by_pod_milli.get(pod, 0) for pod in pods) / MILLI_PER_CPU

@@ -53,11 +53,17 @@ class PoolNow:
         size: how many CPUs it has.
         floor: how many it has at least.
         load: what it did; None where that was not measured, then it keeps its size.
+        most: how many CPUs it can have, if it is on one NUMA node; None for all that there are.
     """
 
     size: int
     floor: int
     load: PoolLoad | None
+    most: int | None = None
+
+    def within(self, total: int) -> int:
+        """Return how many of so many CPUs it can have."""
+        return total if self.most is None else min(total, self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,8 @@ class Decision:
             if self.size != self.before.size
             else self.size
         )
-        return f"{load.used_cpus:.1f} in use{waits}: needs {self.needed}{short}: {moves} CPUs"
+        most = "" if self.before.most is None else f" of {self.before.most} on its NUMA node"
+        return f"{load.used_cpus:.1f} in use{waits}: needs {self.needed}{most}{short}: {moves} CPUs"
 
 
 def decide(
@@ -131,7 +138,7 @@ def decide(
         now_s: a monotonic clock.
     """
     needs = {
-        name: _need(aims, now, memories.get(name, Memory()), total, now_s)
+        name: _need(aims, now, memories.get(name, Memory()), now.within(total), now_s)
         for name, now in pools.items()
     }
     shares = _shares({name: needed for name, (needed, _) in needs.items()}, pools, total)
@@ -140,7 +147,7 @@ def decide(
     for name in sorted(pools, key=lambda name: shares[name] - pools[name].size):
         # In this order those that shrink come first, and what they give is free for the others.
         now, (needed, memory) = pools[name], needs[name]
-        most = max(now.size, now.size + free)
+        most = now.within(max(now.size, now.size + free))
         limits = Limits(
             lower=min(now.floor, most),
             upper=max(most, 0),
@@ -159,7 +166,7 @@ def decide(
     return {name: decisions[name] for name in pools}
 
 
-def _need(aims: Aims, now: PoolNow, memory: Memory, total: int, now_s: float) -> tuple[int, Memory]:
+def _need(aims: Aims, now: PoolNow, memory: Memory, most: int, now_s: float) -> tuple[int, Memory]:
     """Return the most CPUs that any indicator of a pool has demanded within the pause."""
     load, size = now.load, now.size
     if load is None:
@@ -175,9 +182,9 @@ def _need(aims: Aims, now: PoolNow, memory: Memory, total: int, now_s: float) ->
         cpus=size,
         current=max(ratio, _NEARLY_NONE),
         target=aims.use,
-        upper=total,
+        upper=most,
     )
-    demands = [use.needed(lower=least, upper=max(total, least))]
+    demands = [use.needed(lower=least, upper=max(most, least))]
     waiting = memory.waiting
     if load.waiting is not None and ratio >= _BUSY:
         waiting = waiting.after(
@@ -185,17 +192,17 @@ def _need(aims: Aims, now: PoolNow, memory: Memory, total: int, now_s: float) ->
             cpus=size,
             current=max(load.waiting, _NEARLY_NONE),
             target=aims.waiting,
-            upper=total,
+            upper=most,
         )
         if load.waiting > aims.waiting * (1 + _WAITING.dead_above):
             tight = size, load.used_cpus
-            demands.append(waiting.needed(lower=least, upper=max(total, least)))
+            demands.append(waiting.needed(lower=least, upper=max(most, least)))
     if tight is not None:
         demands.append(tight[0] + 1)
     recent = (entry for entry in memory.needs if now_s - entry[0] < aims.pause_s)
     needs = (*recent, (now_s, ceil(max(demands))))
     needed = max(now.floor, *(cpus for _, cpus in needs))
-    return min(needed, total), Memory(use, waiting, memory.regulator, tight, needs)
+    return min(needed, most), Memory(use, waiting, memory.regulator, tight, needs)
 
 
 def _steps(gains: Gains, aims: Aims) -> Gains:

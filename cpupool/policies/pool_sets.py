@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.policies.katalyst_accumulator import take_in_turn
+from cpupool.policies.layout import Level
 from cpupool.policies.pool_sizes import normalized, proportional
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 def sized(pools: Mapping[str, PoolSize], total: int, now: Mapping[str, int]) -> Sizes:
     """Return how many CPUs each pool gets of `total`, at least one each.
 
-    If the pools with a number do not fit beside the others, each has a share in proportion. With
-    fewer CPUs than pools the sizes are more than `total` together.
+    If the pools with a number do not fit beside the others, each has a share in proportion, and
+    none fewer than it has at least. With fewer CPUs than pools the sizes are more than `total`
+    together.
 
     Args:
         pools: the pools.
@@ -33,8 +35,11 @@ def sized(pools: Mapping[str, PoolSize], total: int, now: Mapping[str, int]) -> 
         now: pool whose size follows its load → that size.
     """
     fixed = {name: pool.cpus for name, pool in pools.items() if pool.cpus is not None}
-    floors = {name: pool.at_least for name, pool in pools.items() if pool.at_least is not None}
-    fixed |= {name: max(floor, now.get(name, 0)) for name, floor in floors.items()}
+    follow = {name: pool.at_least for name, pool in pools.items() if pool.at_least is not None}
+    fixed |= {name: max(floor, now.get(name, fixed.get(name, 0))) for name, floor in follow.items()}
+    fixed = {name: min(size, pools[name].most or size) for name, size in fixed.items()}
+    on_nodes = (name for name, pool in pools.items() if pool.node is not None)
+    floors = {name: min(pools[name].fewest, fixed[name]) for name in (*on_nodes, *follow)}
     weights = {name: pool.weight for name, pool in pools.items() if name not in fixed}
     rest = total - sum(fixed.values())
     if rest >= len(weights):
@@ -55,29 +60,58 @@ def _shrunk(wishes: Sizes, floors: Sizes, total: int) -> Sizes:
 
 
 def placed(
-    layout: Layout, available: CPUSet, sizes: Sizes, had: Mapping[str, CPUSet]
+    layout: Layout,
+    available: CPUSet,
+    sizes: Sizes,
+    had: Mapping[str, CPUSet],
+    nodes: Mapping[str, int],
 ) -> Mapping[str, CPUSet]:
     """Return pool → its CPUs, the same part of each NUMA node where possible.
 
-    The first pool takes CPUs from below, every other from above. With fewer CPUs than the sizes
-    need each pool has all CPUs.
+    The first pool that is on no NUMA node takes CPUs from below, every other such pool from above.
+    With fewer CPUs than the sizes need each pool has all CPUs.
 
     Args:
         layout: the machine.
         available: the CPUs of all pools together.
         sizes: pool → how many CPUs it gets.
         had: pool → the CPUs that it had.
+        nodes: pool → the NUMA node that has all its CPUs; one pool of a node.
     """
+    homes = {pool: _home(layout, available, nodes.get(pool)) for pool in sizes}
     if sum(sizes.values()) > len(available):
-        return dict.fromkeys(sizes, available)
-    kept: dict[str, CPUSet] = {}
-    for place, (pool, size) in enumerate(sizes.items()):
-        has = (had.get(pool, CPUSet()) & available) - CPUSet.union(kept.values())
-        most = min(size, len(has))
-        kept[pool] = take_in_turn(layout, has, most, from_top=place > 0)
-    free = available - CPUSet.union(kept.values())
-    for place, (pool, size) in enumerate(sizes.items()):
-        more = take_in_turn(layout, free, size - len(kept[pool]), from_top=place > 0)
+        return homes
+    anywhere = [pool for pool in sizes if pool not in nodes]
+    kept = dict.fromkeys(sizes, CPUSet())
+    left = {pool: had.get(pool, CPUSet()) & available for pool in anywhere}
+
+    def add(pool: str, cpus: CPUSet, most: int | None = None) -> CPUSet:
+        """Return what a pool takes of the CPUs that no pool has yet: as many as it lacks."""
+        found = cpus - CPUSet.union(kept.values())
+        lacks = sizes[pool] - len(kept[pool])
+        count = min(lacks, len(found) if most is None else most, len(found))
+        more = take_in_turn(layout, found, count, from_top=pool in anywhere[1:])
         kept[pool] |= more
-        free -= more
+        return more
+
+    for pool in nodes:
+        add(pool, had.get(pool, CPUSet()) & homes[pool])
+    for pool in nodes:
+        add(pool, homes[pool] - CPUSet.union(left.values()))
+        # Of the pools that can have CPUs of other nodes, each gives first what it loses anyway.
+        for giver, cpus in left.items():
+            over = max(0, len(cpus) - sizes[giver])
+            left[giver] -= add(pool, cpus & homes[pool], over)
+        for giver, cpus in left.items():
+            left[giver] -= add(pool, cpus & homes[pool])
+    for pool in anywhere:
+        add(pool, left[pool])
+    for pool in anywhere:
+        add(pool, available)
     return kept
+
+
+def _home(layout: Layout, available: CPUSet, node: int | None) -> CPUSet:
+    """Return the CPUs that a pool can have; all if its NUMA node has none."""
+    of_node = layout.groups[Level.NODE].get(node, CPUSet()) if node is not None else CPUSet()
+    return of_node & available or available

@@ -22,6 +22,7 @@ from cpupool.plugins.nic import BANDWIDTH
 from cpupool.wire import answer_record, plugin_state
 from tests import dying
 from tests.processes import Process
+from tests.scenarios.test_node_pools import BOUND
 from tests.scenarios.test_resource_plugins import QOS, environment, right, run, started
 from tests.scenarios.test_seed_examples import (
     ALL,
@@ -30,6 +31,7 @@ from tests.scenarios.test_seed_examples import (
     EXAMPLE_3,
     ROLE,
     configure,
+    memory,
     world,
     write_nics,
 )
@@ -49,6 +51,7 @@ OF_THE_AGENT = (dying.PLANNED, *dying.STEPS[:2])
 """The steps of the agent until it has the first answer for a container."""
 OF_PLUGINS = (dying.ASKED, *dying.STEPS[:2])
 """The steps of a plugin until the agent has its answer."""
+NODE_POOLS = 'reserved: "0-1,40-41"\npools: {share: {}}\n'
 LATER = "0-13,40-53"
 """The online pool of the first example, after its change."""
 SMALLER = EXAMPLE_1.replace("76", "28").replace("cpus: 4", "cpus: 52")
@@ -302,9 +305,31 @@ def test_example_3(world: World, fate: Fate) -> None:
             assert nic.annotations["kubernetes.io/host-netns-path"] == "/var/run/netns/ns1"
 
 
+@fated(ThePlugins)
+def test_pools_on_a_node(world: World, fate: Fate) -> None:
+    bound = {**BOUND, REQUIRED_PLUGINS: '["cpupool"]'}
+    with Play(world, NODE_POOLS, "cpu", "memory") as play:
+        run(world, "system", cpu="0")
+        asks = {"cpu": "6", "memory": "1Gi"}
+        first = fate.start(play, Asking("pod1", bound, asks, OF_THE_AGENT, "answered"))
+        asks = {"cpu": "2", "memory": "1Gi"}
+        second = fate.start(play, Asking("pod2", bound, asks, last=dying.STARTED))
+        right(world, ALL, pod1="2-9", pod2="2-9", system=ALL)
+        # A shared pod starts also before it has an answer; its memory moves only if that may.
+        eventually(lambda: has_memory(world, first, second), "the agent has all answers")
+        assert (memory(world, first), memory(world, second)) == ("0", "0")
+        agree(world, "cpu", "memory")
+
+
 def own(role: str) -> Mapping[str, str]:
     """Return the annotations of a pod with CPUs of its own, by its role."""
     return {ROLE: role, QOS: "dedicated_cores", REQUIRED_PLUGINS: '["cpupool"]'}
+
+
+def has_memory(world: World, *pods: Pod) -> bool:
+    """Return whether the agent has an answer about the memory of each pod."""
+    record = answer_record.parse(world.node.root.answers.read_bytes())
+    return all("memory" in record.get(ContainerRef(pod.uid, "main"), {}) for pod in pods)
 
 
 def memories(world: World) -> Mapping[str, str]:

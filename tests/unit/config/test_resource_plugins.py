@@ -84,6 +84,7 @@ def test_the_file_is_read() -> None:
         ("nics: {a: {ipv4: 10.0.0.2/8}}", "nics.a.ipv4: '10.0.0.2/8' is no such address"),
         ("nics: {a: {ipv4: 10.0.0.2, numaNode: x}}", "nics.a.numaNode: 'x' is no NUMA node"),
         ("nics: {a: {ipv4: 10.0.0.2, mbits: 0}}", "nics.a.mbits: '0' is no whole number from 1"),
+        ("pools: {share-NUMA0: {}}", "'share-NUMA0' is the name of a pool on a NUMA node"),
         ("roles: {a: 5}", "roles.a: this must be a map"),
         ("roles: {a: {pool: b}}", "roles.a.pool: 'b' is no pool of this file"),
         ("roles: {a: {}}", "roles.a: a role has a pool or a NUMA node"),

@@ -46,6 +46,24 @@ def test_roles_that_keep_apart_have_memory_of_their_own() -> None:
     assert asked.hints(ask("pod3", GB, "reranker")) == [([0], True), ([1], True)]
 
 
+def test_shared_pods_that_are_bound_have_the_memory_of_their_node() -> None:
+    asked = memory()
+    bound = {"memory_enhancement": '{"numa_binding": "true"}'}
+    one, side = ask("a", GB, says=bound), ask("a", GB, "", SIDECAR, says=bound)
+    assert asked.hints(one) == [([0], True), ([1], True)]
+    assert asked.hints(side) is None
+    assert asked.allocate(side) == ""
+    assert asked.allocate(one, 1) == asked.value(side) == "1"
+    # As in the plugin for CPUs: no pod with CPUs of its own, and one pool on a node.
+    assert asked.hints(ask("b", GB, "storage-service")) == [([0], True)]
+    other = {**bound, "cpu_enhancement": '{"cpuset_pool": "online"}'}
+    assert asked.hints(ask("c", GB, says=other)) == [([0], True)]
+    assert asked.allocate(ask("d", GB, says=bound), 1) == "1"
+    assert asked.allocate(ask("web", GB, "online")) == "0"
+    with pytest.raises(NoBinding):
+        asked.hints(ask("e", TOTAL[0] + GB, says=bound))
+
+
 def test_what_is_requested_is_counted() -> None:
     asked = memory()
     most = TOTAL[0] - 524288000

@@ -35,8 +35,12 @@ class Machine:
         self.used_us = 0.0
         self.reads = 0
         self.error = ""
-        self.loop = PoolLoop(self.read, self.status, lambda: self.now_s)
+        self.used = "web"
+        self.restart()
         self.configure(POOLS)
+
+    def restart(self) -> None:
+        self.loop = PoolLoop(self.read, self.status, lambda: self.now_s)
 
     def configure(self, pools: str) -> None:
         self.plugin = CPUPlugin(LAYOUT, parse("f.yaml", pools + ROLES), "mark")
@@ -47,7 +51,7 @@ class Machine:
         self.reads += 1
         if self.error:
             raise HostFileError("/proc/stat", self.error, "mount it")
-        return CPUTime(dict.fromkeys(LAYOUT.cpus, 0), {"web": round(self.used_us)})
+        return CPUTime(dict.fromkeys(LAYOUT.cpus, 0), {self.used: round(self.used_us)})
 
     def pass_(self, seconds: float = PERIOD_S) -> None:
         """Let time pass, and let the server look."""
@@ -63,9 +67,13 @@ class Machine:
 
     @property
     def written(self) -> dict[str, Any]:
+        return {pool["pool"]: pool for pool in self.document["pools"]}
+
+    @property
+    def document(self) -> Any:
         document = json.loads(self.status.read_text())
         assert document["schema"] == "cpupool-pools/1"
-        return {pool["pool"]: pool for pool in document["pools"]}
+        return document
 
 
 @pytest.fixture
@@ -91,6 +99,7 @@ def test_a_pool_follows_its_load_and_the_file_says_why(
             "before": 4,
             "used_cpus": 4.0,
             "waiting": None,
+            "most": None,
             "needed": 6,
             "share": 6,
             "size": 6,
@@ -109,6 +118,28 @@ def test_a_pool_follows_its_load_and_the_file_says_why(
     (line,) = [each.getMessage() for each in caplog.records if each.levelname == "INFO"]
     assert "online" in line
     assert "4.0 in use: needs 6: from 4 to 6 CPUs" in line
+
+
+def test_a_pool_on_a_node_is_explained_and_follows_the_load_within_it(machine: Machine) -> None:
+    machine.configure("pools: {online: {minCpus: 4}, share: {}}\n")
+    bound = {"memory_enhancement": '{"numa_binding": "true"}'}
+    online = {**bound, "cpu_enhancement": '{"cpuset_pool": "online"}'}
+    machine.asked.allocate(ask("bound", 6, says=bound), 0)
+    machine.asked.allocate(ask("followed", 8, says=online), 1)
+    machine.used, machine.cpus = "followed", 0.0
+    machine.pass_()
+    machine.cpus = 31.0
+    for _ in range(4):
+        machine.pass_()
+    assert machine.written["share-NUMA0"] == {
+        "pool": "share-NUMA0",
+        "cpus": str(machine.asked.state.pools["share-NUMA0"]),
+        "why": "its pods on NUMA node 0 request 6 CPUs",
+    }
+    found = machine.written["online-NUMA1"]
+    assert found["why"] == "31.0 in use: needs 39 of 40 on its NUMA node: from 38 to 39 CPUs"
+    assert (found["at_least"], found["most"], found["size"]) == (4, 40, 39)
+    assert machine.asked.state.pools["online-NUMA1"] <= CPUSet.parse("40-79")
 
 
 def test_it_reads_once_in_a_period(machine: Machine) -> None:

@@ -12,7 +12,7 @@ from cpupool.core.cpu_time import CPUTime, Waited
 from cpupool.core.names import STATIC_POD_HASH
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_sizer import RAMP_UP_S, PoolSizer
-from cpupool.policies.load_sizing import PERIOD_S, Decision, PoolLoad
+from cpupool.policies.load_sizing import PERIOD_S, Decision, PoolLoad, PoolNow
 from tests.unit.plugins.asking import INIT, LAYOUT, SIDECAR, Asked, ask
 
 if TYPE_CHECKING:
@@ -72,6 +72,42 @@ def test_what_the_pods_of_a_pool_use_sizes_it(node: Node) -> None:
     assert node.sizer.decisions.keys() == {"online", "batch"}
     # 12 CPUs at 80 % busy.
     assert (node.step(**uses).size, node.sizer.sizes["batch"]) == (15, 2)
+
+
+def test_a_pool_on_a_node_follows_its_load_within_the_node(node: Node) -> None:
+    bound = {
+        "memory_enhancement": '{"numa_binding": "true"}',
+        "cpu_enhancement": '{"cpuset_pool": "online"}',
+    }
+    node.asked.allocate(ask("bound", 10, says=bound), 1)
+    # It begins with what its pods request.
+    assert len(node.asked.state.pools["online-NUMA1"]) == 10
+    node.step(bound=2.0)
+    node.step(bound=2.0)
+    decision = node.sizer.decisions["online-NUMA1"]
+    assert decision.before == PoolNow(10, 4, PoolLoad(2.0), 38)
+    assert node.sizer.decisions["online"].before.load == PoolLoad(0.0)
+    for _ in range(10):
+        node.step(bound=38.0)
+    assert node.sizer.sizes["online-NUMA1"] == 38
+    for _ in range(300):
+        node.step(bound=0.1)
+    # It has as few as the pool of the file, and no fewer than it says.
+    assert node.sizer.sizes["online-NUMA1"] == 4
+    node.asked.remove("bound")
+    node.step()
+    assert "online-NUMA1" not in node.sizer.decisions
+
+
+def test_the_floor_on_a_node_is_no_more_than_its_pods_request(node: Node) -> None:
+    says = {
+        "memory_enhancement": '{"numa_binding": "true"}',
+        "cpu_enhancement": '{"cpuset_pool": "online"}',
+    }
+    node.asked.allocate(ask("bound", 1.5, says=says), 0)
+    node.step(bound=0.0)
+    node.step(bound=0.0)
+    assert node.sizer.decisions["online-NUMA0"].before.floor == 2
 
 
 def test_the_file_says_how_busy_a_pool_may_be_and_how_fast_it_changes() -> None:

@@ -20,7 +20,9 @@ LAYOUT = Layout.of_topology(Machine(sockets=2, cores=20, threads=2, adjacent=Tru
 
 def sets(sizes: dict[str, int], had: Mapping[str, str] | None = None) -> dict[str, str]:
     parsed = {name: CPUSet.parse(cpus) for name, cpus in (had or {}).items()}
-    return {name: str(cpus) for name, cpus in placed(LAYOUT, LAYOUT.cpus, sizes, parsed).items()}
+    return {
+        name: str(cpus) for name, cpus in placed(LAYOUT, LAYOUT.cpus, sizes, parsed, {}).items()
+    }
 
 
 def test_pools_have_the_same_part_of_each_node_at_every_size() -> None:
@@ -40,10 +42,10 @@ SIZES = st.lists(st.integers(1, 26), min_size=1, max_size=3)
 
 @given(SIZES, SIZES, st.integers(0, 2**80 - 1))
 def test_a_pool_keeps_the_cpus_that_it_has(first: list[int], second: list[int], mask: int) -> None:
-    had = placed(LAYOUT, LAYOUT.cpus, dict(zip("abc", first, strict=False)), {})
+    had = placed(LAYOUT, LAYOUT.cpus, dict(zip("abc", first, strict=False)), {}, {})
     available = CPUSet(cpu for cpu in LAYOUT.cpus if mask >> cpu & 1)
     sizes = dict(zip("abc", second, strict=False))
-    now = placed(LAYOUT, available, sizes, had)
+    now = placed(LAYOUT, available, sizes, had, {})
     if sum(sizes.values()) > len(available):
         assert set(now.values()) == {available}
         return
@@ -102,3 +104,47 @@ def test_sizes_that_follow_the_load(
     pools: dict[str, PoolSize], total: int, now: dict[str, int], sizes: dict[str, int]
 ) -> None:
     assert sized(pools, total, now) == sizes
+
+
+NODE = LAYOUT.groups[Level.NODE][1]
+
+
+def with_node(sizes: list[int], of_node: int, had: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
+    """Return the CPUs of pools, and of one on NUMA node 1 if it has any."""
+    pools = dict(zip("abc", sizes, strict=False))
+    if not of_node:
+        return placed(LAYOUT, LAYOUT.cpus, pools, had, {})
+    return placed(LAYOUT, LAYOUT.cpus, {"n": of_node, **pools}, had, {"n": 1})
+
+
+@given(SIZES, SIZES, st.integers(0, 40), st.integers(1, 40))
+def test_a_pool_on_a_node_takes_no_more_from_others_than_it_needs(
+    first: list[int], second: list[int], before: int, after: int
+) -> None:
+    fits = sum(first) + before <= len(LAYOUT.cpus)
+    had = with_node(first, before, {}) if fits else {}
+    now = with_node(second, after, had)
+    if after + sum(second) > len(LAYOUT.cpus):
+        assert now == {**dict.fromkeys(now, LAYOUT.cpus), "n": NODE}
+        return
+    assert [len(cpus) for cpus in now.values()] == [after, *second]
+    assert len(CPUSet.union(now.values())) == after + sum(second)
+    assert now["n"] <= NODE
+    assert len(now["n"] & had.get("n", CPUSet())) == min(after, len(had.get("n", ())))
+    for name, size in zip("abc", second, strict=False):
+        kept = had.get(name, CPUSet()) - now["n"]
+        assert len(now[name] & kept) == min(len(kept), size)
+
+
+def test_a_pool_on_a_node_takes_first_what_others_lose() -> None:
+    had = {"a": CPUSet.parse("0-4,40-44"), "b": CPUSet.parse("5-39,45-79")}
+    now = placed(LAYOUT, LAYOUT.cpus, {"n": 6, "a": 10, "b": 64}, had, {"n": 0})
+    assert now["a"] == had["a"]
+    assert now["b"] == had["b"] - now["n"]
+    # Where it needs the whole node, they have the other one.
+    now = placed(LAYOUT, LAYOUT.cpus, {"n": 40, "a": 10, "b": 30}, now, {"n": 0})
+    assert {name: str(cpus) for name, cpus in now.items()} == {
+        "n": "0-39",
+        "a": "40-49",
+        "b": "50-79",
+    }
