@@ -139,6 +139,8 @@ def _pools(arguments: argparse.Namespace, out: TextIO) -> int:
     document, age_s = status_file.read(arguments.pools, writer, "--pools FILE")
     try:
         lines = [_of_pool(pool) for pool in {POOLS_SCHEMA: document["pools"]}[document["schema"]]]
+        if headroom := document.get("headroom"):
+            lines.append(f"headroom: {headroom['why']}\n")
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{arguments.pools} is not of this version's `{writer}`; restart that"

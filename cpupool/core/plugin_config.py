@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from cpupool.core.nics import NIC
 
+RECLAIM: Final = "reclaim"
+"""The pool for reclaimed pods, which run on what other pods do not use."""
 _ON_NODE: Final = re.compile(r".+-NUMA\d+", re.ASCII)
 
 

@@ -35,10 +35,13 @@ class PluginState:
     Attributes:
         held: the containers that it serves.
         pools: pool → its CPUs.
+        headroom_cpus: how many CPUs reclaimed pods may request together; None before a pool for
+            them is there.
     """
 
     held: Mapping[ContainerRef, Held] = field(default_factory=dict)
     pools: Mapping[str, CPUSet] = field(default_factory=dict)
+    headroom_cpus: float | None = None
 
     def holding(self, held: Held) -> PluginState:
         """Return the state with one more container, or with another answer for one."""

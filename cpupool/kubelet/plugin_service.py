@@ -17,6 +17,7 @@ from cpupool.api import pluginregistration_pb2 as registration
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.resource_plugins import ContainerRole, Question
 from cpupool.core.workloads import ContainerRef
 from cpupool.kubelet.methods import unary
@@ -35,8 +36,6 @@ log = logs.get(__name__)
 
 _SERVICE: Final = "/resourceplugin.v1alpha1.ResourcePlugin"
 _REGISTRATION: Final = "/pluginregistration.Registration"
-_RECLAIMED: Final = "reclaimed_millicpu"
-_MILLI: Final = 1000
 _Request = TypeVar("_Request", bound=Message)
 
 
@@ -68,10 +67,11 @@ class Served(Protocol):
         """Forget a pod, known or not."""
         ...
 
-    def stock(self, resource: str) -> tuple[Mapping[int, tuple[float, float]], bool]:
-        """Return how much there is of a resource.
+    def stock(self, resource: str) -> Mapping[str, tuple[Mapping[int, tuple[float, float]], bool]]:
+        """Return how much there is of a resource, and of those that come with it.
 
-        NUMA node → all of it, and what containers can have; and whether the node's status names it.
+        Resource → NUMA node → all of it, and what containers can have; and whether the node's
+        status names it.
         """
         ...
 
@@ -181,20 +181,20 @@ class PluginService:
         )
 
     def _allocatable(self, _request: api.GetTopologyAwareAllocatableResourcesRequest) -> Message:
-        amounts, of_node = self._served.stock(self._resource)
-        capacity = {node: amount for node, (amount, _) in amounts.items()}
-        allocatable = {node: amount for node, (_, amount) in amounts.items()}
-        resource = api.AllocatableTopologyAwareResource(
-            is_node_resource=of_node,
-            is_scalar_resource=True,
-            aggregated_allocatable_quantity=sum(allocatable.values()),
-            topology_aware_allocatable_quantity_list=_by_node(allocatable),
-            aggregated_capacity_quantity=sum(capacity.values()),
-            topology_aware_capacity_quantity_list=_by_node(capacity),
-        )
-        return api.GetTopologyAwareAllocatableResourcesResponse(
-            allocatable_resources={self._resource: resource}
-        )
+        reply = api.GetTopologyAwareAllocatableResourcesResponse()
+        for name, (amounts, of_node) in self._served.stock(self._resource).items():
+            capacity = {node: amount for node, (amount, _) in amounts.items()}
+            allocatable = {node: amount for node, (_, amount) in amounts.items()}
+            resource = api.AllocatableTopologyAwareResource(
+                is_node_resource=of_node,
+                is_scalar_resource=True,
+                aggregated_allocatable_quantity=sum(allocatable.values()),
+                topology_aware_allocatable_quantity_list=_by_node(allocatable),
+                aggregated_capacity_quantity=sum(capacity.values()),
+                topology_aware_capacity_quantity_list=_by_node(capacity),
+            )
+            reply.allocatable_resources[name].CopyFrom(resource)
+        return reply
 
 
 def _method(
@@ -240,7 +240,7 @@ def _quantity(request: api.ResourceRequest) -> float:
     if request.resource_name in amounts:
         return amounts[request.resource_name]
     for name, amount in sorted(amounts.items()):
-        return amount / _MILLI if name.rpartition("/")[2] == _RECLAIMED else amount
+        return amount / MILLI_PER_CPU if name == katalyst.RECLAIMED_MILLI else amount
     raise GRPCError(Status.INVALID_ARGUMENT, f"no amount of {request.resource_name[:60]!r}")
 
 

@@ -81,6 +81,6 @@ class Plugin(Protocol):
         """Return the state as this machine and this configuration have it."""
         ...
 
-    def stock(self, resource: str) -> Stock:
-        """Return how much there is of one of its resources."""
+    def stock(self, state: PluginState, resource: str) -> Mapping[str, Stock]:
+        """Return how much there is of one of its resources, and of those that come with it."""
         ...

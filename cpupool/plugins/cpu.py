@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
+from cpupool.core.plugin_config import RECLAIM
 from cpupool.core.plugin_state import Held
+from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.properties import CPUSET_CPUS
 from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import CPU
@@ -24,6 +26,7 @@ from cpupool.policies import pool_sets
 from cpupool.policies.binding_hints import NoBinding, cpu_hints
 from cpupool.policies.katalyst_accumulator import take
 from cpupool.policies.layout import Level
+from cpupool.wire.katalyst import RECLAIMED_MILLI
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,13 +74,26 @@ class CPUPlugin:
         """Hints, and again and again what each container has: pools change."""
         return PluginOptions(aligned=True, reconciled=True)
 
-    def stock(self, _resource: str) -> Stock:
-        """Return the CPUs of each NUMA node."""
+    def stock(self, state: PluginState, resource: str) -> Mapping[str, Stock]:
+        """Return the CPUs of each NUMA node, and what reclaimed pods may request."""
         nodes = self.layout.groups[Level.NODE]
         reserved = self.config.reserved
-        return Stock(
-            {node: Amount(len(cpus), len(cpus - reserved)) for node, cpus in nodes.items()}
-        )
+        cpus = {node: Amount(len(cpus), len(cpus - reserved)) for node, cpus in nodes.items()}
+        stocks = {resource: Stock(cpus)}
+        if RECLAIM in self.config.pools and state.headroom_cpus is not None:
+            stocks[RECLAIMED_MILLI] = Stock(
+                self._reclaimed(state, state.headroom_cpus), of_node=True
+            )
+        return stocks
+
+    def _reclaimed(self, state: PluginState, headroom_cpus: float) -> Mapping[int, Amount]:
+        """Return NUMA node → its part of what reclaimed pods may request, in milli-CPUs."""
+        pool = state.pools.get(RECLAIM, CPUSet())
+        milli = {
+            node: headroom_cpus * MILLI_PER_CPU * len(cpus) / len(pool)
+            for node, cpus in self.layout.free(Level.NODE, pool).items()
+        }
+        return {node: Amount(amount, amount) for node, amount in milli.items()}
 
     def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
         """Return the NUMA nodes of a container that is bound; no preference for another.

@@ -57,9 +57,10 @@ class MemoryPlugin:
         """Hints, and again and again what each container has: unbound ones make room."""
         return PluginOptions(aligned=True, reconciled=True)
 
-    def stock(self, _resource: str) -> Stock:
+    def stock(self, _state: PluginState, resource: str) -> Mapping[str, Stock]:
         """Return the memory of each NUMA node."""
-        return Stock({node: Amount(self.total[node], self._most(node)) for node in self.total})
+        of_nodes = {node: Amount(self.total[node], self._most(node)) for node in self.total}
+        return {resource: Stock(of_nodes)}
 
     def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
         """Return the NUMA nodes of a container that is bound; no preference for another.

@@ -19,6 +19,8 @@ from cpupool.plugins.base import Amount, Stock
 from cpupool.plugins.placing import BadRequest, network_wishes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.nics import NIC
     from cpupool.core.plugin_state import PluginState
     from cpupool.core.resource_plugins import Answers, Question
@@ -67,7 +69,7 @@ class NICPlugin:
         """Hints; what a container has stays."""
         return PluginOptions(aligned=True)
 
-    def stock(self, resource: str) -> Stock:
+    def stock(self, _state: PluginState, resource: str) -> Mapping[str, Stock]:
         """Return the bandwidth near each NUMA node, or how many NICs are there.
 
         A NIC near no node is counted at the first one.
@@ -81,7 +83,7 @@ class NICPlugin:
             else:
                 part = _usable(nic) if nic.healthy else 0
                 found[node] = Amount(most + nic.speed_mbits, usable + part)
-        return Stock(found, of_node=resource == BANDWIDTH)
+        return {resource: Stock(found, of_node=resource == BANDWIDTH)}
 
     def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
         """Return the NUMA nodes of the NICs that a container can use.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.plugin_config import Neighbours
+from cpupool.core.plugin_config import RECLAIM, Neighbours
 from cpupool.policies.binding_hints import Binding, NoBinding
 from cpupool.wire.katalyst import QOS_LEVEL, QoSLevel
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DOMAIN: Final = "katalyst.kubewharf.io/"
 _ENHANCEMENTS: Final = ("memory_enhancement", "cpu_enhancement", "network_enhancement")
 _TRUE: Final = "true"
-_DEFAULT_POOLS: Final = {QoSLevel.SHARED: "share", QoSLevel.RECLAIMED: "reclaim"}
+_DEFAULT_POOLS: Final = {QoSLevel.SHARED: "share", QoSLevel.RECLAIMED: RECLAIM}
 
 
 class BadRequest(PlacementError):

@@ -1,4 +1,4 @@
-"""The loop that sizes pools by their load, and writes why each pool has its CPUs.
+"""The loop that sizes pools by their load, and writes why; so for what reclaimed pods may request.
 
 A reading that fails, and a file that cannot be written, change nothing.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.plugin_config import RECLAIM
 from cpupool.host import files
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_sizer import PoolSizer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from cpupool.core.plugin_config import PoolSize
     from cpupool.core.plugin_state import PluginState
     from cpupool.plugins.base import Plugin
+    from cpupool.policies.headroom import Headroom
     from cpupool.policies.load_sizing import Decision
 
 log = logs.get(__name__)
@@ -63,17 +66,23 @@ class PoolLoop:
         now_s = self._now_s()
         if now_s >= self._due_s:
             self._due_s = now_s + PERIOD_S
-            follow = any(size.at_least is not None for size in plugin.config.pools.values())
-            self._sizer = self._measured(plugin, state, now_s) if follow else PoolSizer()
-            state = plugin.resized(state, self._sizer.sizes)
+            pools = plugin.config.pools
+            follow = any(size.at_least is not None for size in pools.values())
+            looks = follow or RECLAIM in pools
+            self._sizer = self._measured(plugin, state, now_s) if looks else PoolSizer()
+            found = self._sizer.headroom
+            state = replace(
+                plugin.resized(state, self._sizer.sizes),
+                headroom_cpus=None if found is None else found.cpus,
+            )
         return state
 
     def publish(self, plugin: Plugin, state: PluginState) -> None:
         """Write the pools if they are new; else set only the file's time: the plugin is alive."""
         if not isinstance(plugin, CPUPlugin):
             return
-        pools = plugin.pools(state)
-        seen = (pools, state.pools, self._sizer.decisions)
+        pools, headroom = plugin.pools(state), self._sizer.headroom
+        seen = (pools, state.pools, self._sizer.decisions, headroom)
         reason = ""
         try:
             if self._written != seen:
@@ -87,6 +96,7 @@ class PoolLoop:
                         }
                         for name, size in pools.items()
                     ],
+                    "headroom": None if headroom is None else _of_headroom(headroom),
                 }
                 files.make_folder(self._status.parent)
                 data = json.dumps(document).encode()
@@ -109,6 +119,9 @@ class PoolLoop:
         for name, decision in sizer.decisions.items():
             moves = decision.size != decision.before.size
             (log.info if moves else log.debug)("pool follows its load", pool=name, why=decision)
+        if (found := sizer.headroom) is not None:
+            moves = found.cpus != found.before
+            (log.info if moves else log.debug)("headroom follows the use", why=found)
         return sizer
 
     def _complain(self, what: str, reason: str) -> None:
@@ -116,6 +129,10 @@ class PoolLoop:
             self._failures.ends(what)
         elif self._failures.begins(reason, what):
             log.warning(what, reason=reason)
+
+
+def _of_headroom(headroom: Headroom) -> dict[str, Any]:
+    return {"why": str(headroom), **asdict(headroom)}
 
 
 def _why(size: PoolSize, decision: Decision | None) -> dict[str, Any]:

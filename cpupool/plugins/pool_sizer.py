@@ -1,4 +1,4 @@
-"""Sizes the pools that follow their load, by what their pods use between two readings.
+"""Sizes pools by what their pods use between two readings, and what reclaimed pods may request.
 
 A pod whose load is not known yet counts with its request: until it has run for `RAMP_UP_S`, as in
 Katalyst. Without a measurement every pool keeps its size.
@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_time import MeasurementError
+from cpupool.core.plugin_config import RECLAIM
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.plugins.members import requests
+from cpupool.policies.headroom import estimated
 from cpupool.policies.load_sizing import Memory, PoolLoad, PoolNow, decide
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpu_time import CPUTime, CPUUse
     from cpupool.core.plugin_state import PluginState
     from cpupool.plugins.cpu import CPUPlugin
+    from cpupool.policies.headroom import Headroom
     from cpupool.policies.load_sizing import Decision
 
     _Requests = Mapping[str, Mapping[str, float]]
@@ -38,12 +41,14 @@ class PoolSizer:
         runs_since_s: the id in a pod's cgroup name → when a reading had it first.
         memories: pool → what its next decision needs.
         decisions: pool → the last decision.
+        headroom: what reclaimed pods may request; None without a pool for them.
     """
 
     last: tuple[float, CPUTime] | None = None
     runs_since_s: Mapping[str, float] = field(default_factory=dict)
     memories: Mapping[str, Memory] = field(default_factory=dict)
     decisions: Mapping[str, Decision] = field(default_factory=dict)
+    headroom: Headroom | None = None
 
     def after(
         self, plugin: CPUPlugin, state: PluginState, reading: CPUTime | None, now_s: float
@@ -78,7 +83,8 @@ class PoolSizer:
         decisions = decide(plugin.config.aims, now, self.memories, total, now_s)
         memories = {name: decision.memory for name, decision in decisions.items()}
         last = self.last if reading is None else (now_s, reading)
-        return PoolSizer(last, known, memories, decisions)
+        headroom = _headroom(plugin, state, requested, use)
+        return PoolSizer(last, known, memories, decisions, headroom)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -124,6 +130,17 @@ def _loads(
         waiting = (use.waiting[pod] for pod in pods if pod in use.waiting)
         loads[pool] = PoolLoad(used, max(waiting, default=None))
     return loads
+
+
+def _headroom(
+    plugin: CPUPlugin, state: PluginState, requested: _Requests, use: CPUUse | None
+) -> Headroom | None:
+    """Return what reclaimed pods may request, by what they use; None without a pool for them."""
+    if RECLAIM not in plugin.config.pools:
+        return None
+    used_cpus = None if use is None else _used_cpus(use, requested.get(RECLAIM, ()))
+    supply = len(state.pools.get(RECLAIM, ()))
+    return estimated(supply, used_cpus, state.headroom_cpus, len(plugin.layout.cpus))
 
 
 def _used_cpus(use: CPUUse, pods: Iterable[str]) -> float:

@@ -174,9 +174,9 @@ class KeptPlugin:
         """Forget a pod, known or not."""
         self._keep(self._plugin.settled(self._state.without(pod)))
 
-    def stock(self, resource: str) -> Stock:
-        """Return how much there is of a resource."""
-        return self._plugin.stock(resource)
+    def stock(self, resource: str) -> Mapping[str, Stock]:
+        """Return how much there is of a resource, and of those that come with it."""
+        return self._plugin.stock(self._state, resource)
 
     async def follow(self, plugin: Plugin, pools: PoolLoop) -> None:
         """Decide by another machine, configuration or load from now on.

@@ -23,6 +23,8 @@ PROPOSED_ROLE: Final = "kubernetes.io/pod-role"
 PROPOSED_TYPE: Final = "kubernetes.io/resource-type"
 MAIN_CONTAINER: Final = "kubernetes.io/main-container-name"
 QOS_LEVEL: Final = "katalyst.kubewharf.io/qos_level"
+RECLAIMED_MILLI: Final = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+"""The resource that reclaimed pods request, in thousandths of a CPU."""
 SKIP_ADMIT: Final = "katalyst.kubewharf.io/skip_qrm_admit"
 
 _NO_DESCRIPTION: Final = PodDescription()

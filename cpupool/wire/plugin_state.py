@@ -29,6 +29,7 @@ def encode(state: PluginState) -> bytes:
     return _FILE.encode(
         [
             *({"pool": name, "cpus": str(cpus)} for name, cpus in state.pools.items()),
+            *([] if state.headroom_cpus is None else [{"headroomCPUs": state.headroom_cpus}]),
             *(
                 {
                     "question": _question(held.question),
@@ -46,15 +47,17 @@ def parse(data: bytes) -> PluginState:
     Raises:
         RemoteProtocolError: the file is damaged, or is not such a file.
     """
-    held, pools = {}, {}
+    held, pools, headroom_cpus = {}, {}, None
     for entry in _FILE.entries(data):
         # The checksum is right: a plugin of this version has written every entry.
         if "pool" in entry:
             pools[entry["pool"]] = CPUSet.parse(entry["cpus"])
+        elif "headroomCPUs" in entry:
+            headroom_cpus = entry["headroomCPUs"]
         else:
             question = _question_of(entry["question"])
             held[question.container] = Held(question, answer_record.read(entry["answer"]))
-    return PluginState(held, pools)
+    return PluginState(held, pools, headroom_cpus)
 
 
 def _question(question: Question) -> dict[str, Any]:

@@ -1,18 +1,25 @@
-"""Pools on a NUMA node on the embedded node: the pods that are bound there share them."""
+"""Our plugins on the embedded node: pools on a NUMA node, and what reclaimed pods may request."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from cpupool import cli
+from cpupool.kube import views
+from cpupool.policies.load_sizing import PERIOD_S
+from cpupool.wire.katalyst import RECLAIMED_MILLI
+from tests.scenarios.test_node_resources import WRITES, ours, path
+from tests.scenarios.test_pools_by_load import Load, plugin
 from tests.scenarios.test_resource_plugins import (
+    QOS,
+    agent,
     asked_by_the_runtime,
     right,
     run,
     served,
     started,
 )
-from tests.scenarios.test_seed_examples import ALL, memory, plugins, world
+from tests.scenarios.test_seed_examples import ALL, configure, memory, plugins, world
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -62,3 +69,24 @@ def test_bound_pods_share_a_pool_on_their_node(
     with plugins(world, POOLS, "cpu", "memory"), asked_by_the_runtime(world):
         started(world, run(world, "third", BOUND, cpu="2", memory="1Gi"))
         right(world, ALL, web="2-9,42-49", second="10-13", third="10-13")
+
+
+def test_reclaimed_pods_may_request_what_others_of_them_leave_idle(world: World) -> None:
+    configure(world, "pools: {online: {cpus: 60}, reclaim: {}}\n")
+    load = Load(world)
+    names = f"--resource-plugin-names={RECLAIMED_MILLI}=cpu:1000"
+
+    def offered() -> object:
+        return views.node(world.api.kept(path(world))).resources.get(RECLAIMED_MILLI)
+
+    with plugin(world, load) as process, agent(world, WRITES, names) as manager:
+        served(manager)
+        eventually(lambda: offered() == ours(20_000), "the node offers the pool")
+        batch = run(world, "batch", {QOS: "reclaimed_cores"}, cpu="0", **{RECLAIMED_MILLI: "8000"})
+        started(world, batch)
+        right(world, ALL, batch="30-39,70-79")
+
+        load.goes_on(process, 0, "not measured of 20: 20 CPUs for reclaimed pods", batch=11.0)
+        said = "11.0 in use of 20: from 20 to 21 CPUs for reclaimed pods"
+        load.goes_on(process, PERIOD_S, said, batch=11.0)
+        eventually(lambda: offered() == ours(21_000), "the node offers more")

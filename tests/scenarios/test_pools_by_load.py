@@ -55,7 +55,7 @@ class Load:
         self._tell()
 
     def goes_on(self, process: Process, seconds: float, why: str, **cpus: float) -> None:
-        """Let pods use so many CPUs for so long; wait for the decision about the pool."""
+        """Let pods use so many CPUs for so long; wait for the decision."""
         for name, count in cpus.items():
             self._used_ns[name] += round(count * seconds * NS_PER_S)
             path = self._pod(name) / "cpuacct.usage"
@@ -63,7 +63,7 @@ class Load:
             _replace(path, f"{self._used_ns[name]}\n")
         self._now_s += seconds
         self._tell()
-        process.await_line(f'pool=online why="{why}"')
+        process.await_line(f'why="{why}"')
 
     def _pod(self, name: str) -> Path:
         cgroup = self._world.path(name).rpartition("/")[0]

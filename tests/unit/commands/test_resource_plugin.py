@@ -11,6 +11,7 @@ import pytest
 from cpupool.commands import UsageError, resource_plugin
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
+from cpupool.core.plugin_state import PluginState
 from cpupool.host.root import HostRoot
 from cpupool.telemetry import log
 from tests.machines import MACHINES
@@ -58,7 +59,10 @@ def test_plugins_know_their_machine(config: Path) -> None:
     pages.write_text("2\n")
     root = HostRoot.under(config.parent)
     plugins = resource_plugin.Plugins(frozenset({"cpu", "memory"}), config, root, Names())
-    stocks = {name: plugin.stock(name).by_node for name, plugin in plugins.made().items()}
+    stocks = {
+        name: plugin.stock(PluginState(), name)[name].by_node
+        for name, plugin in plugins.made().items()
+    }
     assert stocks == {"cpu": {0: (8, 6)}, "memory": {0: (2 * 2**20, 2**20)}}
 
 
@@ -67,7 +71,7 @@ def test_nics_are_those_of_the_file_or_of_the_machine(config: Path) -> None:
     plugins = resource_plugin.Plugins(frozenset({"nic"}), config, root, Names())
 
     def healthy() -> float:
-        return plugins.made()["nic"].stock("NIC").by_node[0].allocatable
+        return plugins.made()["nic"].stock(PluginState(), "NIC")["NIC"].by_node[0].allocatable
 
     config.write_text("")
     assert healthy() == 0

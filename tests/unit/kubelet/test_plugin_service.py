@@ -89,9 +89,10 @@ class Double:
     def remove(self, pod: str) -> None:
         self.asked.append(pod)
 
-    def stock(self, resource: str) -> tuple[Mapping[int, tuple[float, float]], bool]:
+    def stock(self, resource: str) -> Mapping[str, tuple[Mapping[int, tuple[float, float]], bool]]:
         assert resource == "cpu"
-        return {1: (40.0, 38.0), 0: (40.0, 36.0)}, True
+        cpus = {1: (40.0, 38.0), 0: (40.0, 36.0)}
+        return {"cpu": (cpus, True), "beside": ({0: (5.0, 5.0)}, False)}
 
 
 class World:
@@ -205,12 +206,17 @@ def test_it_is_told_whether_it_is_registered(
 
 def test_podresources_learns_what_there_is(world: World) -> None:
     request = api.GetTopologyAwareAllocatableResourcesRequest()
-    found = world.raw("GetTopologyAwareAllocatableResources", request).allocatable_resources["cpu"]
+    reply = world.raw("GetTopologyAwareAllocatableResources", request).allocatable_resources
+    found = reply["cpu"]
     assert (found.aggregated_capacity_quantity, found.aggregated_allocatable_quantity) == (80, 74)
     listed = found.topology_aware_allocatable_quantity_list
     assert [(each.node, each.resource_value) for each in listed] == [(0, 36), (1, 38)]
     assert found.is_scalar_resource
     assert found.is_node_resource
+    # What comes with the resource has an entry of its own.
+    assert reply.keys() == {"cpu", "beside"}
+    assert reply["beside"].aggregated_allocatable_quantity == 5
+    assert not reply["beside"].is_node_resource
 
 
 def test_podresources_learns_what_a_container_has(world: World) -> None:

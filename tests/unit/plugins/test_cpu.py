@@ -259,5 +259,6 @@ def test_offline_cpus_are_left_out_while_others_remain() -> None:
 
 
 def test_the_stock_is_that_of_the_nodes() -> None:
-    stock = cpu(BOUND).plugin.stock("cpu")
-    assert stock == ({0: (40, 38), 1: (40, 38)}, False)
+    asked = cpu(BOUND)
+    stock = asked.plugin.stock(asked.state, "cpu")
+    assert stock == {"cpu": ({0: (40, 38), 1: (40, 38)}, False)}

@@ -156,5 +156,5 @@ def test_what_no_rule_serves_is_refused() -> None:
 
 def test_the_stock_is_that_of_the_nodes() -> None:
     asked = memory({0: 4 * GB, 1: GB // 4})
-    stock = asked.plugin.stock("memory")
-    assert stock == ({0: (4 * GB, 4 * GB - 524288000), 1: (GB // 4, 0)}, False)
+    stock = asked.plugin.stock(asked.state, "memory")
+    assert stock == {"memory": ({0: (4 * GB, 4 * GB - 524288000), 1: (GB // 4, 0)}, False)}

@@ -6,6 +6,7 @@ import pytest
 
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.nics import NIC
+from cpupool.core.plugin_state import PluginState
 from cpupool.core.resource_plugins import PluginOptions
 from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC, NICPlugin, NoNIC
 from cpupool.plugins.placing import BadRequest
@@ -164,5 +165,7 @@ def test_a_container_requests_one_of_the_resources() -> None:
 
 def test_the_stock_is_bandwidth_or_nics() -> None:
     plugin = NICPlugin((ETH0, ETH1, NIC("x", 1, speed_mbits=10, healthy=False)), frozenset({0, 1}))
-    assert plugin.stock(BANDWIDTH) == ({0: (25000, 22500), 1: (25010, 22500)}, True)
-    assert plugin.stock(NEAR_NIC) == ({0: (1, 1), 1: (2, 1)}, False)
+    state = PluginState()
+    mbits = ({0: (25000, 22500), 1: (25010, 22500)}, True)
+    assert plugin.stock(state, BANDWIDTH) == {BANDWIDTH: mbits}
+    assert plugin.stock(state, NEAR_NIC) == {NEAR_NIC: ({0: (1, 1), 1: (2, 1)}, False)}

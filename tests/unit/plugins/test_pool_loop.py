@@ -16,6 +16,7 @@ from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.nic import NICPlugin
 from cpupool.plugins.pool_loop import PoolLoop
 from cpupool.policies.load_sizing import PERIOD_S
+from cpupool.wire.katalyst import RECLAIMED_MILLI
 from tests.unit.plugins.asking import LAYOUT, Asked, ask
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ class Machine:
     @property
     def written(self) -> dict[str, Any]:
         return {pool["pool"]: pool for pool in self.document["pools"]}
+
+    @property
+    def headroom(self) -> Any:
+        return self.document["headroom"]
 
     @property
     def document(self) -> Any:
@@ -140,6 +145,39 @@ def test_a_pool_on_a_node_is_explained_and_follows_the_load_within_it(machine: M
     assert found["why"] == "31.0 in use: needs 39 of 40 on its NUMA node: from 38 to 39 CPUs"
     assert (found["at_least"], found["most"], found["size"]) == (4, 40, 39)
     assert machine.asked.state.pools["online-NUMA1"] <= CPUSet.parse("40-79")
+
+
+def test_headroom_is_explained_logged_kept_and_offered(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    machine.configure("pools: {online: {cpus: 60}, reclaim: {}}\n")
+    assert machine.plugin.stock(machine.asked.state, "cpu").keys() == {"cpu"}
+    machine.asked.allocate(ask("batch", 1, says={"qos_level": "reclaimed_cores"}))
+    machine.used, machine.cpus = "batch", 11.0
+    machine.pass_()
+    assert machine.headroom["why"] == "not measured of 20: 20 CPUs for reclaimed pods"
+    machine.pass_()
+    assert machine.headroom == {
+        "why": "11.0 in use of 20: from 20 to 21 CPUs for reclaimed pods",
+        "supply": 20,
+        "used_cpus": 11.0,
+        "before": 20.0,
+        "cpus": 21.0,
+    }
+    (line,) = [each.getMessage() for each in caplog.records if each.levelname == "INFO"]
+    assert "headroom" in line
+    offered = machine.plugin.stock(machine.asked.state, "cpu")[RECLAIMED_MILLI]
+    assert offered.by_node == {0: (10500, 10500), 1: (10500, 10500)}
+    assert offered.of_node
+    # After a restart of the plugin it has what it had.
+    machine.restart()
+    machine.pass_()
+    assert machine.headroom["why"] == "not measured of 20: 21 CPUs for reclaimed pods"
+    machine.configure("pools: {online: {cpus: 60}}\n")
+    machine.pass_()
+    assert not machine.headroom
+    assert machine.plugin.stock(machine.asked.state, "cpu").keys() == {"cpu"}
 
 
 def test_it_reads_once_in_a_period(machine: Machine) -> None:

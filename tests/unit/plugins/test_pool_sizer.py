@@ -12,6 +12,7 @@ from cpupool.core.cpu_time import CPUTime, Waited
 from cpupool.core.names import STATIC_POD_HASH
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_sizer import RAMP_UP_S, PoolSizer
+from cpupool.policies.headroom import Headroom
 from cpupool.policies.load_sizing import PERIOD_S, Decision, PoolLoad, PoolNow
 from tests.unit.plugins.asking import INIT, LAYOUT, SIDECAR, Asked, ask
 
@@ -108,6 +109,14 @@ def test_the_floor_on_a_node_is_no_more_than_its_pods_request(node: Node) -> Non
     node.step(bound=0.0)
     node.step(bound=0.0)
     assert node.sizer.decisions["online-NUMA0"].before.floor == 2
+
+
+def test_a_reclaimed_pod_counts_with_what_it_uses() -> None:
+    node = Node("pools: {reclaim: {cpus: 10}, online: {minCpus: 4}}")
+    node.step(other=0.0)
+    node.asked.allocate(ask("batch", 8, says={"qos_level": "reclaimed_cores"}))
+    node.step(batch=5.0)
+    assert node.sizer.headroom == Headroom(10, 5.0, 10.0, 11.0)
 
 
 def test_the_file_says_how_busy_a_pool_may_be_and_how_fast_it_changes() -> None:

@@ -26,6 +26,7 @@ QUESTION = Question(
 STATE = PluginState(
     {QUESTION.container: Held(QUESTION, Answer("CpusetCpus", "1-2", by_node={0: 2}))},
     {"online": CPUSet.parse("0-3"), "none": CPUSet()},
+    4.5,
 )
 
 

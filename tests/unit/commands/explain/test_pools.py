@@ -39,6 +39,12 @@ def test_each_pool_in_a_line(pools: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == POOLS
 
 
+def test_headroom_in_a_line(pools: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pools.write_text(json.dumps({**POOLS, "pools": [], "headroom": {"why": "is enough"}}))
+    assert cli.main(["explain", "--pools", str(pools)]) == 0
+    assert capsys.readouterr().out == "headroom: is enough\n"
+
+
 def test_an_old_file_is_known_by_its_age(pools: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.utime(pools, (0, 0))
     assert cli.main(["explain", "--pools", str(pools)]) == 1
@@ -53,6 +59,7 @@ def test_an_old_file_is_known_by_its_age(pools: Path, capsys: pytest.CaptureFixt
         "[]",
         '{"schema": "cpupool-pools/2", "pools": []}',
         '{"schema": "cpupool-pools/1", "pools": [5]}',
+        '{"schema": "cpupool-pools/1", "pools": [], "headroom": {"cpus": 5}}',
         '{"schema": "cpupool-pools/1", "pools": [{"pool": "a"}]}',
         '{"schema": "cpupool-pools/1", "pools": [{"pool": "a", "cpus": "x", "why": ""}]}',
     ],
