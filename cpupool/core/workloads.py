@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NewType
+from typing import TYPE_CHECKING, Final, NamedTuple, NewType
 
 from cpupool.core.cpuset import CPUSet
 
@@ -39,8 +39,7 @@ class ContainerKind(Enum):
     EPHEMERAL = "ephemeral container"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRef:
+class ContainerRef(NamedTuple):
     """A container of a pod, the same after each restart.
 
     Attributes:

@@ -33,6 +33,7 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from cpupool.core.assignments import CPUAssignment
     from cpupool.enforce.notices import Notice, NoticeKey
     from cpupool.enforce.writers import Writers
     from cpupool.manager.facts import ContainerKey
@@ -184,8 +185,7 @@ class Mover:
         self._runtime_until_s = math.inf
         self._silent_s = -math.inf
         self._seen: dict[str, _Seen] = {}
-        self._resolution: Resolution | None = None
-        self._texts: dict[ContainerKey, str] = {}
+        self._texts: dict[ContainerKey, tuple[CPUAssignment, str]] = {}
 
     def begin(self) -> None:
         """Begin a sweep."""
@@ -247,13 +247,12 @@ class Mover:
 
     def wanted(self, key: ContainerKey, resolution: Resolution) -> str:
         """Return the CPUs of a container as the kernel writes them."""
-        # Rendered once per resolution: a sweep compares texts and parses nothing.
-        if self._resolution is not resolution:
-            self._resolution, self._texts = resolution, {}
-        text = self._texts.get(key)
-        if text is None:
-            text = self._texts[key] = str(resolution.assignment(key).cpus)
-        return text
+        # Rendered once per assignment: a sweep compares texts and parses nothing.
+        assignment = resolution.assignment(key)
+        rendered = self._texts.get(key)
+        if rendered is None or rendered[0] is not assignment:
+            rendered = self._texts[key] = (assignment, str(assignment.cpus))
+        return rendered[1]
 
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from cpupool.core.assignments import Cause, CPUAssignment, MemoryNodes, Placement
 from cpupool.core.cpuset import CPUSet
@@ -31,7 +31,7 @@ from cpupool.policies.pools import PoolsPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cpupool.core.grants import Grant, Grants
+    from cpupool.core.grants import Grants
     from cpupool.core.names import Names
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _NO_CPUS: Final = CPUSet()
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,44 +178,33 @@ def resolve(
     """
     view = choosing.view(facts, pods, admission.grants, admission)
     pools = PoolsPolicy()
-    same: Resolution | None = None
-    if before and before.resolution.view == view and _placing(before.facts) == _placing(facts):
-        same = before.resolution
-    placed_before = before.resolution.containers if before else {}
-    owners_before = _unchanged_owners(before, facts, view) if before and not same else {}
+    kept = _Kept(before, facts, view) if before else None
+    same = before.resolution if before and kept and kept.all else None
     containers: dict[ContainerKey, PlacedContainer] = {}
     instances = sightings.instances(pods, facts.sighted)
     new = sightings.added(before.facts.sighted, facts.sighted) if same and before else None
     if same and new is not None:
         # A request of the runtime concerns one pod, and the node may have hundreds.
-        containers.update(placed_before)
+        containers.update(same.containers)
         instances = sightings.of_runtime(same.pods, new)
     for identifier, pod, container in instances:
         key = (pod.cgroup_uid, identifier)
-        has = view.chosen.get(pod.cgroup_uid)
-        ref = ContainerRef(pod.cgroup_uid, container.name)
-        nodes = facts.plugins.memory.get(ref)
-        properties = facts.plugins.properties.get(ref, NO_PROPERTIES)
-        found = placed_before.get(key)
-        if found and found.pod is pod and found.container is container:
-            # The CPUs of an owner do not depend on the other grants.
-            owns = has and has is owners_before.get(pod.cgroup_uid) and not container.requests
-            owns = owns and nodes is None and found.assignment.memory is None
-            owns = owns and properties == found.assignment.properties
-            if same or (owns and found.assignment.placement is Placement.POLICY):
-                containers[key] = found
-                continue
+        if kept and (stays := kept.placed(key, pod, container)):
+            containers[key] = stays
+            continue
         # A container keeps what an earlier policy gave it, whatever the pool file says now.
-        own = has and has.part(container.name)
+        ref = ContainerRef(pod.cgroup_uid, container.name)
+        own = view.chosen[ref.pod].part(ref.name) if ref.pod in view.chosen else _NO_CPUS
         if not own and (request := requested.counted(facts, pod, container)):
             devices = facts.devices.get(ref, {})
             demand = Demand(pod, container, request, devices, facts.kept_shared.get(key))
             placed = pools.place(view, demand)
         else:
             placed = facts.policy.place(view, Demand(pod, container))
+        nodes = facts.plugins.memory.get(ref)
         if nodes is not None:
             placed = replace(placed, memory=MemoryNodes(nodes, migrates=bool(pod.memory_migrates)))
-        if properties:
+        if properties := facts.plugins.properties.get(ref, NO_PROPERTIES):
             placed = replace(placed, properties=properties)
         containers[key] = PlacedContainer(pod, container, placed)
     if same:
@@ -245,18 +235,84 @@ def owners_stay(before: Snapshot, facts: NodeFacts) -> bool:
     return all(found.pod in listed and resolution.pods[found.pod].qos is not None for found in new)
 
 
-def _unchanged_owners(before: Snapshot, facts: NodeFacts, view: NodeView) -> Mapping[str, Grant]:
-    """Return the earlier grants of the policy, if the same policy placed them on this machine."""
-    earlier = before.resolution.view
-    if before.facts.policy is facts.policy and earlier.topology is view.topology:
-        return earlier.chosen
-    return {}
+class _Kept:
+    """The earlier placements that stay, because all that they depend on is the same.
+
+    Args:
+        before: the earlier decisions.
+        facts: the facts now.
+        view: the policies' view now.
+
+    Attributes:
+        all: every placement stays that has the same pod and container.
+    """
+
+    def __init__(self, before: Snapshot, facts: NodeFacts, view: NodeView) -> None:
+        earlier = before.resolution.view
+        self._containers = before.resolution.containers
+        self.all = earlier == view and _of_containers(before.facts) == _of_containers(facts)
+        self._node = _of_node(before.facts, earlier) == _of_node(facts, view)
+        self._policy = before.facts.policy is facts.policy and earlier.topology is view.topology
+        # The grants of other pods matter only by the CPUs that they take from shared sets.
+        self._other = set() if self.all else set(_differing(before.facts, earlier, facts, view))
+
+    def placed(self, key: ContainerKey, pod: Pod, container: Container) -> PlacedContainer | None:
+        """Return the earlier placement of a container if it stays."""
+        found = self._containers.get(key)
+        if found is None or found.pod is not pod or found.container is not container:
+            return None
+        if self.all:
+            return found
+        if pod.cgroup_uid in self._other:
+            return None
+        if (
+            self._policy
+            and found.assignment.placement is Placement.POLICY
+            and not container.requests
+        ):
+            # The CPUs of an owner do not depend on what others share.
+            return found
+        # A reason may name other pods.
+        return found if self._node and not found.assignment.reason else None
 
 
-def _placing(facts: NodeFacts) -> tuple[object, ...]:
+def _of_containers(facts: NodeFacts) -> tuple[object, ...]:
     """Return the facts that a placement depends on beside the view."""
     plugins = facts.plugins.memory, facts.plugins.properties
     return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus, plugins
+
+
+def _of_node(facts: NodeFacts, view: NodeView) -> tuple[object, ...]:
+    """Return what each placement depends on, whatever its pod."""
+    seen = view.topology, view.pools, view.cpus, view.barred, view.extents, view.default
+    told = view.rules, view.sizes, facts.policy, facts.static_cpus
+    return *seen, *told, requested.kubelet_owns(facts)
+
+
+def _differing(
+    had: NodeFacts, earlier: NodeView, facts: NodeFacts, view: NodeView
+) -> Iterator[str]:
+    """Yield the pods of which something else is known than before, by the ids in cgroup names."""
+    yield from _changed(earlier.refused, view.refused)
+    yield from _changed(earlier.homes, view.homes)
+    yield from (pod for pod, _ in _changed(had.kept_shared, facts.kept_shared))
+    for owner, _ in _changed(earlier.grants.all, view.grants.all):
+        if isinstance(owner, PodOwner):
+            yield owner.uid
+    yield from (ref.pod for ref in _changed(had.devices, facts.devices))
+    yield from (ref.pod for ref in _changed(had.plugins.memory, facts.plugins.memory))
+    yield from (ref.pod for ref in _changed(had.plugins.properties, facts.plugins.properties))
+    yield from (ref.pod for ref in _changed(earlier.answered, view.answered))
+    yield from (ref.pod for ref in _changed(earlier.claimed, view.claimed))
+
+
+def _changed(before: Mapping[_K, object], now: Mapping[_K, object]) -> Iterable[_K]:
+    """Return the keys with another value than before, or only here or there."""
+    if before is now:
+        return ()
+    keys = before.keys() | now.keys()
+    pairs = ((key, before.get(key), now.get(key)) for key in keys)
+    return [key for key, had, has in pairs if had is not has and had != has]
 
 
 def join_devices(
