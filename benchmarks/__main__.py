@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,38 +23,32 @@ from benchmarks.imports import imports
 from benchmarks.processes import PATIENCE_S, cpu_s, memory
 from benchmarks.processes import agent as running
 from benchmarks.rest import rest
-from benchmarks.rows import cpu_ms, ms, wall_ms, written
+from benchmarks.rows import ms, wall_ms, written
 from benchmarks.starter import starter
+from benchmarks.sweeps import sweep
 from benchmarks.webhook import webhook
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
-from cpupool.host.cgroupfs import CgroupFS
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.serving import ServingLoop
-from cpupool.local import cgroups
-from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.cgroups import overwrite
 from tests.kubelets import dial
-from tests.machines import MACHINES, Machine
-from tests.setters import setter_on
+from tests.machines import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.rows import Row
-    from cpupool.core.devices import PodDevices
     from cpupool.core.workloads import Pod
     from cpupool.local.node import EmbeddedNode
     from cpupool.local.pods import ContainerProcess
 
-CONTAINERS = 500
-SWEEPS = 50
 CALLS = 300
 POOLS = ("exclusive_a", "exclusive_b", "shared_a")
 SHARED = "128-143"
@@ -79,54 +72,6 @@ def main() -> None:
         print(f"measuring: {measure.__doc__}", file=sys.stderr, flush=True)
         rows += measure()
     print(written(rows))
-
-
-def sweep() -> Iterator[Row]:
-    """A sweep over 500 containers with nothing to repair."""
-    with tempfile.TemporaryDirectory(prefix="cpl-") as folder, ExitStack() as stack:
-        everything = CPUSet.of(0)
-        place = stack.enter_context(cgroups.opened(Path(folder), "bench", everything))
-        pods = [builders.pod(f"p{number}") for number in range(CONTAINERS // 2)]
-        for pod in pods:
-            # As on a real node: a sandbox and a container in each pod.
-            place.make(f"kubepods/burstable/pod{pod.uid}/{'0' * 64}")
-            place.make(f"kubepods/burstable/pod{pod.uid}/{pod.containers[0].id}")
-        manager = Manager(Names())
-        manager.reconfigure(
-            NodePools.of(Pool.named("default", "0")), MACHINES["single_cpu"].topology()
-        )
-        source = _Pods(tuple(pods))
-        setter = setter_on(CgroupFS(place.root, place.cgroup_root), manager, source)
-        setter.sweep()
-        report = setter.sweep()
-        assert len(report.found) == CONTAINERS
-        assert not report.repairs
-        swept_ms = [cpu_ms(setter.sweep) for _ in range(SWEEPS)]
-        kind = "emulated" if isinstance(place, EmulatedCgroups) else "real"
-    yield (
-        f"sweep of {CONTAINERS} right containers, {kind} cgroups",
-        ms(swept_ms),
-        "50 ms of CPU",
-    )
-
-
-class _Pods:
-    """Pods whose containers request nothing, so the kubelet has nothing to say."""
-
-    def __init__(self, pods: tuple[Pod, ...]) -> None:
-        self._pods = pods
-
-    def pods(self) -> tuple[Pod, ...]:
-        return self._pods
-
-    def by_pod_name(self) -> dict[tuple[str, str], PodDevices]:
-        return {}
-
-    def by_pod_uid(self) -> dict[str, PodDevices]:
-        return {}
-
-    def allocatable_cpus(self) -> CPUSet:
-        return CPUSet()
 
 
 def shared_pool() -> Iterator[Row]:
