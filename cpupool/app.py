@@ -348,7 +348,7 @@ class Agent:
         return CPUSetter(
             sweep,
             learner,
-            places=(*tree.places(), *quotas.places()),
+            places=dict.fromkeys(tree.places(), True) | dict.fromkeys(quotas.places(), False),
             metrics=self._metrics,
             health=self.health,
             interval_s=settings.interval_s,

@@ -78,6 +78,7 @@ class Sweep:
         take_over: called before the first move, once the pods are known.
 
     Attributes:
+        writers: as given.
         due_s: when to look again without an event, by `now_s`; infinite for never.
     """
 
@@ -101,7 +102,7 @@ class Sweep:
         self._recorded, self._take_over = recorded, take_over
         self._manager = manager
         self._tree = tree
-        self._writers = writers
+        self.writers = writers
         self._learner = learner
         self._mover = mover
         self._keepers = [Keeper(goal) for goal in goals]
@@ -161,9 +162,7 @@ class Sweep:
 
     def _without_starting(self, there: Iterable[FoundContainer]) -> tuple[FoundContainer, ...]:
         return tuple(
-            container
-            for container in there
-            if not self._writers.starting(ContainerID(container.id))
+            container for container in there if not self.writers.starting(ContainerID(container.id))
         )
 
     def _make_room(self, resolution: Resolution) -> None:

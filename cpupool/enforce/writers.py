@@ -80,6 +80,11 @@ class Writers:
         """Return whether the runtime is about to bring a container onto its CPUs."""
         return self._nri is not None and self._nri.starting(container)
 
+    @property
+    def delays(self) -> bool:
+        """Whether the start of a container waits for others to leave its CPUs."""
+        return self._nri is not None and self._nri.delays
+
     def wrote(self, container: ContainerID, writer: Writer) -> None:
         """Record the writer of a container's CPUs."""
         self._last[container] = writer
@@ -98,7 +103,7 @@ class Writers:
             new: as for `of`.
             recognised: the runtime has named it, and it is no sandbox.
         """
-        if self._nri is not None and self._nri.delays:
+        if self.delays:
             # The runtime waits for this sweep, and asks cpupool before its next write.
             return Writer.CGROUP
         by_plugin = self._by_plugin(container)

@@ -131,14 +131,20 @@ class FolderEvents:
         if mask & (_IGNORED | _DELETE_SELF | _MOVE_SELF):
             return level > 0
         path = folder / name
+        below: list[Path] = []
         if mask & _IS_DIRECTORY and mask & (_CREATE | _MOVED_TO) and level < self._depth:
             # Before the callback: the owner then finds files that are older than the watch.
-            self._reach(path, level + 1)
-        self._notify(path)
+            below = self._reach(path, level + 1)
+        for changed in (path, *below):
+            self._notify(changed)
         return True
 
-    def _reach(self, folder: Path, level: int) -> None:
-        """Watch a folder and those below it, as far as they exist and the kernel allows it."""
+    def _reach(self, folder: Path, level: int) -> list[Path]:
+        """Watch a folder and those below it, as far as they exist and the kernel allows it.
+
+        Return those below: no event names them if they are older than the watch.
+        """
+        below: list[Path] = []
         remaining = [(folder, level)]
         while remaining:
             folder, level = remaining.pop()
@@ -146,10 +152,13 @@ class FolderEvents:
                 self._add(folder, level)
                 if level < self._depth:
                     with os.scandir(folder) as entries:
-                        below = [
-                            entry.name for entry in entries if entry.is_dir(follow_symlinks=False)
+                        found = [
+                            folder / entry.name
+                            for entry in entries
+                            if entry.is_dir(follow_symlinks=False)
                         ]
-                    remaining.extend((folder / name, level + 1) for name in below)
+                    below += found
+                    remaining.extend((path, level + 1) for path in found)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
@@ -160,6 +169,7 @@ class FolderEvents:
                         reason=error.strerror,
                     )
                 self._incomplete = True
+        return below
 
     def _add(self, folder: Path, level: int) -> None:
         path = os.fsencode(folder)

@@ -55,7 +55,9 @@ class StatusFile:
             if self._published != news:
                 status = report.describe(*seen, choices=choices, plugins=plugins)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                files.write_atomically(self._path, json.dumps(status_json.to_json(status)).encode())
+                text = json.dumps(status_json.to_json(status))
+                # After a power failure another agent writes another status.
+                files.write_atomically(self._path, text.encode(), durable=False)
                 self._published = news
             os.utime(self._path)
             self._failures.ends()

@@ -9,15 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from cpupool.host import bandwidth, cgroup_memory, cgroup_names, cgroup_properties, partitions
 from cpupool.host.files import DirectoryWatch
 from cpupool.manager import learner
+from cpupool.roles import cgroup_news
+from cpupool.roles.cgroup_news import Look
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from cpupool.enforce.sweep import Sweep, SweepReport
@@ -28,11 +31,9 @@ if TYPE_CHECKING:
 NAME: Final = "cpusetter"
 _SETTLE_S: Final = 0.02
 """Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
+_CALM_S: Final = 0.1
+"""After a sweep, what puts no container on wrong CPUs waits for so long, to be served together."""
 _STORM_S: Final = 0.2
-_KEPT_FILES: Final = {"cpuset.cpus"}.union(
-    bandwidth.FILES, cgroup_memory.FILES, cgroup_properties.FILES, partitions.FILES
-)
-"""What is kept of a container, and put back when another program has written it."""
 _CGROUP_LEVELS: Final = 5
 """Below kubepods: QoS class, pod, and three that a runtime and a container may make."""
 
@@ -43,7 +44,8 @@ class CPUSetter:
     Args:
         sweep: looks at every container once.
         learner: what is known of the node.
-        places: the folders below which the cgroups of pods are.
+        places: the folders below which the cgroups of pods are, and whether they have the CPUs of
+            containers there.
         metrics: where durations are counted.
         health: hears that the loop turns, and whether containers can be placed.
         interval_s: a sweep happens at least this often.
@@ -57,7 +59,7 @@ class CPUSetter:
         sweep: Sweep,
         learner: Learner,
         *,
-        places: Iterable[Path] = (),
+        places: Mapping[Path, bool] = MappingProxyType({}),
         metrics: Metrics,
         health: Health,
         interval_s: float,
@@ -67,7 +69,7 @@ class CPUSetter:
     ) -> None:
         self._sweep = sweep
         self._learner = learner
-        self._places = tuple(places)
+        self._places = places
         self._metrics = metrics
         self._health = health
         self._interval_s = interval_s
@@ -75,7 +77,7 @@ class CPUSetter:
         self._readiness_changed = readiness_changed
         self._readiness = (False, False)
         self._now_s = now_s
-        self._settle_s = _SETTLE_S
+        self._settle_s = _CALM_S
         self._informed = threading.Event()
         self._ready = threading.Event()
         self._look = threading.Event()
@@ -100,7 +102,10 @@ class CPUSetter:
         self._look.set()
 
     def wake_at_once(self) -> None:
-        """Ask for a sweep that does not wait for a burst of events to end: there are new facts."""
+        """Ask for a sweep that does not wait for a burst of events to end.
+
+        There are new facts, or a container may be on wrong CPUs.
+        """
         self._urgent.set()
         self.wake()
 
@@ -112,8 +117,10 @@ class CPUSetter:
     def run(self, stop: threading.Event) -> None:
         """Sweep until `stop` is set; `wake` once more after setting it returns at once."""
         watches = [
-            DirectoryWatch(place, self._cgroup_changed, depth=_CGROUP_LEVELS, writes=True)
-            for place in self._places
+            DirectoryWatch(
+                place, partial(self._changed, sets=sets), depth=_CGROUP_LEVELS, writes=True
+            )
+            for place, sets in self._places.items()
         ]
         with ExitStack() as ending:
             for watch in watches:
@@ -121,17 +128,17 @@ class CPUSetter:
             while not stop.is_set():
                 self._health.beat(NAME)
                 self._look.clear()
+                self._urgent.clear()
                 report = self.sweep()
                 for watch in watches:
                     watch.ensure()
                 self._tell(report)
                 if stop.wait(_SETTLE_S):
                     return
-                self._urgent.wait(self._settle_s - _SETTLE_S)
-                self._urgent.clear()
-                # Events that come on and on without moving anything are answered ever more slowly.
-                quiet = not self._look.wait(self._pause_s()) or report.repairs
-                self._settle_s = _SETTLE_S if quiet else min(2 * self._settle_s, _STORM_S)
+                self._urgent.wait(min(self._settle_s - _SETTLE_S, self._pause_s()))
+                # Events that come on and on are answered ever more slowly.
+                quiet = not self._look.wait(self._pause_s())
+                self._settle_s = _CALM_S if quiet else _STORM_S
 
     def sweep(self) -> SweepReport:
         """Compare every container with where it belongs, and repair what differs."""
@@ -165,9 +172,11 @@ class CPUSetter:
     def _pause_s(self) -> float:
         return min(self._interval_s, max(0.0, self._sweep.due_s - self._now_s()))
 
-    def _cgroup_changed(self, path: Path) -> None:
-        # Every exec writes cgroup.procs, which moves no container: only sets and new cgroups count.
-        if cgroup_names.is_cgroup(path.name):
-            self.wake_at_once()
-        elif path.name in _KEPT_FILES:
-            self.wake()
+    def _changed(self, path: Path, *, sets: bool) -> None:
+        match cgroup_news.of(path, self._sweep.writers, sets=sets):
+            case Look.AT_ONCE:
+                self.wake_at_once()
+            case Look.SOON:
+                self.wake()
+            case Look.NOT:
+                pass

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cpupool.telemetry.metrics import Metrics
 
 NAME: Final = "reporter"
-_PAUSE_S: Final = 0.2
+_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 2.0
 _SHARE: Final = 100
 """The reporter pauses for so many times as long as it has worked: in a burst of pods the node has

@@ -29,7 +29,7 @@ class Stop(threading.Event):
 
 
 @pytest.mark.parametrize(
-    ("worked_s", "pause_s"), [(0.0, 0.2), (0.002, 0.2), (0.01, 1.0), (1.0, 2.0)]
+    ("worked_s", "pause_s"), [(0.0, 0.5), (0.002, 0.5), (0.01, 1.0), (1.0, 2.0)]
 )
 def test_the_status_takes_a_hundredth_of_a_cpu_at_most(
     tmp_path: Path, worked_s: float, pause_s: float

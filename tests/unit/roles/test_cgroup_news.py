@@ -1,0 +1,69 @@
+"""What the cpusetter makes of the events of a pod's start and end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.enforce.writers import Writers
+from cpupool.roles import cgroup_news
+from cpupool.roles.cgroup_news import Look
+from tests.runtimes import ModelRuntime, without_runtime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POD = "kubepods/burstable/pod01234567-89ab-cdef-0123-456789abcdef"
+CONTAINER = f"{POD}/{'0' * 64}"
+SCOPE = (
+    "kubepods.slice/kubepods-pod01234567_89ab_cdef_0123_456789abcdef.slice/"
+    f"cri-containerd-{'0' * 64}.scope"
+)
+
+
+def asked(
+    tmp_path: Path, changed: str, *, sets: bool = True, writers: Writers | None = None
+) -> Look:
+    return cgroup_news.of(tmp_path / changed, writers or without_runtime(), sets=sets)
+
+
+@pytest.mark.parametrize("container", [CONTAINER, SCOPE])
+def test_a_new_container_and_a_write_of_its_cpus_or_quota_are_looked_at_at_once(
+    tmp_path: Path, container: str
+) -> None:
+    (tmp_path / container).mkdir(parents=True)
+    assert asked(tmp_path, container) is Look.AT_ONCE
+    for file in ("cpuset.cpus", "cpu.max", "cpu.cfs_quota_us"):
+        assert asked(tmp_path, f"{container}/{file}") is Look.AT_ONCE
+    assert asked(tmp_path, f"{container}/cpu.cfs_quota_us", sets=False) is Look.AT_ONCE
+
+
+def test_what_moves_no_container_waits_for_what_does(tmp_path: Path) -> None:
+    (tmp_path / CONTAINER / "nested").mkdir(parents=True)
+    for changed in (POD, f"{POD}/cpuset.cpus", f"{CONTAINER}/nested", f"{CONTAINER}/cpu.shares"):
+        assert asked(tmp_path, changed) is Look.SOON
+    assert asked(tmp_path, f"{POD}/gone") is Look.SOON
+    assert asked(tmp_path, CONTAINER, sets=False) is Look.SOON
+    # The kernel reports what it could not report one by one as the folder itself.
+    assert asked(tmp_path, "kubepods") is Look.SOON
+
+
+def test_what_is_not_kept_asks_for_nothing(tmp_path: Path) -> None:
+    assert asked(tmp_path, f"{CONTAINER}/cgroup.procs") is Look.NOT
+
+
+def test_a_container_that_the_runtime_is_starting_asks_for_nothing(tmp_path: Path) -> None:
+    runtime = ModelRuntime(here=True)
+    runtime.begun.add("0" * 64)
+    writers = Writers(None, runtime, ModelRuntime())
+    (tmp_path / CONTAINER).mkdir(parents=True)
+    assert asked(tmp_path, CONTAINER, writers=writers) is Look.NOT
+    assert asked(tmp_path, f"{CONTAINER}/cpuset.cpus", writers=writers) is Look.NOT
+    assert asked(tmp_path, f"{POD}/other/cpuset.cpus", writers=writers) is Look.AT_ONCE
+
+
+def test_a_start_that_waits_for_a_container_to_go_hears_of_it_at_once(tmp_path: Path) -> None:
+    runtime = ModelRuntime(here=True, delays=True)
+    writers = Writers(None, runtime, ModelRuntime())
+    assert asked(tmp_path, f"{POD}/gone", writers=writers) is Look.AT_ONCE
