@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -61,14 +62,21 @@ def sweep() -> Iterator[Row]:
             pass
         assert len(report.found) == 2 * PODS
         quiet_ms = [cpu_ms(setter.sweep) for _ in range(SWEEPS)]
-        news_ms = []
-        for number in range(SWEEPS):
-            source.listed = pods[: PODS + (number + 1) % 2]
-            news_ms.append(cpu_ms(setter.sweep))
+        one = partial(setter.sweep, {pods[0].uid})
+        one_ms = [cpu_ms(one) for _ in range(SWEEPS)]
+        come_ms, gone_ms = [], []
+        facts = partial(setter.sweep, frozenset())
+        for _ in range(SWEEPS):
+            source.listed = pods
+            come_ms.append(cpu_ms(facts))
+            source.listed = pods[:PODS]
+            gone_ms.append(cpu_ms(facts))
         kind = "emulated" if isinstance(place, EmulatedCgroups) else "real"
     what = f"sweep of {2 * PODS} right containers, {kind} cgroups"
     yield (what, ms(quiet_ms), "50 ms of CPU")
-    yield (f"{what}: a pod has come or gone", ms(news_ms), "-")
+    yield (f"{what}: those of one pod have changed", ms(one_ms), "-")
+    yield (f"{what}: a pod is listed", ms(come_ms), "-")
+    yield (f"{what}: a pod is listed no longer", ms(gone_ms), "-")
 
 
 def _bandwidth(folder: Path, tree: CgroupFS) -> CFSBandwidth:

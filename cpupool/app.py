@@ -361,7 +361,7 @@ class Agent:
         sweep, pools = self._cpusetter.wake_at_once, self._configurator.wake
         devices, mounts, nri = self._device_manager, self._mount_keeper, self._nri
         machine, load, memory = self._machine_watcher, self._load_watcher, self._memory_keeper
-        signals.pods.wakes(sweep)
+        signals.pods.wakes(self._cpusetter.facts_changed)
         signals.cluster.wakes(sweep, pools)
         # A file that was refused may fit the machine now.
         signals.machine.wakes(sweep, pools)
@@ -370,7 +370,7 @@ class Agent:
         # The pools were checked against a reading of the machine that may be old by now.
         signals.pools.wakes(machine.wake, load.wake, devices.wake, mounts.wake, sweep)
         signals.kubelet.wakes(self._cpusetter.kubelet_changed)
-        signals.runtime.wakes(sweep)
+        signals.runtime.wakes(self._cpusetter.facts_changed)
         signals.refused.wakes(machine.wake)
         signals.readiness.wakes(devices.wake, mounts.wake, nri.wake)
         signals.mounts.wakes(devices.wake)

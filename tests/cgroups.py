@@ -17,7 +17,7 @@ from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.manager.ports import CgroupTree
@@ -100,12 +100,17 @@ class KernelModel:
             if above and own:
                 self.sets[path] = own | ((of_pod(pod) if pod else online) & self.online)
 
-    def containers(self) -> Iterator[FoundContainer]:
+    def containers(
+        self, known: Mapping[str, Sequence[FoundContainer]] | None = None
+    ) -> Iterator[FoundContainer]:
+        known = known or {}
         moved: dict[str, FoundContainer] = {}
         for path in self.sets:
             *_, pod, name = ("", *path.split("/"))
             uid = cgroup_names.pod_id(pod)
-            if uid is not None:
+            if cgroup_names.pod_id(name) is not None:
+                yield from known.get(path, ())
+            elif uid is not None and _parent(path) not in known:
                 cpus = str(self.effective(path))
                 yield FoundContainer(uid, cgroup_names.container_id(name), path, cpus)
                 if path in self._emptied:
@@ -206,6 +211,15 @@ class CgroupTreeContract:
         assert list(ground.tree.containers()) == [
             FoundContainer(POD_UID, CONTAINER_ID, path, "0-1")
         ]
+
+    def test_what_is_known_is_not_read_again_and_ends_with_its_pod(self, ground: Ground) -> None:
+        path = ground.container("0-1")
+        pod = path.rpartition("/")[0]
+        before = list(ground.tree.containers())
+        ground.tree.write(path, CPUSet.of(1))
+        assert list(ground.tree.containers({pod: before})) == before
+        ground.remove(pod)
+        assert list(ground.tree.containers({pod: before})) == []
 
     def test_a_node_without_pods_has_no_containers(self, ground: Ground) -> None:
         assert list(ground.tree.containers()) == []

@@ -23,6 +23,7 @@ from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.enforce.notices import NoticeKey
@@ -121,6 +122,10 @@ class LoadBalancingGoal:
         held[key.path] = want
         log.info("load balancing off", cgroup=key.path, cpus=want)
         return Reason.UNKNOWN if was_right else Reason.NEW
+
+    def stays(self, _key: _Change, _changed: AbstractSet[str], /) -> bool:
+        """Return that somebody may have: not all of its files are watched."""
+        return False
 
     def notices(
         self, targets: Mapping[_Change, Target[CPUSet]]

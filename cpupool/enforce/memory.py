@@ -26,6 +26,7 @@ from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from cpupool.core.assignments import MemoryNodes
     from cpupool.core.cpuset import CPUSet
@@ -173,6 +174,10 @@ class MemoryGoal:
             ms=f"{took_s * 1000:.1f}",
         )
         return reason
+
+    def stays(self, _key: str, _changed: AbstractSet[str], /) -> bool:
+        """Return that somebody may have: not all of its files are watched."""
+        return False
 
     def notices(
         self, targets: Mapping[str, Target[MemoryNodes]]

@@ -22,6 +22,7 @@ from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.properties import Properties
@@ -148,6 +149,10 @@ class PropertiesGoal:
         if in_use is not None:
             raise in_use
         return reason
+
+    def stays(self, _key: str, _changed: AbstractSet[str], /) -> bool:
+        """Return that somebody may have: not all of its files are watched."""
+        return False
 
     def notices(
         self, targets: Mapping[str, Target[Properties]]

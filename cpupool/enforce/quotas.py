@@ -23,6 +23,7 @@ from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from cpupool.core.quota import Limit
     from cpupool.core.workloads import Pod
@@ -169,6 +170,10 @@ class QuotaGoal:
             steps, reason = others, self._carry_out(others, memory, cause, now_s)
         memory.had = {**has, **{step.path: step.wants for step in steps}}
         return reason
+
+    def stays(self, key: str, changed: AbstractSet[str], /) -> bool:
+        """Return whether nothing has changed in the cgroups of a pod, which are watched."""
+        return key not in changed
 
     def notices(self, targets: Mapping[str, Target[_Want]]) -> Iterator[tuple[NoticeKey, Notice]]:
         """Yield the pods whose quota cannot be set, or is overwritten again and again."""

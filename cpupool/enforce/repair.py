@@ -17,6 +17,7 @@ from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from cpupool.enforce.drift import Reason
     from cpupool.enforce.notices import Notice, NoticeKey
@@ -134,6 +135,15 @@ class Goal(Protocol[K, W]):
         """
         ...
 
+    def stays(self, key: K, changed: AbstractSet[str], /) -> bool:
+        """Return whether nobody can have overwritten a target.
+
+        Args:
+            key: the target.
+            changed: the pods in whose cgroups anything has changed since the last look.
+        """
+        ...
+
     def notices(self, targets: Mapping[K, Target[W]]) -> Iterator[tuple[NoticeKey, Notice]]:
         """Yield what pods' owners must know, as long as it lasts."""
         ...
@@ -155,7 +165,11 @@ class Keeper(Generic[K, W]):
         self._targets: dict[K, Target[W]] = {}
 
     def keep(
-        self, found: Sequence[FoundContainer], resolution: Resolution, now_s: float
+        self,
+        found: Sequence[FoundContainer],
+        resolution: Resolution,
+        now_s: float,
+        changed: AbstractSet[str] | None = None,
     ) -> Mapping[NoticeKey, Notice]:
         """Put right what differs and is due; an error of a target does not stop the others.
 
@@ -163,6 +177,7 @@ class Keeper(Generic[K, W]):
             found: every container directory.
             resolution: where everything belongs.
             now_s: the time on a monotonic clock.
+            changed: the pods in whose cgroups anything has changed; None for any.
 
         Returns:
             What pods' owners must know, as long as it lasts.
@@ -179,7 +194,10 @@ class Keeper(Generic[K, W]):
             target = targets[key]
             target.aim(want)
             due_s = target.backoff.due_s
-            self._look_at(due_s if now_s < due_s else self._put_right(key, want, now_s))
+            if now_s < due_s:
+                self._look_at(due_s)
+            elif changed is None or not (target.was_right and self._goal.stays(key, changed)):
+                self._look_at(self._put_right(key, want, now_s))
         return dict(self._goal.notices(targets))
 
     def _put_right(self, key: K, want: W, now_s: float) -> float:

@@ -7,7 +7,7 @@ then the CPUs of containers, then the other goals, then what pods' owners must k
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,8 @@ from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from cpupool.enforce.mover import Mover, Repair
     from cpupool.enforce.notices import Notice, NoticeKey
@@ -116,14 +117,22 @@ class Sweep:
         # What the last sweep left: with the same input there is nothing to repair.
         self._right: tuple[FoundContainer, ...] | None = None
         self._applied: Resolution | None = None
+        # What was read last, and whether all of it is where it belongs.
+        self._there: tuple[FoundContainer, ...] = ()
+        self._all_moved = False
         self._room = CPUSet()
         self._started = self._has_waited = self._found_any = False
 
-    def look(self) -> SweepReport:
-        """Compare every container with where it belongs, and repair what differs."""
+    def look(self, touched: AbstractSet[str] | None = None) -> SweepReport:
+        """Compare every container with where it belongs, and repair what differs.
+
+        Args:
+            touched: the pods in whose cgroups anything has changed since the last look; the others
+                are not read again. None for any.
+        """
         self.due_s = math.inf
         now_s, cpu_s = self._now_s(), self._cpu_s()
-        there = self._sources.ask("cgroups", lambda: tuple(self._tree.containers()))
+        there = self._sources.ask("cgroups", lambda: self._walk(self._known(touched)))
         if there is None:
             return SweepReport(waiting_for="the cgroups")
         # One that the runtime is starting is there, too: it is not forgotten.
@@ -146,7 +155,7 @@ class Sweep:
         changed = found != self._right or resolution is not self._applied
         if changed:
             found, repairs = self._put_right(found, cpu_s)
-        kept = self._keep(found, now_s)
+        kept = self._keep(found, now_s, touched)
         if changed or kept != self._kept or now_s >= self._notices.due_s:
             self._kept = kept
             self._publish_notices(now_s)
@@ -157,8 +166,21 @@ class Sweep:
     def _look_at(self, due_s: float) -> None:
         self.due_s = min(self.due_s, due_s)
 
-    def _walk(self) -> tuple[FoundContainer, ...]:
-        return self._without_starting(self._tree.containers())
+    def _walk(self, known: Mapping[str, list[FoundContainer]]) -> tuple[FoundContainer, ...]:
+        self._there = ()
+        self._there = tuple(self._tree.containers(known))
+        return self._there
+
+    def _known(self, touched: AbstractSet[str] | None) -> Mapping[str, list[FoundContainer]]:
+        """Return the directories of the pods that are not touched, with what was found there."""
+        known: defaultdict[str, list[FoundContainer]] = defaultdict(list)
+        # What could not be moved is read again: another program may have written it last.
+        if touched is not None and self._all_moved:
+            for found in self._there:
+                if found.pod not in touched:
+                    itself = found.id == POD_ITSELF
+                    known[found.path if itself else found.path.rpartition("/")[0]].append(found)
+        return known
 
     def _without_starting(self, there: Iterable[FoundContainer]) -> tuple[FoundContainer, ...]:
         return tuple(
@@ -207,7 +229,8 @@ class Sweep:
             repairs += made
             if all(repair.error for repair in made):
                 break
-            walked = self._sources.ask("cgroups", self._walk) or found
+            there = self._sources.ask("cgroups", lambda: self._walk({}))
+            walked = found if there is None else self._without_starting(there)
             found = tuple(container for container in walked if container.path in asked_for)
             if len(found) < len(walked):
                 self._look_at(self._now_s())
@@ -218,13 +241,16 @@ class Sweep:
         self._applied = self._mover.current()
         failed = self._count(found, self._applied, repaired)
         self._right = None if repairs or failed else found
+        self._all_moved = not failed
         return found, tuple(repairs)
 
-    def _keep(self, found: tuple[FoundContainer, ...], now_s: float) -> dict[NoticeKey, Notice]:
+    def _keep(
+        self, found: tuple[FoundContainer, ...], now_s: float, touched: AbstractSet[str] | None
+    ) -> dict[NoticeKey, Notice]:
         """Put the goals right, and return what pods' owners must know of them."""
         kept: dict[NoticeKey, Notice] = {}
         for keeper in self._keepers:
-            kept.update(keeper.keep(found, self._mover.current(), now_s))
+            kept.update(keeper.keep(found, self._mover.current(), now_s, touched))
             self._look_at(keeper.due_s)
         return kept
 

@@ -20,7 +20,7 @@ from cpupool.host.cgroup_files import CgroupFiles, above, levels, pods_below
 from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _DEEPEST: Final = 64
@@ -106,7 +106,9 @@ class CgroupFS:
         """Return the directories where the cgroup of all pods can be, to watch them."""
         return tuple(self._base / place for place in self._kubepods)
 
-    def containers(self) -> Iterator[FoundContainer]:
+    def containers(
+        self, known: Mapping[str, Sequence[FoundContainer]] | None = None
+    ) -> Iterator[FoundContainer]:
         """Walk every directory of every pod, with the CPUs that it runs on now.
 
         The list is the kernel's unparsed text, which a caller can compare with the text of a set.
@@ -117,13 +119,17 @@ class CgroupFS:
         after the pod's containers, while such a container exists. The `cgroup.procs` of the pod
         cannot show this: it leaves out processes of other PID namespaces.
 
+        Args:
+            known: the directory of a pod → what is in it, which is not read again.
+
         Raises:
             HostFileError: a directory or file is there and cannot be read.
         """
         walked: set[str] = set()
         for place in self._kubepods:
             for pod, directory in pods_below(self._files, place):
-                for found in self._containers_of(pod, directory):
+                there = known and known.get(directory)
+                for found in there or self._containers_of(pod, directory):
                     walked.add(found.path)
                     yield found
         self._lost = {path: lost for path, lost in self._lost.items() if path in walked}

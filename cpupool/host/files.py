@@ -56,8 +56,11 @@ class DirectoryWatch:
         self._watched: tuple[int, int] | None = None
         self._failed = False
 
-    def ensure(self) -> None:
+    def ensure(self) -> bool:
         """Watch the directory if it exists and is not being watched.
+
+        Returns:
+            Whether it has not been watched until now, so that changes may have gone unseen.
 
         Raises:
             ThreadFailed: the watching thread has failed, or hangs.
@@ -70,11 +73,11 @@ class DirectoryWatch:
             # The thread ends when the kernel reports the deletion. If another directory has taken
             # the place, the watch of the old directory would report nothing.
             if runs and there in (None, self._watched):
-                return
+                return False
             self.stop()
-        if there is None:
-            return
         self._watched = there
+        if there is None:
+            return False
         try:
             self._events = FolderEvents(
                 self._directory, self._changed, depth=self._depth, writes=self._writes
@@ -89,11 +92,19 @@ class DirectoryWatch:
             self._failed = True
         else:
             self._failed = False
+        return True
 
     @property
     def watching(self) -> bool:
         """Whether the kernel reports changes, as of the last `ensure`."""
         return self._events is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the kernel reports every change, as of the last `ensure`."""
+        if self._events is None:
+            return self._watched is None
+        return self._events.complete
 
     def stop(self) -> None:
         """Stop watching; no callback runs after this."""

@@ -78,6 +78,11 @@ class FolderEvents:
         )
         self.thread.start()
 
+    @property
+    def complete(self) -> bool:
+        """Whether every folder is watched that could be."""
+        return not self._incomplete
+
     def stop(self) -> None:
         """Stop watching; no callback runs after this."""
         self._stopping = True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from cpupool.core.workloads import ContainerID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from cpupool.core.cpuset import CPUSet
@@ -354,9 +354,7 @@ class FoundContainer:
 class Mount:
     """A file or folder that is mounted read-only into a container.
 
-    Attributes:
-        container_path: its path in the container.
-        host_path: its path for the kubelet and the container runtime.
+    `host_path` is its path for the kubelet and the container runtime.
     """
 
     container_path: str
@@ -395,11 +393,13 @@ class CgroupAccess(Protocol):
 class CgroupTree(CgroupAccess, Protocol):
     """The node's container cgroups."""
 
-    def containers(self) -> Iterator[FoundContainer]:
+    def containers(
+        self, known: Mapping[str, Sequence[FoundContainer]] | None = None
+    ) -> Iterator[FoundContainer]:
         """Walk every directory of every pod, with the CPUs that it runs on now.
 
         A pod's own directory comes after those below it, and only while the kernel has moved
-        processes there.
+        processes there. What is `known` of a pod's directory is not read again.
         """
         ...
 

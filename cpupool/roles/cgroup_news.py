@@ -50,3 +50,16 @@ def of(path: Path, writers: Writers, *, sets: bool) -> Look:
     runs = sets and path.is_dir() if directory else path.name in _AT_ONCE
     # A start that waits may wait for a container to go.
     return Look.AT_ONCE if (of_container and runs) or writers.delays else Look.SOON
+
+
+def pod(path: Path) -> str | None:
+    """Return the only pod whose containers a change can concern; None if it can concern others.
+
+    Args:
+        path: as for `of`.
+    """
+    if path.name.startswith("cpuset.cpus."):
+        # On version 2 a partition takes CPUs from the cgroups around it.
+        return None
+    pods = (cgroup_names.pod_id(name) for name in reversed(path.parts))
+    return next((pod for pod in pods if pod is not None), None)

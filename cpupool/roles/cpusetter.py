@@ -6,6 +6,7 @@ cgroups, itself or through the container runtime.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import ExitStack
@@ -20,7 +21,8 @@ from cpupool.roles.cgroup_news import Look
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from cpupool.enforce.sweep import Sweep, SweepReport
@@ -70,6 +72,8 @@ class CPUSetter:
         self._sweep = sweep
         self._learner = learner
         self._places = places
+        self._touched = _Touched()
+        self._everything_s = -math.inf
         self._metrics = metrics
         self._health = health
         self._interval_s = interval_s
@@ -98,16 +102,22 @@ class CPUSetter:
         return self._informed.is_set() and not self._learner.conflict
 
     def wake(self) -> None:
-        """Ask for a sweep now."""
+        """Ask for a sweep of everything now."""
+        self._touched.anything()
         self._look.set()
 
     def wake_at_once(self) -> None:
         """Ask for a sweep that does not wait for a burst of events to end.
 
-        There are new facts, or a container may be on wrong CPUs.
+        A container may be on wrong CPUs.
         """
         self._urgent.set()
         self.wake()
+
+    def facts_changed(self) -> None:
+        """Ask for a sweep at once: facts are others, and the cgroups as their events say."""
+        self._urgent.set()
+        self._look.set()
 
     def kubelet_changed(self) -> None:
         """Note that another kubelet runs now, and ask for a sweep."""
@@ -129,9 +139,10 @@ class CPUSetter:
                 self._health.beat(NAME)
                 self._look.clear()
                 self._urgent.clear()
-                report = self.sweep()
+                report = self.sweep(self._due(watches))
                 for watch in watches:
-                    watch.ensure()
+                    if watch.ensure():
+                        self._touched.anything()
                 self._tell(report)
                 if stop.wait(_SETTLE_S):
                     return
@@ -140,11 +151,25 @@ class CPUSetter:
                 quiet = not self._look.wait(self._pause_s())
                 self._settle_s = _CALM_S if quiet else _STORM_S
 
-    def sweep(self) -> SweepReport:
-        """Compare every container with where it belongs, and repair what differs."""
+    def _due(self, watches: Iterable[DirectoryWatch]) -> frozenset[str] | None:
+        """Return the pods whose cgroups are to be read; None for all."""
+        touched, now_s = self._touched.take(), self._now_s()
+        watched = all(watch.complete for watch in watches)
+        if not watched or not self._pause_s():
+            touched = None
+        if touched is None:
+            self._everything_s = now_s
+        return touched
+
+    def sweep(self, touched: AbstractSet[str] | None = None) -> SweepReport:
+        """Compare every container with where it belongs, and repair what differs.
+
+        Args:
+            touched: as for `Sweep.look`.
+        """
         started_s = self._now_s()
         with logs.operation("sweep"):
-            report = self._sweep.look()
+            report = self._sweep.look(touched)
         if self._learner.conflict:
             self._ready.clear()
             self._informed.clear()
@@ -170,13 +195,41 @@ class CPUSetter:
             self._readiness_changed()
 
     def _pause_s(self) -> float:
-        return min(self._interval_s, max(0.0, self._sweep.due_s - self._now_s()))
+        due_s = min(self._sweep.due_s, self._everything_s + self._interval_s)
+        return max(0.0, due_s - self._now_s())
 
     def _changed(self, path: Path, *, sets: bool) -> None:
-        match cgroup_news.of(path, self._sweep.writers, sets=sets):
-            case Look.AT_ONCE:
-                self.wake_at_once()
-            case Look.SOON:
-                self.wake()
-            case Look.NOT:
-                pass
+        look = cgroup_news.of(path, self._sweep.writers, sets=sets)
+        self._touched.add(cgroup_news.pod(path))
+        if look is Look.AT_ONCE:
+            self._urgent.set()
+        if look is not Look.NOT:
+            self._look.set()
+
+
+class _Touched:
+    """The pods in whose cgroups anything has changed since a sweep; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pods: set[str] = set()
+        self._anything = True
+
+    def add(self, pod: str | None) -> None:
+        """Note a change in the cgroups of a pod; None for any pod."""
+        with self._lock:
+            if pod is None:
+                self._anything = True
+            else:
+                self._pods.add(pod)
+
+    def anything(self) -> None:
+        """Note that anything may have changed."""
+        self.add(None)
+
+    def take(self) -> frozenset[str] | None:
+        """Return the pods, None for any, and begin anew."""
+        with self._lock:
+            pods = None if self._anything else frozenset(self._pods)
+            self._pods, self._anything = set(), False
+        return pods

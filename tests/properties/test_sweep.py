@@ -73,6 +73,7 @@ class Sweeping(RuleBasedStateMachine):
         self.offline = CPUSet()
         self.pods: dict[str, Pod] = {}
         self.left: list[str] = []
+        self.touched: set[str] | None = None
         self.recorded = False
         self.numbers = iter(range(10_000))
 
@@ -103,6 +104,7 @@ class Sweeping(RuleBasedStateMachine):
         for container in containers:
             self.kernel.make(self.node.path(name, container.name), online)
         self.pods[name] = replace(builders.pod(name, *containers), created=f"{len(name)} {name}")
+        self.touch(self.pods[name].uid)
         self.node.source.listed = list(self.pods.values())
 
     @precondition(lambda self: self.pods)
@@ -117,7 +119,9 @@ class Sweeping(RuleBasedStateMachine):
     @rule()
     def the_cgroups_of_ended_pods_go(self) -> None:
         while self.left:
-            self.kernel.remove(f"kubepods/pod{self.left.pop()}-uid")
+            name = self.left.pop()
+            self.kernel.remove(f"kubepods/pod{name}-uid")
+            self.touch(f"{name}-uid")
 
     @rule(pools=st.sampled_from(FILES))
     def the_pool_file_is_edited(self, pools: NodePools) -> None:
@@ -126,6 +130,7 @@ class Sweeping(RuleBasedStateMachine):
 
     @rule(offline=st.sampled_from(["", "1", "2-3", "7"]))
     def cpus_go_offline_and_return(self, offline: str) -> None:
+        self.touched = None
         self.offline = CPUSet.parse_or_empty(offline)
         if self.kernel.version is CgroupVersion.V1:
             self.kernel.switch_off(self.offline)
@@ -136,8 +141,15 @@ class Sweeping(RuleBasedStateMachine):
     @rule(data=st.data(), cpus=st.sets(st.integers(0, 7), min_size=1).map(CPUSet))
     def another_program_writes(self, data: st.DataObject, cpus: CPUSet) -> None:
         paths = sorted(path for path in self.kernel.sets if path != "kubepods")
+        path = data.draw(st.sampled_from(paths))
+        self.touch(path.split("/")[1].removeprefix("pod"))
         with suppress(CgroupWriteRejected):
-            KernelModel.write(self.kernel, data.draw(st.sampled_from(paths)), cpus)
+            KernelModel.write(self.kernel, path, cpus)
+
+    def touch(self, pod: str) -> None:
+        """The kernel reports a change in the cgroups of a pod."""
+        if self.touched is not None:
+            self.touched.add(pod)
 
     @rule(writes=st.integers(0, 4), recorded=st.booleans())
     def the_agent_will_be_killed(self, *, writes: int, recorded: bool) -> None:
@@ -169,7 +181,8 @@ class Sweeping(RuleBasedStateMachine):
 
     def sweep(self) -> None:
         self.node.now_s += PAUSE_S
-        self.node.setter.sweep()
+        touched, self.touched = self.touched, set()
+        self.node.setter.sweep(touched)
 
     def containers_run_where_they_belong(self) -> None:
         owned, kernel = self.owned(), self.kernel

@@ -20,6 +20,7 @@ from tests.machines import MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from cpupool.core.errors import CPUPoolError
     from cpupool.enforce.notices import NoticeKey
@@ -52,6 +53,9 @@ class WeightGoal:
         self.weights[key] = want
         return Reason.UNKNOWN if was_right else Reason.NEW
 
+    def stays(self, key: str, changed: AbstractSet[str], /) -> bool:
+        return key not in changed
+
     def notices(self, targets: Mapping[str, Target[int]], /) -> Iterator[tuple[NoticeKey, Notice]]:
         for path, target in targets.items():
             if target.contested or target.stuck:
@@ -76,10 +80,10 @@ class Node:
         )
         self._resolution = manager.snapshot().resolution
 
-    def keep(self) -> list[str]:
+    def keep(self, changed: AbstractSet[str] | None = None) -> list[str]:
         """Look at what there is; return what pods' owners must know."""
         found = [FoundContainer("web-uid", path, path, "0") for path in self.goal.weights]
-        kept = self.keeper.keep(found, self._resolution, self.now_s)
+        kept = self.keeper.keep(found, self._resolution, self.now_s, changed)
         return [notice.why for notice in kept.values()]
 
 
@@ -91,6 +95,22 @@ def node() -> Node:
 def test_a_goal_is_reached_once_and_then_only_looked_at(node: Node) -> None:
     assert (node.keep(), node.keep()) == ([], [])
     assert (node.goal.writes, node.keeper.due_s) == (["a", "b"], math.inf)
+
+
+def test_what_is_right_is_looked_at_again_where_something_has_changed(node: Node) -> None:
+    node.keep(changed=frozenset())
+    assert node.goal.writes == ["a", "b"], "before they have been right"
+    node.goal.weights = {"a": 5, "b": 5}
+    node.now_s += 60.0
+    node.keep(changed={"b"})
+    assert node.goal.writes[2:] == ["b"]
+    node.goal.wanted = 7
+    node.keep(changed=frozenset())
+    assert node.goal.writes[3:] == ["a", "b"], "another want"
+    node.goal.weights = {"a": 5, "b": 5}
+    node.now_s += 60.0
+    node.keep()
+    assert node.goal.writes[5:] == ["a", "b"], "anything may have changed"
 
 
 def test_another_want_is_put_right_at_once(node: Node) -> None:

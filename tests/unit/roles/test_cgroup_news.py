@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from cpupool.enforce.writers import Writers
 from cpupool.roles import cgroup_news
 from cpupool.roles.cgroup_news import Look
 from tests.runtimes import ModelRuntime, without_runtime
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POD = "kubepods/burstable/pod01234567-89ab-cdef-0123-456789abcdef"
 CONTAINER = f"{POD}/{'0' * 64}"
@@ -67,3 +64,24 @@ def test_a_start_that_waits_for_a_container_to_go_hears_of_it_at_once(tmp_path: 
     runtime = ModelRuntime(here=True, delays=True)
     writers = Writers(None, runtime, ModelRuntime())
     assert asked(tmp_path, f"{POD}/gone", writers=writers) is Look.AT_ONCE
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [POD, CONTAINER, SCOPE, f"{POD}/cpuset.cpus", f"{CONTAINER}/cpuset.cpus", f"{POD}/a/b/cpu.max"],
+)
+def test_a_change_concerns_the_pod_of_its_cgroup(changed: str) -> None:
+    assert cgroup_news.pod(Path(changed)) == "01234567-89ab-cdef-0123-456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "kubepods",
+        "kubepods/burstable",
+        "kubepods/cpuset.cpus",
+        f"{CONTAINER}/cpuset.cpus.partition",
+    ],
+)
+def test_what_can_take_cpus_from_other_pods_concerns_all_of_them(changed: str) -> None:
+    assert cgroup_news.pod(Path(changed)) is None

@@ -224,7 +224,7 @@ def test_an_unreadable_tree_is_reported_and_does_not_end_the_role(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Unreadable(KernelModel):
-        def containers(self) -> Iterator[FoundContainer]:
+        def containers(self, known: object = None) -> Iterator[FoundContainer]:
             raise HostFileError("kubepods", "Permission denied", "run as root")
 
     node = Node(kernel=Unreadable(CgroupVersion.V1, {"kubepods": EVERYTHING}, EVERYTHING))

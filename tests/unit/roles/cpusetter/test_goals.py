@@ -49,6 +49,9 @@ class RecordingGoal:
         if self.busy:
             raise RuntimeBusy("main-id", "something", "it waits itself")
 
+    def stays(self, _key: str, _changed: object, /) -> bool:
+        return False
+
     def notices(self, _targets: object, /) -> Iterator[tuple[NoticeKey, Notice]]:
         yield from self.announced.items()
 

@@ -111,3 +111,28 @@ def test_a_repair_that_widens_an_ancestor_leaves_no_other_wider() -> None:
     node.setter.sweep()
 
     assert (node.cpus("sharer"), node.cpus("owner")) == ("0", "2")
+
+
+def test_a_sweep_reads_the_pods_that_have_changed() -> None:
+    node = Node()
+    node.run("web")
+    node.run("db")
+    node.setter.sweep()
+    node.kernel.write(node.path("db"), CPUSet.parse(EVERYTHING))
+    assert node.setter.sweep({"web-uid"}).repairs == ()
+    (repair,) = node.setter.sweep({"db-uid"}).repairs
+    assert repair.path == node.path("db")
+
+
+def test_a_sweep_reads_everything_after_one_that_could_not_move_a_container() -> None:
+    node = Node()
+    node.run("web")
+    node.run("db")
+    node.setter.sweep()
+    for name in ("web", "db"):
+        node.kernel.write(node.path(name), CPUSet.parse(EVERYTHING))
+    node.kernel.refusing.add(node.path("web"))
+    node.setter.sweep({"web-uid"})
+    assert node.cpus("db") == EVERYTHING
+    node.setter.sweep(frozenset())
+    assert node.cpus("db") == "1"
