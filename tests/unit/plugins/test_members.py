@@ -115,6 +115,9 @@ def test_a_sidecar_follows_the_main_container() -> None:
     assert asked.value(sidecar) == "50-52"
     (answer,) = asked.plugin.answers(asked.state, sidecar.container).values()
     assert answer.hints is None
+    # Its request counts, also if it comes later.
+    assert asked.allocate(ask("a", 3, "", SIDECAR, says=BINDS)) == asked.value(main)
+    assert sizes(asked)["share-NUMA1"] == 5
     asked.remove("a")
     assert not [name for name in asked.state.pools if "NUMA" in name]
 
@@ -138,6 +141,12 @@ def test_what_the_pools_of_the_file_have_at_least_stays() -> None:
     with pytest.raises(PoolsRunEmpty, match="3 CPUs would leave 20 for 4 pools, which have 21"):
         asked.allocate(ask("b", 3, says=BINDS), 1)
     assert asked.allocate(ask("b", 2, says=BINDS), 1) == "48-49"
+
+
+def test_it_has_what_its_pods_request_whatever_the_numbers_of_others_are() -> None:
+    asked = cpu("pools: {online: {cpus: 76}, offline: {cpus: 4}}")
+    asked.allocate(ask("a", 20, says=BINDS), 0)
+    assert sizes(asked) == {"share-NUMA0": 20, "online": 57, "offline": 3}
 
 
 def test_a_pool_that_the_file_does_not_have_is_there_on_nodes() -> None:
