@@ -196,11 +196,10 @@ of CRI to the last pod's first instruction; *on wrong CPUs* is as in
 [Enforcement](user/enforcement.md#three-ways). The aim for what `nri` adds is for the median, that
 for wrong CPUs for the maximum; what misses it is **bold**.
 
-* *The CPU time of a pod's life* misses its aim. In a life the agent sweeps three to four times: the
-  cgroups of the sandbox and the container come and go one after the other. Sweeps are 60 % of the
-  time, and a third of a sweep is calls of the runtime and the kubelet: over gRPC in Python a call
-  takes 1.3 ms, and a connection as much. The status and the metrics take 10 %, the watches of the
-  cgroups as much; the rest is the device plugin, the watch of the pods and the answers to NRI.
+* *The CPU time of a pod's life* misses its aim. In a life the agent sweeps about seven times: the
+  cgroups of the sandbox and the container come and go one after the other. The answers to NRI take
+  5 ms, and a call of the runtime over gRPC in Python more than 1 ms.
+  [Figures](dev/figures.md#why-a-pod-still-costs-more-than-10-ms) has the parts.
 * *What `nri` adds to a burst* is this CPU time: the runtime cannot have the CPUs meanwhile.
 * *`cri` has no aim*, and is the last choice. Each change is a process of the runtime, and a new
   container takes two: its CPUs and its quota. The agent makes at most four calls at one time: a
