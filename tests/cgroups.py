@@ -218,7 +218,8 @@ class CgroupTreeContract:
         before = list(ground.tree.containers())
         ground.tree.write(path, CPUSet.of(1))
         assert list(ground.tree.containers({pod: before})) == before
-        ground.remove(pod)
+        for ended in (path, pod):
+            ground.remove(ended)
         assert list(ground.tree.containers({pod: before})) == []
 
     def test_a_node_without_pods_has_no_containers(self, ground: Ground) -> None:

@@ -99,7 +99,7 @@ def test_a_container_that_is_not_brought_back_was_not_repaired(
     with living(folder, POOLS, MACHINE) as live:
         run(live, "exclusive_a", 1)
         live.settled_rows()
-        monkeypatch.setattr("cpupool.host.cgroupfs.CgroupFS.containers", lambda _self: iter(()))
+        monkeypatch.setattr("cpupool.host.cgroupfs.CgroupFS.containers", lambda *_: iter(()))
         # A sweep that has found the container already would still repair it.
         live.agent.wake()
         eventually(lambda: live._last_sweep and not live._last_sweep.found, "a blind sweep")
