@@ -178,7 +178,8 @@ class Agent:
             changed=signals.answers,
             declares=self._cluster.node_status is not None,
         )
-        self._cpusetter = self._make_cpusetter(settings, root, writers, cri)
+        tree = CgroupFS(root.cgroup, settings.cgroup_root)
+        self._cpusetter = self._make_cpusetter(settings, root, tree, writers, cri)
         memory = CgroupMemory(root.cgroup, settings.cgroup_root)
         self._memory_keeper = MemoryKeeper(
             self._record.decided,
@@ -196,8 +197,7 @@ class Agent:
             missing_facts=settings.missing_facts,
             ready=lambda: self._cpusetter.informed,
             with_memory=memory.with_memory,
-            # The cpusetter's tree remembers what its own thread has seen.
-            found=CgroupFS(root.cgroup, settings.cgroup_root).containers,
+            found=tree.containers,
             look=signals.runtime,
             appears=root.nri_socket.parent,
             events=self._cluster.events,
@@ -308,9 +308,8 @@ class Agent:
             self._one_agent.release()
 
     def _make_cpusetter(
-        self, settings: Setup, root: HostRoot, writers: Writers, cri: CRI
+        self, settings: Setup, root: HostRoot, tree: CgroupFS, writers: Writers, cri: CRI
     ) -> CPUSetter:
-        tree = CgroupFS(root.cgroup, settings.cgroup_root)
         quotas = CFSBandwidth(root.cgroup, settings.cgroup_root)
         learner = Learner(
             self.manager,

@@ -8,6 +8,7 @@ Documentation/admin-guide/cgroup-v2.rst, section "Cpuset".
 from __future__ import annotations
 
 import errno
+import threading
 from contextlib import suppress
 from enum import Enum
 from itertools import dropwhile
@@ -79,6 +80,8 @@ class _Lost(Enum):
 class CgroupFS:
     """The cgroup tree of this node's containers; satisfies `manager.ports.CgroupTree`.
 
+    Any thread may call it: what one has seen of a container counts for all.
+
     Args:
         cgroup: the folder that stands for `/sys/fs/cgroup`.
         cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
@@ -101,6 +104,7 @@ class CgroupFS:
         self._runs_on = self._list if v1 else f"{self._list}.effective"
         # Container that had a set → what it has lost since. Version 1 only.
         self._lost: dict[str, _Lost] = {}
+        self._lock = threading.Lock()
 
     def places(self) -> tuple[Path, ...]:
         """Return the directories where the cgroup of all pods can be, to watch them."""
@@ -125,14 +129,17 @@ class CgroupFS:
         Raises:
             HostFileError: a directory or file is there and cannot be read.
         """
-        walked: set[str] = set()
+        with self._lock:
+            gone = set(self._lost)
         for place in self._kubepods:
             for pod, directory in pods_below(self._files, place):
                 there = known and known.get(directory)
                 for found in there or self._containers_of(pod, directory):
-                    walked.add(found.path)
+                    gone.discard(found.path)
                     yield found
-        self._lost = {path: lost for path, lost in self._lost.items() if path in walked}
+        with self._lock:
+            for path in gone:
+                self._lost.pop(path, None)
 
     def read(self, path: str) -> tuple[tuple[CgroupNode, ...], CgroupNode]:
         """Read a container's ancestors, and its subtree.
@@ -228,14 +235,15 @@ class CgroupFS:
     def _note(self, path: str, cpus: str | CPUSet) -> None:
         if self._version is CgroupVersion.V2:
             return
-        lost = self._lost.get(path)
-        # A directory that never had a set is new: the runtime has not filled it yet.
-        if lost is None and cpus:
-            self._lost[path] = _Lost.NOTHING
-        if lost is _Lost.NOTHING and not cpus:
-            lost = self._lost[path] = _Lost.CPUS
-        if lost is _Lost.CPUS and not self._has_processes(path):
-            self._lost[path] = _Lost.PROCESSES
+        with self._lock:
+            lost = self._lost.get(path)
+            # A directory that never had a set is new: the runtime has not filled it yet.
+            if lost is None and cpus:
+                self._lost[path] = _Lost.NOTHING
+            if lost is _Lost.NOTHING and not cpus:
+                lost = self._lost[path] = _Lost.CPUS
+            if lost is _Lost.CPUS and not self._has_processes(path):
+                self._lost[path] = _Lost.PROCESSES
 
     def _has_processes(self, path: str) -> bool:
         try:

@@ -155,7 +155,8 @@ class CPUSetter:
         """Return the pods whose cgroups are to be read; None for all."""
         touched, now_s = self._touched.take(), self._now_s()
         watched = all(watch.complete for watch in watches)
-        if not watched or not self._pause_s():
+        # What keeps a start waiting may have come without an event, as from a CPU that went.
+        if not watched or not self._pause_s() or self._sweep.writers.delays:
             touched = None
         if touched is None:
             self._everything_s = now_s

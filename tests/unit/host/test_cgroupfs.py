@@ -299,6 +299,20 @@ def test_on_v1_a_pod_is_found_itself_while_a_container_is_there_that_the_kernel_
     assert {one.id for one in found()} == {"again", "c"}
 
 
+def test_on_v1_a_container_that_comes_during_a_walk_is_not_forgotten(v1: Files) -> None:
+    for path in ("kubepods", "kubepods/podx", "kubepods/podx/c"):
+        v1.make(path, "0-7")
+    tree = v1.tree()
+    walk = tree.containers()
+    next(walk)
+    v1.make("kubepods/pody", "0-7")
+    v1.make("kubepods/pody/c", "1")
+    assert len(list(tree.containers())) == 2
+    assert list(walk) == []
+    (v1.base / "kubepods/pody/c/cpuset.cpus").write_text("\n")
+    assert [one.id for one in tree.containers() if one.pod == "y"] == ["c", POD_ITSELF]
+
+
 def test_on_v1_a_container_that_nothing_has_filled_yet_has_lost_no_process(v1: Files) -> None:
     for path in ("kubepods", "kubepods/podx"):
         v1.make(path, "0-7")
