@@ -26,11 +26,13 @@ from tests.scenarios.test_resource_plugins import (
     served,
     started,
 )
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from cpupool.core.resource_plugins import Given
     from cpupool.core.workloads import Pod
     from tests.scenarios.test_agent_process import World
 
@@ -191,6 +193,15 @@ def write_nics(world: World) -> None:
 
 
 def memory(world: World, pod: Pod) -> str:
-    """Return the NUMA nodes with which a pod's container was created, as the agent recorded it."""
-    record = answer_record.parse(world.node.root.answers.read_bytes())
-    return str(record[ContainerRef(pod.uid, "main")]["memory"].memory)
+    """Return the NUMA nodes of a pod's container, once the agent has recorded them.
+
+    A container without a level of Katalyst's starts without waiting for them.
+    """
+    container = ContainerRef(pod.uid, "main")
+
+    def answers() -> Mapping[str, Given]:
+        record = answer_record.parse(world.node.root.answers.read_bytes())
+        return record.get(container, {})
+
+    eventually(lambda: "memory" in answers(), "the memory plugin's answer is recorded")
+    return str(answers()["memory"].memory)
