@@ -68,8 +68,11 @@ def test_cpus_lie_on_the_node_of_a_device(world: World) -> None:
         agent.wake()
 
         # The kubelet takes the lowest node, and then the other.
+        # Pods of the same second have no order, so that each is awaited.
         guaranteed(world, "plain")
+        world.await_cpus(plain="1-2")
         guaranteed(world, "first", **{NIC: "1"})
+        world.await_cpus(plain="1-2", first="3-4")
         guaranteed(world, "second", **{NIC: "1"})
         placed = {"plain": "1-2", "first": "3-4", "second": "8-9"}
         world.await_cpus(**placed)
