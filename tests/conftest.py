@@ -5,29 +5,32 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import guard
+from tests import folders, guard
 from tests.spreading import Spreading, long_first
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
     from xdist.remote import Producer
 
 WORKER = "PYTEST_XDIST_WORKER"
 """The variable by which pytest-xdist names a process of several."""
+MEASURED = tuple(
+    f"{room}/"
+    for room in ("admission", "config", "core", "enforce", "manager", "plugins", "policies", "wire")
+)
+"""The unit tests by which the rooms with a floor are covered: their own, and of the next above."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests import searching  # noqa: PLC0415
 
         searching.take_usual()
+    # pytest's own name for the place of `tmp_path`.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folders.place())
     if guard.RUN not in os.environ:
         guarded = ExitStack()
         guarded.enter_context(guard.guarding())
@@ -61,9 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure coverage by unit tests: it makes others two to three times slower, for nothing."""
+    """Measure coverage by `MEASURED`: it makes other tests two to three times slower."""
     tracer, of_threads = sys.gettrace(), threading.gettrace()
-    if item.nodeid.startswith("tests/unit/") or not tracer:
+    if not tracer or item.nodeid.removeprefix("tests/unit/").startswith(MEASURED):
         return (yield)
     # pytest-cov's own `no_cover` does nothing in a process of several.
     sys.settrace(None)
@@ -84,9 +89,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Make a folder whose path leaves room for a socket's name; `tmp_path` is too long for one."""
-    made = Path(tempfile.mkdtemp(prefix="cpl-", dir="/tmp"))
-    yield made
-    shutil.rmtree(made)
+    with folders.folder() as made:
+        yield made
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import folders
 from tests.containerd import node as nodes
 from tests.containerd.runtime import SUITE, ContainerdHost
 
@@ -27,12 +25,11 @@ PATIENT_S = 20.0
 @contextmanager
 def containerd(suite: str = SUITE, *, passing: bool = False) -> Iterator[ContainerdHost]:
     """Run the containerd of a Debian release until the block ends."""
-    folder = Path(tempfile.mkdtemp(prefix="cpl-", dir="/tmp"))
-    try:
-        with ContainerdHost(folder, suite=suite, nri_timeout_s=PATIENT_S, passing=passing) as host:
-            yield host
-    finally:
-        shutil.rmtree(folder)
+    with (
+        folders.folder() as folder,
+        ContainerdHost(folder, suite=suite, nri_timeout_s=PATIENT_S, passing=passing) as host,
+    ):
+        yield host
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import Advertised, Device, Offer
+from cpupool.core.devices import Advertised, Device, Offer, nodes_of
 from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
@@ -383,3 +383,7 @@ def test_a_device_list_is_sized_to_the_byte(count: int) -> None:
     # Device{ID, "Healthy"} in ListAndWatchResponse: 2 + (2 + id) + (2 + 7) bytes.
     expected = sum(13 + len(str(number)) for number in range(count))
     assert devices.device_list_bytes(count) == expected
+
+
+def test_devices_without_a_numa_node_limit_no_choice() -> None:
+    assert nodes_of([[0], [-1], [], [0, 1]]) == {frozenset({0}), frozenset({0, 1})}

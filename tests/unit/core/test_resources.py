@@ -9,8 +9,16 @@ import pytest
 from cpupool.admission.pod_requests import PodRequests
 from cpupool.core.errors import ManifestError, QuantityError
 from cpupool.core.names import Names
-from cpupool.core.resources import Requirements, can_be_extended, is_of_kubernetes
+from cpupool.core.quantity import Quantity
+from cpupool.core.resources import (
+    Requirements,
+    can_be_extended,
+    is_of_kubernetes,
+    pod_limit_milli,
+)
+from cpupool.core.workloads import ContainerKind, QoSClass
 from cpupool.kube import views
+from tests import builders
 from tests.pods import container, pod
 
 NAMES = Names()
@@ -98,3 +106,37 @@ def test_what_can_be_the_name_of_an_extended_resource(name: str, can: bool) -> N
 )
 def test_resources_of_kubernetes(resource: str, of_kubernetes: bool) -> None:
     assert is_of_kubernetes(resource) is of_kubernetes
+
+
+@pytest.mark.parametrize(
+    ("limits", "total"),
+    [
+        ([(ContainerKind.APP, 2000), (ContainerKind.APP, 500)], 2500),
+        # A sidecar runs beside those that come after it.
+        (
+            [(ContainerKind.SIDECAR, 300), (ContainerKind.INIT, 3000), (ContainerKind.APP, 500)],
+            3300,
+        ),
+        ([(ContainerKind.INIT, 300), (ContainerKind.APP, 500)], 500),
+        ([(ContainerKind.APP, 500), (ContainerKind.EPHEMERAL, None)], 500),
+        ([(ContainerKind.APP, 500), (ContainerKind.APP, None)], None),
+    ],
+)
+def test_a_pods_limit_is_that_of_its_largest_moment(
+    limits: list[tuple[ContainerKind, int | None]], total: int | None
+) -> None:
+    containers = [builders.container(kind=kind, cpu=milli) for kind, milli in limits]
+
+    found = pod_limit_milli(Requirements(), None, QoSClass.BURSTABLE, containers)
+    assert found == total
+    overhead = Quantity.read("250m", "spec.overhead.cpu")
+    with_it = pod_limit_milli(Requirements(), overhead, QoSClass.BURSTABLE, containers)
+    assert with_it == (None if total is None else total + 250)
+
+
+def test_a_pod_has_the_limit_of_its_own_resources() -> None:
+    pod_level = read({}, {"cpu": "4"})
+    containers = [builders.container(cpu=500), builders.container()]
+
+    assert pod_limit_milli(pod_level, None, QoSClass.BURSTABLE, containers) == 4000
+    assert pod_limit_milli(pod_level, None, QoSClass.BEST_EFFORT, containers) is None

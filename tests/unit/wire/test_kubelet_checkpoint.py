@@ -47,6 +47,12 @@ def test_ids_of_all_numa_nodes_are_one_set() -> None:
     assert ENTRY.ids == {"2", "3", "20"}
 
 
+def test_an_id_may_lie_near_several_numa_nodes_or_near_none() -> None:
+    entry = Entry("uid", "main", "x/nic", {0: ("a", "b"), 1: ("a",), NO_NODE: ("c",)})
+
+    assert entry.nodes == {"a": {0, 1}, "b": {0}}
+
+
 def test_what_is_written_is_read_back() -> None:
     written = Checkpoint((ENTRY, Entry("other", "main", "x/y", {})), REGISTERED)
     assert kubelet_checkpoint.parse(kubelet_checkpoint.encode(written)) == written

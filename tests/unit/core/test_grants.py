@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import Grant, GrantConflict, Grants, PodOwner, Source
+from tests.builders import resource
+from tests.machines import MACHINES
+
+MACHINE = MACHINES["laptop_4c8t"].topology()
+WEB, DB = PodOwner("web"), PodOwner("db")
+
+
+def grant(owner: PodOwner, *, shares_cores: bool = False, **parts: str) -> Grant:
+    cpus = {container: CPUSet.parse(text) for container, text in parts.items()}
+    pool = resource("exclusive_a")
+    return Grant(owner, pool, Source.DEVICES, cpus, shares_cores=shares_cores)
+
+
+def test_the_earlier_owner_keeps_what_a_later_one_claims() -> None:
+    grants = Grants().adding([grant(WEB, main="0-1"), grant(DB, main="1-2", side="1")])
+
+    web, db = grants
+    assert (web.cpus, db.cpus, db.parts) == (
+        CPUSet.parse("0-1"),
+        CPUSet.of(2),
+        {"main": CPUSet.of(2)},
+    )
+    assert (grants.cpus, bool(grants), bool(Grants())) == (CPUSet.parse("0-2"), True, False)
+
+
+def test_an_owner_claims_more_for_each_container() -> None:
+    first = Grants().adding([grant(WEB, main="0", side="1")])
+    (joined,) = first.adding([grant(WEB, main="2", late="3")])
+
+    assert joined.part("main") == CPUSet.of(0, 2)
+    assert (joined.part("side"), joined.part("late")) == (CPUSet.of(1), CPUSet.of(3))
+    assert joined.part("other") == CPUSet()
+
+
+@pytest.mark.parametrize("shares_cores", [False, True])
+def test_a_core_has_one_owner_unless_both_may_share_it(shares_cores: bool) -> None:
+    sibling = MACHINE.core_of(0) - CPUSet.of(0)
+    claims = [
+        grant(WEB, shares_cores=shares_cores, main="0"),
+        grant(DB, shares_cores=shares_cores, main=str(sibling)),
+    ]
+    grants = Grants().adding(claims, MACHINE)
+
+    assert grants.cpus == (MACHINE.core_of(0) if shares_cores else CPUSet.of(0))
+
+
+def test_an_owner_has_old_and_new_cpus_until_the_kernel_has_moved_it() -> None:
+    before = Grants().adding([grant(WEB, main="0-1"), grant(DB, main="4")])
+    between = before.replacing(grant(WEB, main="1-2,4"))
+
+    web = next(has for has in between if has.owner == WEB)
+    assert (str(web.assigned), str(web.leaving), str(web.cpus)) == ("1-2", "0", "0-2")
+    after = between.settled(WEB)
+    assert str(after.cpus) == "1-2,4"
+    assert after.settled(DB) == after
+
+
+def test_a_cpu_with_two_owners_is_a_defect() -> None:
+    grants = [grant(WEB, main="0-1"), grant(DB, main="1")]
+
+    with pytest.raises(GrantConflict, match="CPUs 1 have two owners"):
+        Grants({(has.owner, has.resource): has for has in grants})
