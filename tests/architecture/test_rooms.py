@@ -36,7 +36,6 @@ ELSEWHERE = {
         *("manager/aligning", "manager/recovering", "policies/koordinator"),
     },
     "tests/unit/manager": {
-        *("core/assignments", "core/grants", "core/koordinator", "core/node_topology"),
         *("core/requests", "manager/facts", "manager/requested"),
     },
     "tests/unit/kubelet/test_resource_plugin.py": {"core/resource_plugins"},
