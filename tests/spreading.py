@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import pytest
     from xdist.remote import Producer
 
-BOOTS: Final = ("tests/vm/", "tests/containerd/test_guest.py")
-"""The files whose tests boot a machine."""
+BOOTS: Final = "tests/vm/"
+"""Where tests boot a machine."""
 _LONG: Final = (
-    *BOOTS,
+    BOOTS,
     "tests/scenarios/",
     "tests/containerd/",
     "tests/starter/",
@@ -36,7 +36,7 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc] # xdist carries no ty
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(BOOTS):
-            return BOOTS[0]
+            return BOOTS
         return str(super()._split_scope(nodeid))
 
 

@@ -16,7 +16,7 @@ DEADLINE_S = float(os.environ.get(DEADLINE, "120"))
 so long. A slow machine sets its own."""
 _LOOK_S = 0.005
 _SHARE = 0.1
-"""Looks cost CPU time that what is waited for may need: the pause is this part of the wait so far."""
+"""A pause is this part of the wait so far: looks take CPU time from what is awaited."""
 
 
 def eventually(condition: Callable[[], object], what: str | Callable[[], str]) -> None:

@@ -36,6 +36,7 @@ ELSEWHERE = {
         *("manager/aligning", "manager/recovering", "policies/koordinator"),
     },
     "tests/unit/manager": {
+        *("core/assignments", "core/koordinator", "core/node_topology"),
         *("core/requests", "manager/facts", "manager/requested"),
     },
     "tests/unit/kubelet/test_resource_plugin.py": {"core/resource_plugins"},

@@ -1,4 +1,4 @@
-"""What `test_first_instruction.py` shows, in a guest; `test_guest.py` runs this there.
+"""What `test_first_instruction.py` shows, in a guest; `tests/vm/test_systemd.py` runs this there.
 
 There are cgroup version 2, cores of two threads and containerd 1.7. Emulated CPUs take seconds for
 each container, so that they are few.

@@ -13,13 +13,11 @@ import pytest
 
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
-from cpupool.host.sysfs import Sysfs
 from cpupool.local.cgroups import RealCgroups
 from tests.scenarios.test_embedded_node import World, living, manifest
 from tests.throttling import QUIET_S, spinning, throttled
-from tests.vm.inside import runs_on, start
+from tests.vm.inside import reads, runs_on, start
 from tests.vm.test_node import TOPOLOGY
-from tests.vm.test_topology import expected
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -65,12 +63,7 @@ def version(world: World) -> CgroupVersion:
 
 
 def test_the_topology_read_is_the_one_asked_of_qemu() -> None:
-    read = Sysfs.at(HostRoot().sysfs).topology()
-    placed = {
-        cpu: (info.core, info.socket, info.node, str(read.core_of(cpu)))
-        for cpu, info in read.cpus.items()
-    }
-    assert placed == {cpu: expected(TOPOLOGY, cpu) for cpu in range(TOPOLOGY.cpus)}
+    reads(TOPOLOGY)
 
 
 def test_containers_run_on_the_threads_that_their_pools_policy_says(world: World) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from cpupool.local.node import SANDBOX
 from tests.scenarios.test_embedded_node import World, living, manifest
-from tests.vm.inside import runs_on, start
+from tests.vm.inside import reads, runs_on, start
+from tests.vm.test_systemd import TOPOLOGY
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def right(world: World) -> None:
 def scope(world: World, cgroups: SystemdCgroups) -> Path:
     (main,) = (one for one in world.node.processes() if one.container == "main")
     return cgroups.directory(main.instance.cgroup)
+
+
+def test_the_topology_read_is_the_one_asked_of_qemu() -> None:
+    reads(TOPOLOGY)
 
 
 def test_containers_in_scopes_get_the_cpus_of_their_pools(

@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import PodRefused
+from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import Sysfs
+from tests.vm.machine import FIGURE
+from tests.vm.test_topology import expected
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -18,10 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.scenarios.test_embedded_node import World
+    from tests.vm.machine import Topology
 
 
-FIGURE: Final = "figure: "
-"""Begins a line that the host logs."""
 HOG_MIB: Final = 32
 _HOG: Final = """
 import sys
@@ -35,6 +38,16 @@ sys.stdin.readline()
 def figure(text: str) -> None:
     """Log something that was measured."""
     print(f"\n{FIGURE}{text}")  # noqa: T201  # the guest has no other way to the host's log
+
+
+def reads(asked: Topology) -> None:
+    """Fail unless the topology that cpupool reads is the one that QEMU was asked for."""
+    read = Sysfs.at(HostRoot().sysfs).topology()
+    placed = {
+        cpu: (info.core, info.socket, info.node, str(read.core_of(cpu)))
+        for cpu, info in read.cpus.items()
+    }
+    assert placed == {cpu: expected(asked, cpu) for cpu in range(asked.cpus)}
 
 
 def start(world: World, body: dict[str, Any]) -> None:

@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.vm.boot import HERE, Kernel, boot_files
-from tests.vm.inside import FIGURE
 from tests.vm.packages import locked
 from tests.waiting import DEADLINE
 
@@ -49,6 +48,8 @@ log = logging.getLogger(__name__)
 PROJECT = HERE.parents[1]
 PYTHON = sys.executable
 """The host's, with all that is installed for the tests; it works in the guest too."""
+FIGURE = "figure: "
+"""Begins a line of a guest that the host logs."""
 TIMEOUT_S = 3600.0
 """For a test that boots a machine: it may have to wait for the end of another."""
 _TESTS_S = 1500.0

@@ -1,13 +1,33 @@
-"""The agent on a node whose first process is systemd, with the systemd driver's cgroups."""
+"""A node whose first process is systemd: the agent beside it, and beside a real containerd."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.containerd.guest_first_instruction import SUITE
+from tests.containerd.runtime import Programs
 from tests.vm.machine import TIMEOUT_S, Topology, booted
+
+TOPOLOGY = Topology(sockets=4, threads=2, nodes=4)
+CONTAINERD = "tests/containerd/guest_first_instruction.py"
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_the_agent_beside_systemd() -> None:
-    with booted(Topology(cores=4, threads=2), systemd=True) as guest:
-        guest.passes("tests/vm/guest_systemd.py")
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param(
+            (
+                "tests/vm/guest_systemd.py",
+                f"{CONTAINERD}::test_no_container_runs_one_instruction_on_a_wrong_cpu",
+            ),
+            id="usual",
+        ),
+        # `test_first_instruction.py` shows the rest on this machine, `test_node.py` on version 2.
+        pytest.param((CONTAINERD,), id="containerd", marks=pytest.mark.soak),
+    ],
+)
+def test_the_agent_beside_systemd_and_containerd(modules: tuple[str, ...]) -> None:
+    Programs.of(SUITE)  # the guest has no network to get them
+    with booted(TOPOLOGY, memory_mib=1536, systemd=True) as guest:
+        guest.passes(*modules)

@@ -9,15 +9,11 @@ import pytest
 from tests.vm.machine import PYTHON, TIMEOUT_S, Topology, booted
 
 
+# The guests of other tests read theirs: of two nodes, and of four.
+@pytest.mark.soak
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize(
-    "asked",
-    [
-        # `guest_node.py` reads the one of two nodes, as it runs there anyway.
-        Topology(sockets=4, cores=2, threads=2, nodes=4),
-        pytest.param(Topology(cores=2), marks=pytest.mark.soak),
-    ],
-    ids=str,
+    "asked", [Topology(sockets=4, cores=2, threads=2, nodes=4), Topology(cores=2)], ids=str
 )
 def test_the_topology_read_is_the_one_asked_of_qemu(asked: Topology) -> None:
     with booted(asked) as guest:
