@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import pytest
-
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import QRM, CPUManager, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from tests.unit.manager.plugged import container, pod, pools
 from tests.unit.roles.test_resource_manager import FULL, Node, answer, asked, first_node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(tmp_path) as made:
-        made.start()
-        yield made
 
 
 def test_hints_come_first_and_their_merger_goes_with_the_request(node: Node) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.unit.manager.plugged import pod, pools, ref
 from tests.unit.roles.test_resource_manager import (
     DEDICATED,
@@ -18,19 +16,9 @@ from tests.unit.roles.test_resource_manager import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from google.protobuf.message import Message
 
     from tests.resource_plugins import PluginDouble
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(tmp_path) as made:
-        made.start()
-        yield made
 
 
 def test_a_reconciled_plugin_says_what_containers_have_now(node: Node) -> None:

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
-
 from cpupool.core.workloads import ContainerID
 from tests.runtimes import told
 from tests.unit.manager.plugged import container, pod, ref
@@ -15,19 +13,11 @@ from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from cpupool.core.workloads import Pod
     from tests.resource_plugins import PluginDouble
 
 DONE = b""
-
-
-@pytest.fixture
-def node(folder: Path) -> Iterator[Node]:
-    with Node(folder) as node:
-        node.start()
-        yield node
 
 
 def prepared(node: Node, of: str = "a") -> set[str]:

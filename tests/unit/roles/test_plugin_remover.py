@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from cpupool.api.resourceplugin_pb2 import RemovePodRequest
 from cpupool.host.answer_record import AnswerRecord
 from cpupool.roles.plugin_offers import GRACE_S
@@ -13,17 +11,7 @@ from tests.unit.manager.plugged import pod
 from tests.unit.roles.test_resource_manager import DEDICATED, FULL, Node, answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from tests.resource_plugins import PluginDouble
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(tmp_path) as made:
-        made.start()
-        yield made
 
 
 def told(plugin: PluginDouble) -> list[str]:

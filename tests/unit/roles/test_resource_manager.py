@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyPolicy
@@ -31,6 +30,8 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import pytest
 
     from cpupool.core.pools import NodePools
     from cpupool.core.workloads import Pod
@@ -173,13 +174,6 @@ class Node:
 
     def refusal(self, name: str = "a") -> str:
         return self.manager.snapshot().facts.plugins.refusals.get(ref(name), "")
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Any:
-    with Node(tmp_path) as made:
-        made.start()
-        yield made
 
 
 def asked(plugin: PluginDouble, method: str = "Allocate") -> list[str]:
