@@ -12,6 +12,7 @@ from tests.machines import Machine
 
 if TYPE_CHECKING:
     from cpupool.config.performance_profile import PerformanceProfile
+    from cpupool.config.poolconfig import PoolFile
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 
@@ -62,10 +63,14 @@ def with_lists(reserved: str, isolated: str, shared: str = "", *, mixed: bool = 
     return written(cpu=cpu, workloadHints=hints, nodeSelector={"a/b": ""})
 
 
-def pools_in(profile: PerformanceProfile, topology: CPUTopology | None = None) -> NodePools:
-    """Give the pools of the pool file, as a node reads them."""
+def file_of(profile: PerformanceProfile, topology: CPUTopology | None = None) -> PoolFile:
+    """Give the pool file, as a node reads it."""
     text = performance_profile.pool_file(profile, topology)
-    return poolconfig.parse("poolconfig-p.yaml", text, Names()).pools
+    return poolconfig.parse("poolconfig-p.yaml", text, Names())
+
+
+def pools_in(profile: PerformanceProfile, topology: CPUTopology | None = None) -> NodePools:
+    return file_of(profile, topology).pools
 
 
 def refusals(text: str, topology: CPUTopology | None = None) -> list[str]:

@@ -2,19 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.config import performance_profile, pool_rules, poolconfig
+from cpupool.config import pool_rules
 from cpupool.config.kubelet_config import KubeletNeeds
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.names import Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.machines import MACHINES, Machine
-from tests.profiles import EXAMPLE, VM, pools_in, profile_of, refusals, with_lists, written
+from tests.profiles import EXAMPLE, VM, file_of, pools_in, profile_of, refusals, with_lists, written
 
 
 def test_the_example_of_the_proposal() -> None:
     profile = profile_of(EXAMPLE)
 
-    file = poolconfig.parse("a", performance_profile.pool_file(profile, None), Names())
+    file = file_of(profile)
 
     assert file.pools == NodePools.of(
         Pool.named("exclusive_isolated", "4-8"),
@@ -130,8 +129,7 @@ def test_a_profile_for_every_node() -> None:
         "spec.nodeSelector: there is none, so the pool file is for every node",
         "spec: this is not for cpupool: spec.numa",
     ]
-    file = poolconfig.parse("a", performance_profile.pool_file(profile_of(text), None), Names())
-    assert file.node_selector == {}
+    assert file_of(profile_of(text)).node_selector == {}
 
 
 @pytest.mark.parametrize("version", ["v2", "v1", "v1alpha1"])
@@ -220,8 +218,7 @@ def test_everything_wrong_is_reported_at_once_in_the_order_of_the_file() -> None
 def test_a_label_without_a_value(label: str) -> None:
     profile = profile_of(EXAMPLE.replace('"test"', label))
 
-    file = poolconfig.parse("a", performance_profile.pool_file(profile, None), Names())
-    assert file.node_selector == {"node-role.kubernetes.io/performance": ""}
+    assert file_of(profile).node_selector == {"node-role.kubernetes.io/performance": ""}
 
 
 @pytest.mark.parametrize(
