@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _TURN_S: Final = 1.0
-"""How long a plugin is told of ended pods before it is asked for something else again."""
+"""For how long a plugin forgets ended pods before other questions have their turn."""
 
 
 class PluginRemover:
@@ -39,7 +39,7 @@ class PluginRemover:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._ended_s: dict[str, float] = {}
-        self._told: defaultdict[str, set[str]] = defaultdict(set)
+        self._forgotten: defaultdict[str, set[str]] = defaultdict(set)
         self._asked: set[str] = set()
         self._next: dict[str, Attempt] = {}
         self._failures = Failures()
@@ -50,7 +50,7 @@ class PluginRemover:
         plugins: Mapping[str, PluginWorker],
         lost: Collection[str],
     ) -> tuple[set[str], float]:
-        """Tell plugins of ended pods; return those that need no plugin, and when one is asked next.
+        """Let plugins forget ended pods; return those that need no plugin, and when a try is due.
 
         Args:
             ended: pod → the resources with an answer.
@@ -63,15 +63,15 @@ class PluginRemover:
         done = {
             pod
             for pod, given in ended.items()
-            if (plugins.keys() | (set(given).intersection(lost))) <= self._told[pod]
+            if (plugins.keys() | (set(given).intersection(lost))) <= self._forgotten[pod]
             or now_s - self._ended_s[pod] >= GRACE_S
         }
         for pod in done | (self._ended_s.keys() - ended.keys()):
             self._ended_s.pop(pod, None)
-            self._told.pop(pod, None)
+            self._forgotten.pop(pod, None)
         waits = [at_s + GRACE_S for at_s in self._ended_s.values()]
         for resource, worker in plugins.items():
-            pods = [pod for pod in self._ended_s if resource not in self._told[pod]]
+            pods = [pod for pod in self._ended_s if resource not in self._forgotten[pod]]
             if not pods or resource in self._asked:
                 continue
             due_s = self._next[resource].due_s if resource in self._next else now_s
@@ -79,28 +79,28 @@ class PluginRemover:
                 waits.append(due_s)
                 continue
             self._asked.add(resource)
-            told: list[str] = []
-            worker.ask(partial(_tell, pods, told), partial(self._answered, resource, pods, told))
+            gone: list[str] = []
+            worker.ask(partial(_remove, pods, gone), partial(self._answered, resource, pods, gone))
         return done, min(waits, default=now_s + GRACE_S)
 
     def lost(self, resource: str) -> None:
-        """Note that another plugin serves a resource, or none: it is told at once."""
+        """Note that another plugin serves a resource, or none: its next try is due at once."""
         self._asked.discard(resource)
         self._next.pop(resource, None)
         self._failures.ends(resource)
 
     def _answered(
-        self, resource: str, pods: Sequence[str], told: Sequence[str], failure: PluginError | None
+        self, resource: str, pods: Sequence[str], gone: Sequence[str], failure: PluginError | None
     ) -> None:
         self._asked.discard(resource)
-        for pod in self._ended_s.keys() & set(told):
-            self._told[pod].add(resource)
+        for pod in self._ended_s.keys() & set(gone):
+            self._forgotten[pod].add(resource)
         if failure is None:
             self._next.pop(resource, None)
             self._failures.ends(resource)
             return
         # Another pod comes first the next time: the plugin may refuse only this one.
-        failed = pods[len(told)]
+        failed = pods[len(gone)]
         if (at_s := self._ended_s.pop(failed, None)) is not None:
             self._ended_s[failed] = at_s
         now_s = self._now_s()
@@ -109,15 +109,15 @@ class PluginRemover:
             log.warning("plugin forgets no pod", resource=resource, reason=failure)
 
 
-def _tell(pods: Sequence[str], told: list[str], plugin: ResourcePlugin) -> None:
-    """Tell a plugin of ended pods, until a call fails or its turn is over.
+def _remove(pods: Sequence[str], gone: list[str], plugin: ResourcePlugin) -> None:
+    """Let a plugin forget ended pods, until a call fails or its turn is over.
 
     Raises:
-        PluginError: it does not forget the pod after those that it has been told of.
+        PluginError: it does not forget the pod that follows those in `gone`.
     """
     until_s = time.monotonic() + _TURN_S
     for pod in pods:
         plugin.remove(pod)
-        told.append(pod)
+        gone.append(pod)
         if time.monotonic() > until_s:
             break

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tests.resource_plugins import PluginDouble
 
 
-def told(plugin: PluginDouble) -> list[str]:
-    """Return the pods of which a plugin has been told that they have ended."""
+def removed(plugin: PluginDouble) -> list[str]:
+    """Return the pods that a plugin was asked to forget."""
     return [RemovePodRequest.FromString(each).pod_uid for each in plugin.asked["RemovePod"]]
 
 
@@ -38,7 +38,7 @@ def ended(node: Node, *names: str) -> PluginDouble:
 
 def refused(node: Node, plugin: PluginDouble, count: int) -> None:
     """Wait until the role has heard so many refusals."""
-    node.until(lambda: len(told(plugin)) == count and not node.role._remover._asked)
+    node.until(lambda: len(removed(plugin)) == count and not node.role._remover._asked)
 
 
 def test_the_plugin_forgets_a_pod_that_has_ended(node: Node) -> None:
@@ -53,7 +53,7 @@ def test_the_plugin_forgets_a_pod_that_has_ended(node: Node) -> None:
     assert not plugin.asked["RemovePod"]
     node.manager.observe(idle=frozenset({"a-uid"}))
     node.until(lambda: node.cpus() == "nothing")
-    assert told(plugin) == ["a-uid"]
+    assert removed(plugin) == ["a-uid"]
     assert not AnswerRecord(node.file).read()
 
 
@@ -62,7 +62,7 @@ def test_a_plugin_that_forgets_no_pod_is_asked_later_and_later(node: Node) -> No
     for count, pause_s in enumerate((1.0, 2.0, 4.0), 1):
         for _ in range(20):
             assert node.role.step() > 0.0
-        assert len(told(plugin)) == count
+        assert len(removed(plugin)) == count
         node.now_s += pause_s
         refused(node, plugin, count + 1)
     plugin.answers("RemovePod", b"")
@@ -72,7 +72,7 @@ def test_a_plugin_that_forgets_no_pod_is_asked_later_and_later(node: Node) -> No
 
 def test_a_pod_that_the_plugin_keeps_holds_up_no_other(node: Node) -> None:
     plugin = ended(node, "a", "b", "c")
-    (first,) = set(told(plugin))
+    (first,) = set(removed(plugin))
 
     def forget(request: bytes) -> bytes:
         if RemovePodRequest.FromString(request).pod_uid == first:
@@ -93,10 +93,10 @@ def test_a_pod_that_a_plugin_never_forgets_is_forgotten(node: Node) -> None:
     node.until(lambda: not known(node))
 
 
-def test_another_plugin_is_told_at_once(node: Node) -> None:
+def test_another_plugin_is_asked_at_once(node: Node) -> None:
     plugin = ended(node, "a")
     plugin.socket.unlink()
     again = node.plugin(name="again")
     again.answers("RemovePod", b"")
     node.until(lambda: not known(node))
-    assert told(again) == ["a-uid"]
+    assert removed(again) == ["a-uid"]
