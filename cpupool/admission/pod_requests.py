@@ -256,7 +256,7 @@ class _Reader:
     def _pool_of(self, resource: str, path: str) -> Resource | None:
         pool, openshifts = self.names.pool_of(resource), self.names.resource(ENABLE_SHARED_CPUS)
         if pool is None and resource == f"{self.names.domain}/{ENABLE_SHARED_CPUS}":
-            what = "no node has such a resource: it is OpenShift's, whatever the pools' domain is"
+            what = "no node has such a resource: it is OpenShift's, for pools of any domain"
             self.problems.append(Problem(what, f"write {openshifts}", path=path))
         return pool if self.mixed or resource != openshifts else None
 

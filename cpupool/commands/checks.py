@@ -412,8 +412,8 @@ def containers(status: NodeStatus) -> Iterator[Row]:
         yield Row(
             "containers",
             Verdict.WARNING,
-            f"{len(waiting)} of {len(status.containers)} have no shared CPUs beside the kubelet's:"
-            f" {named}",
+            f"{len(waiting)} of {len(status.containers)} have no shared CPUs in addition to"
+            f" the kubelet's: {named}",
             "look at the pod's events for what to do",
         )
     if not (astray or confined or waiting):

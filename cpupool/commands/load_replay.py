@@ -113,9 +113,9 @@ def _show(
             f" fixed size needs {needs} for that\n\n"
         )
     gained = _batch_of_fixed(sized, fixed)
-    beside = "" if gained is None else f", and {gained:.1f} beside pools of these fixed sizes"
+    fixed_too = "" if gained is None else f", and {gained:.1f} with pools of these fixed sizes"
     out.write(
-        f"Batch work has {sized.batch_cpu_hours:.1f} CPU hours in {sized.hours:.1f} h{beside}."
+        f"Batch work has {sized.batch_cpu_hours:.1f} CPU hours in {sized.hours:.1f} h{fixed_too}."
         f" {sized.moved_cpus_per_hour:.0f} CPUs move in an hour.\n"
         f"Simulated, not measured: M/M/c queues, {1e3 * SERVICE_S:g} ms of CPU for a request.\n"
     )

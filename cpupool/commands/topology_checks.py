@@ -101,10 +101,10 @@ def _writers(asked: InCluster, found: Observed, *, publishes: bool, silent: bool
         fields[MANAGER].append(field.name)
     for field, manager in found.others.items():
         fields[manager].append(field.name)
-    told = [f"{manager} writes {', '.join(sorted(names))}" for manager, names in fields.items()]
+    said = [f"{manager} writes {', '.join(sorted(names))}" for manager, names in fields.items()]
     if label := _LABEL.of(found.body):
-        told.append(f"the label {_LABEL.name} says {label}")
-    fact = f"{asked.version}: {'; '.join(told) or 'no manager is named'}"
+        said.append(f"the label {_LABEL.name} says {label}")
+    fact = f"{asked.version}: {'; '.join(said) or 'no manager is named'}"
     delete = f"kubectl delete {PLURAL} {asked.node}"
     if publishes and any(name in LISTS for field in found.others for name in field.path[:1]):
         remedy = (
@@ -112,6 +112,6 @@ def _writers(asked: InCluster, found: Observed, *, publishes: bool, silent: bool
         )
         return Row(CHECK, Verdict.WARNING, fact, remedy)
     if silent and found.ours:
-        remedy = f"the agent publishes no more, and this stays as it was: {delete}"
+        remedy = f"the agent no longer publishes, and the object stays: {delete}"
         return Row(CHECK, Verdict.WARNING, fact, remedy)
     return Row(CHECK, Verdict.OK, fact)

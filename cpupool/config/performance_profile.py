@@ -210,8 +210,8 @@ def _on_machine(profile: PerformanceProfile, topology: CPUTopology | None) -> It
     if topology is None:
         yield _note(
             isolated,
-            f"{_EXCLUSIVE} lists CPUs {profile.isolated} as they are here, and a node refuses the"
-            " pool where two of them are threads of one core",
+            f"{_EXCLUSIVE} lists all CPUs {profile.isolated}, and a node refuses the pool if two of"
+            " them are threads of one core",
             "name the machine with --topology if it has SMT",
         )
         return

@@ -98,7 +98,7 @@ class ConfigMapWatch:
             self._entries = found[0]
         else:
             log.warning(
-                "there is no such ConfigMap, the pools stay as they are",
+                "there is no such ConfigMap, the pools do not change",
                 name=self._name,
                 remedy="create it, or check --configmap",
             )

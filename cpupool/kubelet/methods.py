@@ -74,7 +74,7 @@ async def _received(stream: Stream[_Request, Any]) -> _Request:
     try:
         request = await stream.recv_message()
     except NotImplementedError as error:
-        words = "the request is compressed; send it as it is"
+        words = "the request is compressed; send it uncompressed"
         raise GRPCError(Status.UNIMPLEMENTED, words) from error
     except AssertionError as error:
         raise GRPCError(Status.INTERNAL, "the request is cut") from error

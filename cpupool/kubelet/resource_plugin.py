@@ -191,7 +191,7 @@ class ResourcePlugin:
         """Let it forget a pod that has ended; it may not know the pod."""
         request = resourceplugin_pb2.RemovePodRequest(pod_uid=pod_uid)
         reply = resourceplugin_pb2.RemovePodResponse
-        self._ask("told of an ended pod", "RemovePod", request, reply, lambda _nothing: None)
+        self._ask("asked to forget a pod", "RemovePod", request, reply, lambda _nothing: None)
 
     def before_start(self, question: Question) -> None:
         """Let it prepare a container's resource."""

@@ -167,7 +167,7 @@ def on_free_nodes(hints: Iterable[TopologyHint], free: Collection[int]) -> tuple
     """
     found = tuple(hint for hint in hints if hint.nodes and hint.nodes <= set(free))
     if not found:
-        raise NoBinding("no NUMA node accepts it beside the pods that are bound there")
+        raise NoBinding("no NUMA node accepts it together with the pods that are bound there")
     return found
 
 

@@ -116,7 +116,7 @@ class PluginServer:
         return RecordFile(path, PluginState(), plugin_state.encode, plugin_state.parse)
 
     def _follow(self, loop: ServingLoop, kept: Mapping[str, KeptPlugin]) -> None:
-        """Let the plugins follow machine, configuration and load; else they stay as they are."""
+        """Let the plugins follow machine, configuration and load; a refused change changes none."""
         try:
             for name, plugin in self._made().items():
                 loop.call(kept[name].follow(plugin, self._pools))

@@ -251,7 +251,7 @@ class ResourceManager:
         )
         # A container that does not run is held, and an import says itself what it refuses.
         if self._recalled.is_set():
-            said = f"container {ref.name}: {broken.why}; it stays as it is, correct the plugin"
+            said = f"container {ref.name}: {broken.why}; it keeps what it has: correct the plugin"
             for pod in self._manager.snapshot().resolution.view.pods:
                 if pod.cgroup_uid == ref.pod and pod.running:
                     self._events.pod(pod, "PluginAnswerRefused", said)
@@ -303,7 +303,7 @@ class ResourceManager:
     def _remove_ended(self, now: Snapshot) -> float:
         """Forget the pods that have ended, once none of their containers has CPUs.
 
-        Return when a plugin is told of one next.
+        Return when a plugin is next asked to forget one.
         """
         view = now.resolution.view
         here = {pod.cgroup_uid for pod in view.pods if not pod.finished}

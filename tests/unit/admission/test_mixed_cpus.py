@@ -333,7 +333,7 @@ def test_the_resource_in_the_pools_domain_is_refused(rules: Rules) -> None:
     limits = {**NATIVE, "nokia.k8s.io/enable-shared-cpus": "1"}
     assert denial(pod(container(resources={"limits": limits})), rules) == (
         f"{LIMITS}[nokia.k8s.io/enable-shared-cpus]: no node has such a resource: it is"
-        f" OpenShift's, whatever the pools' domain is; write {RESOURCE}"
+        f" OpenShift's, for pools of any domain; write {RESOURCE}"
     )
 
 

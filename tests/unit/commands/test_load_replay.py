@@ -67,7 +67,7 @@ def test_a_load_that_never_fits_needs_more_cpus_than_there_are(
 ) -> None:
     assert replayed("at_s,online\n0,31\n600,31\n") == 0
     assert "99 % of the requests wait at most" in (out := capsys.readouterr().out)
-    assert "beside pools of these fixed sizes" in out
+    assert "with pools of these fixed sizes" in out
     assert " s for a CPU" in out
 
 

@@ -116,7 +116,7 @@ def test_cpus_in_no_list_are_named() -> None:
 def test_without_a_machine_siblings_are_left_as_they_are() -> None:
     (said,) = refusals(with_lists("0", "4-7", mixed=False))
 
-    assert "warning: spec.cpu.isolated: exclusive_isolated lists CPUs 4-7 as they are here" in said
+    assert "warning: spec.cpu.isolated: exclusive_isolated lists all CPUs 4-7, and" in said
     assert "--topology" in said
 
 

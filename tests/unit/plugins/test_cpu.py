@@ -177,7 +177,7 @@ def test_a_node_of_ones_own_has_all_its_cpus() -> None:
         asked.allocate(ask("b", 39, "own"), 0)
     assert asked.hints(ask("c", 1, "storage-service")) == [([0], True)]
     assert asked.hints(ask("d", 4, "own")) == [([0], True)]
-    with pytest.raises(NoBinding, match="beside the pods"):
+    with pytest.raises(NoBinding, match="together with the pods"):
         asked.hints(ask("e", 4, says={**DEDICATED, "numa_number": "2"}))
 
 

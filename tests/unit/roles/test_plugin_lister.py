@@ -119,7 +119,7 @@ def test_a_bad_answer_for_a_container_that_runs_has_an_event(node: Node) -> None
     for _ in range(3):
         lists(node, plugin, listing(a="8-9", waits="8-9"))
     why = "container main: the answer for cpu names CPUs 8-9, which are not the policy's"
-    said = f"{why}; it stays as it is, correct the plugin"
+    said = f"{why}; it keeps what it has: correct the plugin"
     assert node.events.pods == [("a", "PluginAnswerRefused", said)]
     lists(node, plugin, listing(a=""))
     assert [reason for _, reason, _ in node.events.pods] == ["PluginAnswerRefused"] * 2

@@ -219,7 +219,7 @@ def test_containers_that_wait_for_the_kubelets_cpus_are_named(
     (row,) = examine()[1]["containers"]
     assert row["verdict"] == "warning"
     assert row["fact"] == (
-        "1 of 2 have no shared CPUs beside the kubelet's: ns/b/main: not named yet"
+        "1 of 2 have no shared CPUs in addition to the kubelet's: ns/b/main: not named yet"
     )
 
 

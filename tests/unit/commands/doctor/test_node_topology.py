@@ -125,7 +125,7 @@ def test_what_the_agent_has_left_behind_is_a_warning(
     publish(cluster)
     (row,) = ask(agent=agent.url)
     assert row["verdict"] == "warning"
-    assert "publishes no more" in row["remedy"]
+    assert "no longer publishes" in row["remedy"]
     # An agent that does not answer may publish.
     assert [each["verdict"] for each in ask()] == ["ok"]
 

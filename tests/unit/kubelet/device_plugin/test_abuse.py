@@ -241,7 +241,7 @@ def test_a_bug_is_internal_to_the_caller_and_one_traceback_in_the_log(
             (("grpc.default_compression_algorithm", 2),),
             5000,
             grpc.StatusCode.UNIMPLEMENTED,
-            "the request is compressed; send it as it is",
+            "the request is compressed; send it uncompressed",
             id="compressed",
         ),
         pytest.param(
