@@ -171,13 +171,13 @@ def memory_manager(read: Callable[[], str | None], status: NodeStatus | None) ->
 
 def _memory_setters(status: NodeStatus) -> set[str]:
     """Return the resources whose plugins set, or are there to set, memory nodes."""
-    told = {
+    shown = {
         answer.resource
         for container in status.containers
         for answer in container.answers
         if CPUSET_MEMS in answer.values
     }
-    return told | {plugin.resource for plugin in status.plugins if plugin.resource == MEMORY}
+    return shown | {plugin.resource for plugin in status.plugins if plugin.resource == MEMORY}
 
 
 def _writer(words: Sequence[str]) -> str:

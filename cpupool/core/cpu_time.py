@@ -39,7 +39,7 @@ class CPUUse:
         by_cpu_milli: CPU that is online → how busy it is.
         by_pod_milli: the id in a pod's cgroup name → what its containers use.
         waiting: the same id → the share of the time in which a thread of it waited for a CPU; only
-            the pods of which that is known, and that no limit has throttled.
+            the pods with a measurement that no limit has throttled.
     """
 
     by_cpu_milli: Mapping[int, int]
@@ -66,7 +66,7 @@ class CPUTime:
     Attributes:
         by_cpu_us: CPU that is online → how long it was busy since the machine started.
         by_pod_us: the id in a pod's cgroup name → how long its containers ran since it started.
-        waited: the same id → how long it waited; only the pods of which that was read.
+        waited: the same id → how long it waited; only the pods with a reading.
     """
 
     by_cpu_us: Mapping[int, int]

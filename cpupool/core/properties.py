@@ -1,4 +1,4 @@
-"""What a container has beside its CPUs and NUMA nodes: CPU time, memory, files of cgroup v2.
+"""What a container has in addition to CPUs and NUMA nodes: CPU time, memory, files of cgroup v2.
 
 The names are those of the CRI's LinuxContainerResources, the values those of the OCI runtime
 specification (config-linux.md); the ranges are the kernel's.
@@ -121,7 +121,7 @@ none of them itself.
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What a container must have beside its CPUs and NUMA nodes; None changes nothing.
+    """What a container must have in addition to CPUs and NUMA nodes; None changes nothing.
 
     Attributes:
         shares: its weight for CPU time, in the shares of cgroup v1.

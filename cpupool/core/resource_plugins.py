@@ -256,7 +256,7 @@ class PluginFacts:
 
 
 def properties_of(given: Iterable[Given]) -> Properties:
-    """Return what the answers for a container set beside its CPUs and NUMA nodes.
+    """Return what the answers for a container set in addition to CPUs and NUMA nodes.
 
     No answer that counts has a bad value; a record may have one that another agent accepted.
     """

@@ -124,7 +124,7 @@ class LoadBalancingGoal:
         return Reason.UNKNOWN if was_right else Reason.NEW
 
     def stays(self, _key: _Change, _changed: AbstractSet[str], /) -> bool:
-        """Return that somebody may have: not all of its files are watched."""
+        """Return False: some files of a target have no watch."""
         return False
 
     def notices(

@@ -57,7 +57,7 @@ class MemoryTree(CgroupAccess, Protocol):
         ...
 
     def migrating(self, path: str) -> bool:
-        """Return whether any write of a cgroup's nodes moves pages where that can be switched off.
+        """Return whether a switch of the cgroup lets writes move pages; version 2 has no switch.
 
         Raises:
             HostError: it cannot be read.
@@ -65,7 +65,7 @@ class MemoryTree(CgroupAccess, Protocol):
         ...
 
     def let_migrate(self, path: str, *, on: bool) -> None:
-        """Set whether writes of the nodes of a cgroup, and of those below it, move pages.
+        """Switch on or off that writes of a cgroup, and of those below it, move pages.
 
         Raises:
             HostError: it cannot be set.
@@ -133,7 +133,7 @@ class MemoryGoal:
             if placed is not None and placed.assignment.memory is not None:
                 self._wishes[container.path] = _Wish(key, placed, new)
             elif placed is not None and placed.assignment.cause is None:
-                # It runs as it was decided: a wish that comes later is not one of its creation.
+                # It was created without memory nodes: those that come later are a change.
                 new = False
             self._new[container.path] = new
         self._staying = {path: on for path, on in self._staying.items() if path in self._wishes}
@@ -176,13 +176,13 @@ class MemoryGoal:
         return reason
 
     def stays(self, _key: str, _changed: AbstractSet[str], /) -> bool:
-        """Return that somebody may have: not all of its files are watched."""
+        """Return False: some files of a target have no watch."""
         return False
 
     def notices(
         self, targets: Mapping[str, Target[MemoryNodes]]
     ) -> Iterator[tuple[NoticeKey, Notice]]:
-        """Yield the containers whose memory lies on other nodes, or not for long on theirs."""
+        """Yield the containers whose memory lies on other nodes, or does not stay on theirs."""
         for path, wish in self._wishes.items():
             for why, remedy in self._complaints(path, targets[path]):
                 yield (wish.key, _EVENT), _notice(wish.placed, why, remedy)

@@ -1,4 +1,4 @@
-"""The goal of properties: a container has what plugins set beside its CPUs and NUMA nodes.
+"""The goal of properties: a container has what plugins set in addition to its CPUs and NUMA nodes.
 
 A container is created with its properties if the runtime asks (NRI). Afterwards, and without NRI,
 they are written here: by the writer of the container's CPUs, and only those that differ. Three are
@@ -119,7 +119,7 @@ class PropertiesGoal:
                 for key, placed in resolution.containers.items()
                 if placed.assignment.properties and (kept := _kept(placed.assignment))
             }
-        keys = ((one.path, (one.pod, ContainerID(one.id))) for one in found)
+        keys = ((each.path, (each.pod, ContainerID(each.id))) for each in found)
         self._wishes = {
             path: _Wish(key, resolution.containers[key], self._concerned[key])
             for path, key in keys
@@ -151,7 +151,7 @@ class PropertiesGoal:
         return reason
 
     def stays(self, _key: str, _changed: AbstractSet[str], /) -> bool:
-        """Return that somebody may have: not all of its files are watched."""
+        """Return False: some files of a target have no watch."""
         return False
 
     def notices(

@@ -136,11 +136,11 @@ class Goal(Protocol[K, W]):
         ...
 
     def stays(self, key: K, changed: AbstractSet[str], /) -> bool:
-        """Return whether nobody can have overwritten a target.
+        """Return whether no program can have overwritten a target since the last look.
 
         Args:
             key: the target.
-            changed: the pods in whose cgroups anything has changed since the last look.
+            changed: the pods in whose cgroups anything has changed since then.
         """
         ...
 

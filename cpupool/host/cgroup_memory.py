@@ -1,4 +1,4 @@
-"""The NUMA nodes from which cgroups take their memory, version 1 or 2: read, write.
+"""Reads and writes the NUMA nodes from which cgroups take their memory, version 1 or 2.
 
 The rules are those of CPU sets (`host/cgroupfs.py`), for the file `cpuset.mems`. A write also moves
 the pages that lie on other nodes, if version 2 (Linux 5.16) or `cpuset.memory_migrate` says so, and
@@ -52,7 +52,7 @@ class CgroupMemory(CgroupFS):
         return self.effective("")
 
     def migrating(self, path: str) -> bool:
-        """Return whether any write of a cgroup's nodes moves pages where that can be switched off.
+        """Return whether a switch of the cgroup lets writes move pages; version 2 has no switch.
 
         Raises:
             HostFileError: the file cannot be read.
@@ -62,7 +62,7 @@ class CgroupMemory(CgroupFS):
         return False
 
     def let_migrate(self, path: str, *, on: bool) -> None:
-        """Set whether writes of the nodes of a cgroup and those below move pages (version 1).
+        """Switch on or off that writes of a cgroup, and of those below it, move pages (version 1).
 
         Raises:
             CgroupWriteRejected: the kernel refuses.

@@ -49,8 +49,8 @@ class ClusterView:
         events: where to tell users of a pod or of the node.
         config_map: that ConfigMap; None without a name.
         pod_status: where to write that a pod of the node has failed.
-        pod_annotations: where to write which CPUs the agent chose; None where nobody asks for it.
-        topology: where to write the node's topology; None where nobody asks for it.
+        pod_annotations: where to write which CPUs the agent chose; None without such writes.
+        topology: where to write the node's topology; None without such writes.
         node_status: where to write the node's resources; None if the agent does not write them.
     """
 

@@ -85,11 +85,11 @@ def _passed(ask: Callable[[], _Answer]) -> _Answer:
 
 
 def _describe(shown: api.PodResources, pod: Pod) -> None:
-    told = pod.description or _NO_DESCRIPTION
-    shown.pod_role = katalyst.pod_role(told.labels, told.annotations)
-    shown.pod_type = katalyst.pod_type(told.annotations)
-    shown.labels.update(told.labels)
-    shown.annotations.update(told.annotations)
+    described = pod.description or _NO_DESCRIPTION
+    shown.pod_role = katalyst.pod_role(described.labels, described.annotations)
+    shown.pod_type = katalyst.pod_type(described.annotations)
+    shown.labels.update(described.labels)
+    shown.annotations.update(described.annotations)
 
 
 def _add(shown: api.PodResources, pod: Pod, facts: NodeFacts) -> None:

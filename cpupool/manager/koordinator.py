@@ -95,7 +95,7 @@ def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
             yield PodCPUs("", "", uid, cpus)
             continue
         told = pod.orchestration
-        # koord-scheduler keeps books of each pod with the annotation, whoever wrote it.
+        # koord-scheduler keeps books of each pod with the annotation, by any writer.
         scheduled = told is not None and bool(cpus) and cpus in (told.cpus, told.published)
         yield PodCPUs(pod.namespace, pod.name, pod.uid, cpus, scheduled)
 

@@ -1,7 +1,7 @@
 """From the facts about a node to the CPUs of every container: pure functions of values.
 
 A pod owns an exclusive CPU from the moment the kubelet gives it the device until the pod ends.
-Whatever the pools say meanwhile, cpupool places no other container on it.
+Edits of the pools meanwhile change nothing: cpupool places no other container on it.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def resolve(
         if kept and (stays := kept.placed(key, pod, container)):
             containers[key] = stays
             continue
-        # A container keeps what an earlier policy gave it, whatever the pool file says now.
+        # A container keeps what an earlier policy gave it, also after an edit of the pool file.
         ref = ContainerRef(pod.cgroup_uid, container.name)
         own = view.chosen[ref.pod].part(ref.name) if ref.pod in view.chosen else _NO_CPUS
         if not own and (request := requested.counted(facts, pod, container)):
@@ -277,22 +277,22 @@ class _Kept:
 
 
 def _of_containers(facts: NodeFacts) -> tuple[object, ...]:
-    """Return the facts that a placement depends on beside the view."""
+    """Return the facts outside the view that a placement depends on."""
     plugins = facts.plugins.memory, facts.plugins.properties
     return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus, plugins
 
 
 def _of_node(facts: NodeFacts, view: NodeView) -> tuple[object, ...]:
-    """Return what each placement depends on, whatever its pod."""
+    """Return what every placement depends on."""
     seen = view.topology, view.pools, view.cpus, view.barred, view.extents, view.default
-    told = view.rules, view.sizes, facts.policy, facts.static_cpus
-    return *seen, *told, requested.kubelet_owns(facts)
+    ruled = view.rules, view.sizes, facts.policy, facts.static_cpus
+    return *seen, *ruled, requested.kubelet_owns(facts)
 
 
 def _differing(
     had: NodeFacts, earlier: NodeView, facts: NodeFacts, view: NodeView
 ) -> Iterator[str]:
-    """Yield the pods of which something else is known than before, by the ids in cgroup names."""
+    """Yield the pods whose facts have changed, as the ids in cgroup names."""
     yield from _changed(earlier.refused, view.refused)
     yield from _changed(earlier.homes, view.homes)
     yield from (pod for pod, _ in _changed(had.kept_shared, facts.kept_shared))

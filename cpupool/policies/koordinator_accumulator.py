@@ -236,7 +236,7 @@ class _Choice:
 
     def _spread(self, cpus: list[int]) -> list[int]:
         """Order CPUs so that one CPU of each core comes first, then a second CPU of each."""
-        # CPUs not more than a core has keep their order, on whatever cores they are.
+        # CPUs not more than a core has keep their order, also on several cores.
         if len(cpus) <= self.threads:
             return cpus
         return [cpu for cpu, _ in sorted(self._siblings_before(cpus), key=itemgetter(1))]

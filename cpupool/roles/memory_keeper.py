@@ -151,7 +151,7 @@ class MemoryKeeper:
             made = True
             done.set()
 
-        started_s, told = self._now_s(), False
+        started_s, warned = self._now_s(), False
         # The time that a write takes is the kernel's.
         self._writing = OwnedThread(
             NAME, make, ask=lambda: None, failed=done.set, silent_s=math.inf
@@ -161,8 +161,8 @@ class MemoryKeeper:
             self._health.beat(NAME)
             if self._stop.is_set():
                 raise Postponed
-            if not told and self._now_s() - started_s > _LONG_S:
-                told = True
+            if not warned and self._now_s() - started_s > _LONG_S:
+                warned = True
                 log.warning("the kernel still moves the memory of a container", s=_LONG_S)
         if failures:
             raise failures[0]

@@ -80,7 +80,7 @@ class PluginWorker:
 
     @property
     def closed(self) -> bool:
-        """Whether it is not asked any more."""
+        """Whether no more questions reach it."""
         return self._closed.is_set()
 
     @property
@@ -123,8 +123,8 @@ class PluginWorker:
     def notify(self) -> None:
         """Tell the plugin that it is registered, before it is asked; not one that has called.
 
-        A plugin that cannot be told is registered, as in the kubelet: it may answer what it is
-        asked.
+        A plugin that the notice does not reach is registered, as in the kubelet: it may answer
+        questions all the same.
         """
         if self._discovered:
             self._work.put(lambda _plugin: self._notified(""))

@@ -51,10 +51,10 @@ def is_left_out(pod: Pod) -> bool:
 
     A pod that only the container runtime has reported has no description.
     """
-    told = pod.description
-    if told is None:
+    described = pod.description
+    if described is None:
         return True
-    return told.of_daemon_set and qos_level(pod) is not QoSLevel.SYSTEM
+    return described.of_daemon_set and qos_level(pod) is not QoSLevel.SYSTEM
 
 
 def waits_for_reconcile(pod: Pod) -> bool:
@@ -64,10 +64,10 @@ def waits_for_reconcile(pod: Pod) -> bool:
 
 def question(pod: Pod, container: Container, resource: str, quantity: float) -> Question:
     """Return the request of a container for a resource."""
-    told = pod.description or _NO_DESCRIPTION
+    described = pod.description or _NO_DESCRIPTION
     in_init = container.kind in _IN_INIT_LIST
     siblings = [each for each in pod.containers if (each.kind in _IN_INIT_LIST) is in_init]
-    labels, annotations = told.labels, told.annotations
+    labels, annotations = described.labels, described.annotations
     return Question(
         ContainerRef(pod.cgroup_uid, container.name),
         pod.namespace,
