@@ -120,6 +120,9 @@ class Sweep:
         # What was read last, and whether all of it is where it belongs.
         self._there: tuple[FoundContainer, ...] = ()
         self._all_moved = False
+        # What the metrics show.
+        self._states: Counter[str] | None = None
+        self._causes: Counter[str] | None = None
         self._room = CPUSet()
         self._started = self._has_waited = self._found_any = False
 
@@ -273,8 +276,12 @@ class Sweep:
                 states["repaired"] += 1
             else:
                 states["unknown" if cause else "right"] += 1
-        self._metrics.containers(states)
-        self._metrics.confined(causes)
+        if states != self._states:
+            self._states = states
+            self._metrics.containers(states)
+        if causes != self._causes:
+            self._causes = causes
+            self._metrics.confined(causes)
         return states["failed"]
 
     def _overwritten(self, repairs: tuple[Repair, ...], resolution: Resolution) -> frozenset[str]:

@@ -81,8 +81,9 @@ class Manager:
         self.cpu_managers = cpu_managers
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
-        self._decided = NodeFacts()
-        self._followed = resolve.resolve(self._decided, (), Admission())
+        facts = NodeFacts()
+        # Replaced as a whole, so that `snapshot` waits for nobody.
+        self._now = Snapshot(facts, resolve.resolve(facts, (), Admission()))
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
         self._held: Mapping[Resource, frozenset[str]] = {}
@@ -169,9 +170,11 @@ class Manager:
             plugins: the plugins for resources, and their answers.
         """
         with self._changed:
-            new: dict[str, Any] = {"static_cpus": static_cpus, "idle": idle}
-            new |= {"rules": rules, "plugins": plugins}
-            facts = replace(self._facts, **{n: fact for n, fact in new.items() if fact is not None})
+            facts = self._facts
+            told: dict[str, Any] = {"static_cpus": static_cpus, "idle": idle}
+            told |= {"rules": rules, "plugins": plugins}
+            new = {n: f for n, f in told.items() if f is not None and f != getattr(facts, n)}
+            facts = replace(facts, **new) if new else facts
             if device_nodes is not None:
                 facts = replace(facts, device_nodes={**facts.device_nodes, **device_nodes})
             if pods is not None:
@@ -312,8 +315,10 @@ class Manager:
 
     def snapshot(self) -> Snapshot:
         """Return the facts and the decisions of one moment."""
+        if not self._answered:
+            return self._now
         with self._changed:
-            return Snapshot(self._facts, self._resolution)
+            return self._read()
 
     def devices(self, pool: str) -> DeviceList:
         """Return the devices that a pool offers now.
@@ -400,7 +405,7 @@ class Manager:
             if not ids:
                 raise NoDevicesAsked(pool, "no devices requested", "name at least one")
             offer.check_free(ids)
-            mixed = self._decided.pools.mixed is not None
+            mixed = self._now.facts.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
             promise = self._new_promise(offer.resource.name, ids, allocation.cpus)
             # An answer moves no container, so no waiter wakes; the next reader merges it.
@@ -410,20 +415,22 @@ class Manager:
     @property
     def _facts(self) -> NodeFacts:
         """The facts, every answer of Allocate included."""
-        self._read_answers()
-        return self._decided
+        return self._read().facts
 
     @property
     def _resolution(self) -> Resolution:
         """The decisions that follow from the facts."""
-        self._read_answers()
-        return self._followed
+        return self._read().resolution
 
-    def _read_answers(self) -> None:
+    def _read(self) -> Snapshot:
+        """Return the facts and the decisions, and merge the answers of Allocate into them first."""
         if answered := self._answered:
-            promises = (*self._decided.promises, *answered)
-            self._decided, self._answered = replace(self._decided, promises=promises), []
-            self._followed = resolve.promised(self._decided, self._followed, answered)
+            facts, resolution = self._now
+            facts = replace(facts, promises=(*facts.promises, *answered))
+            # In this order: `snapshot` has each answer here or there.
+            self._now = Snapshot(facts, resolve.promised(facts, resolution, answered))
+            self._answered = []
+        return self._now
 
     def _made(self, pools: NodePools, topology: CPUTopology) -> CPUManagerPolicy:
         """Make the CPU manager policy of a configuration.
@@ -459,7 +466,7 @@ class Manager:
             decided: the decisions until now; None for the last ones.
             all_run: as for `choosing.admit`.
         """
-        earlier = Snapshot(self._facts, self._resolution)
+        earlier = self._read()
         pods = earlier.resolution.view.pods
         admission = decided or Admission.of(earlier.resolution.view)
         if decided or all_run or not resolve.owners_stay(earlier, facts):
@@ -479,7 +486,7 @@ class Manager:
             held = offers.held_ids(facts, self._held)
             self._forget_choices(held)
             self._held = held
-        self._decided, self._followed = facts, resolution
+        self._now = Snapshot(facts, resolution)
         before = self._lists
         self._lists = offers.lists(facts, resolution, self._held, before, self._generations)
         if offers.numbers(self._lists) != offers.numbers(before):

@@ -88,7 +88,8 @@ def joined(facts: NodeFacts) -> NodeFacts:
     """Return the facts with the devices of present pods; a hint must match the pod's spec."""
     listed = facts.pods or ()
     static = static_pods.identities(listed, facts.sighted.values(), facts.static)
-    facts = replace(facts, static=static)
+    if static != facts.static:
+        facts = replace(facts, static=static)
     pods = {pod.cgroup_uid: pod for pod in present(facts) if not pod.finished}
     known = {
         ref: {
@@ -100,7 +101,11 @@ def joined(facts: NodeFacts) -> NodeFacts:
         if ref.pod in pods
     }
     nodes = {uid: nodes for uid, nodes in facts.device_nodes.items() if uid in pods}
-    return replace(facts, devices=_with_hints(facts, pods, known), device_nodes=nodes)
+    devices = _with_hints(facts, pods, known)
+    if devices == facts.devices and nodes == facts.device_nodes:
+        # Later comparisons are then of the same objects.
+        return facts
+    return replace(facts, devices=devices, device_nodes=nodes)
 
 
 def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssignments:
