@@ -134,7 +134,9 @@ class Advertised:
         """Return the device ids that this resource does not have."""
         if self.pool.kind is PoolKind.SHARED:
             count = self.capacity
-            return [identifier for identifier in ids if not _is_number_below(identifier, count)]
+            # A container may hold thousands of ids.
+            is_id = _CANONICAL_NUMBER.fullmatch
+            return [each for each in ids if is_id(each) is None or int(each) >= count]
         cpus = self.pool.offered
         return [
             identifier
@@ -395,9 +397,9 @@ def allocated(
         names: the names of the annotations.
     """
     found = {}
-    for key in annotations.keys() - of_pod.keys():
-        pool = names.allocated_pool(key)
-        if pool is not None and is_name(pool) and (ids := _described(annotations[key])):
+    for key, text in annotations.items():
+        pool = None if key in of_pod else names.allocated_pool(key)
+        if pool is not None and is_name(pool) and (ids := _described(text)):
             found[pool] = ids
     return found
 

@@ -290,7 +290,7 @@ class NRIPlugin:
                 outcome = self._answers.update(message, self._decided())
                 self._metrics.nri_answered("update", outcome, self._now_s() - came_s)
             case Ended():
-                self._end(message.container.id)
+                self._end(message.id)
             case _:
                 # Sandboxes are the manager's only, and a runtime that goes down hangs up.
                 pass
@@ -362,7 +362,5 @@ def _appeared(message: Message) -> Iterator[RuntimeContainer]:
 
 def _disappeared(message: Message) -> Iterator[ContainerID]:
     match message:
-        case Ended(container=container):
-            yield container.id
-        case SandboxRemoved(id=identifier):
+        case Ended(id=identifier) | SandboxRemoved(id=identifier):
             yield identifier

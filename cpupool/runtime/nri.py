@@ -187,7 +187,7 @@ class NRIRuntime:
                 if self.containers.start(message.container.id):
                     self._look()
             case Ended():
-                self.containers.end(message.container.id)
+                self.containers.end(message.id)
             case Updated():
                 self._take_answer(message)
 

@@ -199,10 +199,10 @@ class Ended:
 
     The runtime reports it when the container stops, because then its CPUs are free, and again when
     it removes the container: a container that never ran is only removed. A creation that the
-    runtime takes back ends so, too, and then only the id is known.
+    runtime takes back ends so, too.
     """
 
-    container: NRIContainer
+    id: ContainerID
 
 
 @dataclass(frozen=True, slots=True)

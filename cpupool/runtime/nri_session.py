@@ -372,7 +372,7 @@ class Session:
             case nri_pb2.POST_START_CONTAINER:
                 return Started(self._read(pod, container))
             case nri_pb2.STOP_CONTAINER | nri_pb2.REMOVE_CONTAINER:
-                return Ended(self._read(pod, container))
+                return Ended(ContainerID(container.id))
         return None
 
     def _read(self, pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> NRIContainer:

@@ -22,7 +22,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_OPERATION: Final[ContextVar[str]] = ContextVar("operation", default="")
+
+@dataclass(slots=True)
+class _Operation:
+    """The mark of the lines of one operation; the first line makes the id, most have no line."""
+
+    kind: str
+    mark: str = ""
+
+    def __str__(self) -> str:
+        self.mark = self.mark or f"{self.kind}-{secrets.token_hex(3)}"
+        return self.mark
+
+
+_OPERATION: Final[ContextVar[_Operation | None]] = ContextVar("operation", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +88,8 @@ class Log:
     ) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        if operation_id := _OPERATION.get():
-            facts["op"] = operation_id
+        if operation := _OPERATION.get():
+            facts["op"] = str(operation)
         self._logger.log(level, Line(phrase, facts), exc_info=exc_info)
 
 
@@ -94,7 +107,7 @@ def operation(kind: str) -> Iterator[None]:
     if _OPERATION.get():
         yield
         return
-    token = _OPERATION.set(f"{kind}-{secrets.token_hex(3)}")
+    token = _OPERATION.set(_Operation(kind))
     try:
         yield
     finally:
@@ -148,4 +161,6 @@ def _quoted(value: str) -> str:
 
 
 def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)

@@ -49,6 +49,7 @@ class Plugin:
     Attributes:
         heard: the events, as a word and the name of a container or a pod.
         containers: name → its last id.
+        names: id → name.
         refuses: the container that it does not let the runtime create.
         stops: the container that it does not let the runtime start.
         leaves: the container at whose creation it hangs up.
@@ -59,6 +60,7 @@ class Plugin:
     def __init__(self, node: EmbeddedNode) -> None:
         self.heard: list[tuple[str, str]] = []
         self.containers: dict[str, ContainerID] = {}
+        self.names: dict[ContainerID, str] = {}
         self.seen: dict[str, NRIContainer] = {}
         self.running: list[str] = []
         self.updated: list[Updated] = []
@@ -109,8 +111,10 @@ class Plugin:
                     self._session.refuse(message.call, "occupied")
                 else:
                     self._session.answer_start(message.call)
-            case Started(container=container) | Ended(container=container) if container.known:
-                self.heard.append((type(message).__name__, container.known.name))
+            case Started(container=container) if container.known:
+                self.heard.append(("Started", container.known.name))
+            case Ended(id=identifier):
+                self.heard.append(("Ended", self.names[identifier]))
             case SandboxStarted(sandbox=sandbox):
                 self.heard.append(("sandbox", sandbox.pod_name))
             case SandboxRemoved():
@@ -128,6 +132,7 @@ class Plugin:
             self._session.refuse(call, "no CPUs")
         else:
             self.containers[name] = container.id
+            self.names[container.id] = name
             adjustment = Adjustment(CPU, {"EXCLUSIVE_CPUS": str(CPU)}, {"a/b": "c"})
             self._session.answer_create(call, adjustment, self.updates)
 
