@@ -348,6 +348,7 @@ class Agent:
         return CPUSetter(
             sweep,
             learner,
+            stays=lambda cgroup: mover.stays(tree.relative(cgroup)),
             places=dict.fromkeys(tree.places(), True) | dict.fromkeys(quotas.places(), False),
             metrics=self._metrics,
             health=self.health,
@@ -403,11 +404,10 @@ def _goals(
     settings: Setup, root: HostRoot, quotas: CFSBandwidth, writers: Writers, metrics: Metrics
 ) -> list[Goal[Any, Any]]:
     """Return what the cpusetter keeps after the CPUs."""
-    properties = CgroupProperties(root.cgroup, settings.cgroup_root)
     partitions = Partitions(root.cgroup, os.uname().release, settings.cgroup_root)
     return [
         QuotaGoal(quotas, writers, metrics),
-        PropertiesGoal(properties, writers, metrics),
+        PropertiesGoal(CgroupProperties(root.cgroup, settings.cgroup_root), writers, metrics),
         LoadBalancingGoal(partitions),
     ]
 

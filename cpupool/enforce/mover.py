@@ -113,6 +113,20 @@ class _Seen:
         if apply.bring_nested(tree, path, want, before):
             self.nested = cpus
 
+    def stays(self, tree: CgroupTree, path: str, wants: CPUAssignment) -> bool:
+        """Return whether the container is where it belongs, and nothing else is kept of it.
+
+        Whoever writes the CPUs of a container with CPUs of its own, or of which more is kept, may
+        have written what nobody watches.
+        """
+        kept = wants.exclusive or wants.offline or wants.limit or wants.memory or wants.properties
+        # A runtime that has moved the container alone has left nested cgroups behind.
+        if kept or not wants.cpus or self.nested not in {"", str(wants.cpus)}:
+            return False
+        with suppress(CPUPoolError):
+            return tree.effective(path) == wants.cpus
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
@@ -254,6 +268,14 @@ class Mover:
             rendered = self._texts[key] = (assignment, str(assignment.cpus))
         return rendered[1]
 
+    def stays(self, path: str) -> bool:
+        """Return whether a container that a sweep has seen has all that it must have."""
+        # The watch of the cgroups asks, from its own thread.
+        seen = self._seen.get(path)
+        return seen is not None and seen.stays(
+            self._tree, path, self._manager.snapshot().assignment(seen.key)
+        )
+
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""
         pools = self._manager.pools()
@@ -299,7 +321,7 @@ class Mover:
         if assignment.placement is Placement.KUBELET:
             return None
         if not assignment.cpus:
-            self._tell_stuck(container, seen, "no CPU of its pool is online and free")
+            _tell_stuck(container, seen, "no CPU of its pool is online and free")
         move = Move(
             container.path,
             *key,
@@ -342,7 +364,7 @@ class Mover:
             by = self._unasked(seen) or self._writers.of(move.container, new=seen.new)
             yield _Step(wrong, goal, reason, by)
         elif seen.occupied:
-            self._tell_stuck(wrong.found, seen, f"other pods still run on its CPUs {seen.occupied}")
+            _tell_stuck(wrong.found, seen, f"other pods still run on its CPUs {seen.occupied}")
 
     def _carry_out(self, step: _Step, staying: dict[str, Move]) -> Repair:
         started_s = self._now_s()
@@ -385,13 +407,13 @@ class Mover:
                     # It may hang for this container alone.
                     seen.silent_s = self._silent_s = now_s
                 self._look_at(now_s + _SILENT_S)
-                self._tell_stuck(wrong.found, seen, str(error))
+                _tell_stuck(wrong.found, seen, str(error))
             case RuntimeBusy():
                 self._look_at(now_s + PAUSE_S)
             case _:
                 self._refused()
                 self._look_at(seen.target.failed(now_s))
-                self._tell_stuck(wrong.found, seen, str(error))
+                _tell_stuck(wrong.found, seen, str(error))
         yield Repair(wrong.move.path, wrong.found.cpus, wrong.move.wants, str(error))
 
     def _unasked(self, seen: _Seen) -> Writer | None:
@@ -433,10 +455,11 @@ class Mover:
     def _look_at(self, due_s: float) -> None:
         self.due_s = min(self.due_s, due_s)
 
-    def _tell_stuck(self, container: FoundContainer, seen: _Seen, why: str) -> None:
-        """Log once that a container is not where it belongs."""
-        if seen.target.sticks(why):
-            log.warning("container stays on wrong CPUs", cgroup=container.path, error=why)
+
+def _tell_stuck(container: FoundContainer, seen: _Seen, why: str) -> None:
+    """Log once that a container is not where it belongs."""
+    if seen.target.sticks(why):
+        log.warning("container stays on wrong CPUs", cgroup=container.path, error=why)
 
 
 def _ask_ahead(

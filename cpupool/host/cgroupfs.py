@@ -110,6 +110,10 @@ class CgroupFS:
         """Return the directories where the cgroup of all pods can be, to watch them."""
         return tuple(self._base / place for place in self._kubepods)
 
+    def relative(self, directory: Path) -> str:
+        """Return the path of a directory as the other methods take it."""
+        return str(directory.relative_to(self._base))
+
     def containers(
         self, known: Mapping[str, Sequence[FoundContainer]] | None = None
     ) -> Iterator[FoundContainer]:

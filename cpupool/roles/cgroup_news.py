@@ -12,11 +12,13 @@ from cpupool.core.workloads import ContainerID
 from cpupool.host import bandwidth, cgroup_memory, cgroup_names, cgroup_properties, partitions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from cpupool.enforce.writers import Writers
 
-_AT_ONCE: Final = {"cpuset.cpus"} | bandwidth.FILES
+_CPUS: Final = "cpuset.cpus"
+_AT_ONCE: Final = {_CPUS} | bandwidth.FILES
 """What decides where, and for how long, the processes of a container run."""
 _KEPT_FILES: Final = _AT_ONCE.union(cgroup_memory.FILES, cgroup_properties.FILES, partitions.FILES)
 """What is kept of a container, and put back when another program has written it."""
@@ -30,12 +32,13 @@ class Look(Enum):
     NOT = "not"
 
 
-def of(path: Path, writers: Writers, *, sets: bool) -> Look:
+def of(path: Path, writers: Writers, stays: Callable[[Path], bool], *, sets: bool) -> Look:
     """Return when the cpusetter is to look because something has changed.
 
     Args:
         path: the cgroup that is new or gone, or the file that was written.
         writers: who writes each container.
+        stays: returns whether the container with this cgroup is where it belongs.
         sets: whether the cgroups there have the CPUs of containers.
     """
     directory = cgroup_names.is_cgroup(path.name)
@@ -45,6 +48,9 @@ def of(path: Path, writers: Writers, *, sets: bool) -> Look:
     cgroup = path if directory else path.parent
     if writers.starting(ContainerID(cgroup_names.container_id(cgroup.name))):
         # The runtime brings it onto its CPUs, and names it once it has started.
+        return Look.NOT
+    if path.name == _CPUS and not writers.delays and stays(cgroup):
+        # Most often the cpusetter has written it.
         return Look.NOT
     of_container = cgroup_names.pod_id(cgroup.parent.name) is not None
     runs = sets and path.is_dir() if directory else path.name in _AT_ONCE

@@ -48,6 +48,8 @@ class CPUSetter:
         learner: what is known of the node.
         places: the folders below which the cgroups of pods are, and whether they have the CPUs of
             containers there.
+        stays: returns whether the container with this cgroup is where it belongs; any thread calls
+            it.
         metrics: where durations are counted.
         health: hears that the loop turns, and whether containers can be placed.
         interval_s: a sweep happens at least this often.
@@ -62,6 +64,7 @@ class CPUSetter:
         learner: Learner,
         *,
         places: Mapping[Path, bool] = MappingProxyType({}),
+        stays: Callable[[Path], bool] = lambda _cgroup: False,
         metrics: Metrics,
         health: Health,
         interval_s: float,
@@ -71,7 +74,7 @@ class CPUSetter:
     ) -> None:
         self._sweep = sweep
         self._learner = learner
-        self._places = places
+        self._places, self._stays = places, stays
         self._touched = _Touched()
         self._everything_s = -math.inf
         self._metrics = metrics
@@ -200,7 +203,7 @@ class CPUSetter:
         return max(0.0, due_s - self._now_s())
 
     def _changed(self, path: Path, *, sets: bool) -> None:
-        look = cgroup_news.of(path, self._sweep.writers, sets=sets)
+        look = cgroup_news.of(path, self._sweep.writers, self._stays, sets=sets)
         self._touched.add(cgroup_news.pod(path))
         if look is Look.AT_ONCE:
             self._urgent.set()

@@ -20,9 +20,16 @@ SCOPE = (
 
 
 def asked(
-    tmp_path: Path, changed: str, *, sets: bool = True, writers: Writers | None = None
+    tmp_path: Path,
+    changed: str,
+    *,
+    sets: bool = True,
+    writers: Writers | None = None,
+    right: str = "",
 ) -> Look:
-    return cgroup_news.of(tmp_path / changed, writers or without_runtime(), sets=sets)
+    """Ask about a change, where the container of one cgroup is where it belongs."""
+    writers = writers or without_runtime()
+    return cgroup_news.of(tmp_path / changed, writers, (tmp_path / right).__eq__, sets=sets)
 
 
 @pytest.mark.parametrize("container", [CONTAINER, SCOPE])
@@ -48,6 +55,17 @@ def test_what_moves_no_container_waits_for_what_does(tmp_path: Path) -> None:
 
 def test_what_is_not_kept_asks_for_nothing(tmp_path: Path) -> None:
     assert asked(tmp_path, f"{CONTAINER}/cgroup.procs") is Look.NOT
+
+
+def test_a_write_that_leaves_a_container_where_it_belongs_asks_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / CONTAINER).mkdir(parents=True)
+    for file, look in (("cpuset.cpus", Look.NOT), ("cpu.max", Look.AT_ONCE)):
+        assert asked(tmp_path, f"{CONTAINER}/{file}", right=CONTAINER) is look
+    assert asked(tmp_path, CONTAINER, right=CONTAINER) is Look.AT_ONCE
+    runtime = ModelRuntime(here=True, delays=True)
+    writers = Writers(None, runtime, ModelRuntime())
+    waited = asked(tmp_path, f"{CONTAINER}/cpuset.cpus", right=CONTAINER, writers=writers)
+    assert waited is Look.AT_ONCE, "a start may wait for it"
 
 
 def test_a_container_that_the_runtime_is_starting_asks_for_nothing(tmp_path: Path) -> None:

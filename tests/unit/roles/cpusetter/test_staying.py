@@ -1,0 +1,86 @@
+"""What the mover says of containers between two sweeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import NodePools, Pool
+from cpupool.enforce.mover import Mover
+from cpupool.telemetry.metrics import Metrics
+from tests import builders
+from tests.runtimes import without_runtime
+from tests.setters import EVERYTHING, MACHINE, Node, ids
+
+
+class World:
+    """A node with a plain container, its mover, and what a sweep does of both."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.node.run("plain")
+        # The manager learns of the container.
+        self.node.setter.sweep()
+        self.path = self.node.path("plain")
+        self.mover = Mover(
+            self.node.manager,
+            self.node.kernel,
+            without_runtime(),
+            Metrics(),
+            beat=lambda: None,
+            refused=lambda: None,
+            now_s=lambda: 0.0,
+        )
+
+    def write(self, cpus: str) -> None:
+        self.node.kernel.write(self.path, CPUSet.parse(cpus))
+
+    def put_right(self) -> None:
+        self.mover.begin()
+        self.mover.put_right(self.node.kernel.containers(), new=True)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_container_that_no_sweep_has_seen_may_be_anywhere(world: World) -> None:
+    assert not world.mover.stays(world.path)
+
+
+def test_a_container_stays_where_the_mover_has_left_it(world: World) -> None:
+    world.write(EVERYTHING)
+    world.put_right()
+    assert world.mover.stays(world.path)
+
+
+def test_a_container_on_other_cpus_does_not_stay(world: World) -> None:
+    world.put_right()
+    world.write(EVERYTHING)
+    assert not world.mover.stays(world.path)
+
+
+def test_a_container_of_which_more_is_kept_may_have_been_written_elsewhere(world: World) -> None:
+    world.node.run("owner", builders.container(exclusive_a=1))
+    world.node.source.live = {"owner": {"exclusive_a": ids("2")}}
+    world.node.setter.sweep()
+    world.put_right()
+    assert world.node.cpus("owner") == "2"
+    assert not world.mover.stays(world.node.path("owner"))
+
+
+def test_a_container_whose_runtime_has_moved_it_alone_does_not_stay(world: World) -> None:
+    world.write(EVERYTHING)
+    world.put_right()
+    seen = world.node.cpus("plain")
+    world.node.manager.reconfigure(NodePools.of(Pool.named("default", "4")), MACHINE.topology())
+    world.write("4")
+    assert seen != world.node.cpus("plain")
+    assert not world.mover.stays(world.path), "cgroups nested in it are brought along"
+
+
+def test_a_container_that_has_ended_does_not_stay(world: World) -> None:
+    world.put_right()
+    del world.node.kernel.sets[world.path]
+    assert not world.mover.stays(world.path)
