@@ -1,4 +1,4 @@
-"""How `make test` spreads the tests over processes: what takes long first, files undivided.
+"""How `make test` spreads the tests over processes: what takes long first, most files undivided.
 
 A file's tests share its fixtures. All that boots a virtual machine stays in one process: one
 machine runs at a time, and a second process would wait for it.
@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 BOOTS: Final = "tests/vm/"
 """Where tests boot a machine."""
+_WAITING: Final = (
+    "tests/scenarios/test_chaos.py",
+    "tests/scenarios/test_service_threads.py",
+    "tests/scenarios/test_threads.py",
+)
+"""Files whose tests share nothing, and wait for minutes: each test goes to any process."""
 _LONG: Final = (
     BOOTS,
+    *_WAITING,
     "tests/scenarios/",
     "tests/containerd/",
     "tests/starter/",
@@ -27,7 +34,7 @@ _LONG: Final = (
 
 
 class Spreading(LoadFileScheduling):  # type: ignore[misc] # xdist carries no types
-    """Gives each process a file at a time, and one process all files that boot a machine."""
+    """Gives each process a file, or a test that waits, at a time; one process boots machines."""
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         # The tests keep the order of `long_first`.
@@ -37,6 +44,8 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc] # xdist carries no ty
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(BOOTS):
             return BOOTS
+        if nodeid.startswith(_WAITING):
+            return nodeid
         return str(super()._split_scope(nodeid))
 
 

@@ -303,7 +303,8 @@ def _started(
             # Each grace period, as of a cpuset that is written, waits for all emulated CPUs.
             "rcupdate.rcu_expedited=1",
             # A kernel that hangs ends, and says where its tasks wait.
-            *("sysctl.kernel.hung_task_panic=1", "sysctl.kernel.hung_task_timeout_secs=120"),
+            *("sysctl.kernel.hung_task_panic=1", "sysctl.kernel.hung_task_timeout_secs=60"),
+            "sysctl.kernel.hung_task_check_interval_secs=5",
             "panic_print=1",
             *("random.trust_cpu=on", f"VM_CGROUP={cgroup.value}", f"VM_SHARE={share}"),
             *(("VM_INIT=systemd", "systemd.unit=obey.service") if systemd else ()),
