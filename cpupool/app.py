@@ -189,7 +189,6 @@ class Agent:
             events=self._cluster.events,
             metrics=self._metrics,
             health=self.health,
-            plugins=bool(settings.plugin_folders),
         )
         self._nri = NRIPlugin(
             self.manager,

@@ -67,18 +67,13 @@ def published(
     )
 
 
-def chooses(facts: NodeFacts) -> bool:
-    """Return whether the agent chooses CPUs by Koordinator's rules."""
-    return facts.pools.cpu_manager.policy == KOORDINATOR
-
-
 def chosen(snapshot: Snapshot) -> Iterator[tuple[Pod, CPUSet]]:
     """Yield the pods whose CPUs the agent itself chose, with these CPUs, the oldest pod first.
 
     A static pod does not count: the API server has a copy of it.
     """
     facts, resolution = snapshot
-    if not chooses(facts):
+    if facts.pools.cpu_manager.policy != KOORDINATOR:
         return
     view = resolution.view
     for pod in oldest_first(view.pods):

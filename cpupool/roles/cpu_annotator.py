@@ -59,9 +59,6 @@ class CPUAnnotator(PodWriter["tuple[PodUID, CPUSet]"]):
         self._manager = manager
         self._pods = pods
 
-    def _may_want(self) -> bool:
-        return koordinator.chooses(self._manager.snapshot().facts)
-
     def _wanted(self, now_s: float) -> Mapping[tuple[PodUID, CPUSet], Write]:
         chosen = koordinator.chosen(self._manager.snapshot())
         return {(pod.uid, cpus): self._write(pod, cpus, now_s) for pod, cpus in chosen}

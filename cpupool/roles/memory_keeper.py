@@ -51,8 +51,6 @@ class MemoryKeeper:
         events: where notices for pods' owners go.
         metrics: where writes are counted.
         health: receives the beats of the loop.
-        plugins: whether plugins decide here. Without them a container has its memory nodes from its
-            creation on, by an earlier answer, or has none.
         now_s: a monotonic clock.
     """
 
@@ -66,11 +64,9 @@ class MemoryKeeper:
         events: EventSink,
         metrics: Metrics,
         health: Health,
-        plugins: bool,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decided = decided
-        self._plugins = plugins
         self._look = look
         self._health = health
         self._now_s = now_s
@@ -90,14 +86,11 @@ class MemoryKeeper:
         found, resolution = report.found, self._decided().resolution
         before, self._seen = self._seen, (found, resolution)
         same = before is not None and before[1] is resolution
-        concerned = self._concerned
         if not same:
             placements = resolution.containers.values()
             self._concerned = any(placed.assignment.memory for placed in placements)
-        # The first turn sees what ran before the agent did. Where plugins decide, a container
-        # without memory nodes is looked at, too: later it is not new.
-        new = before is None or (self._plugins and (not same or before != self._seen))
-        if new or concerned or self._concerned:
+        # A container without memory nodes is looked at, too: later it is not new.
+        if self._concerned or not same or before != self._seen:
             self._turn.set()
             self._wake.set()
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from cpupool.core.errors import PlacementError
     from cpupool.core.workloads import Pod
-    from cpupool.manager.facts import NodeFacts
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import PodStatusSink
     from cpupool.manager.resolve import Snapshot
@@ -60,10 +59,6 @@ class PodFailer(PodWriter[str]):
         self._pods = pods
         self._after_s = after_s
 
-    def _may_want(self) -> bool:
-        facts, resolution = self._manager.snapshot()
-        return _fails(facts) and bool(resolution.view.refused)
-
     def _wanted(self, now_s: float) -> Mapping[str, Write]:
         misfits = _misfits(self._manager.snapshot())
         return {pod.uid: self._write(pod, error, now_s) for pod, error in misfits}
@@ -78,11 +73,6 @@ class PodFailer(PodWriter[str]):
         )
 
 
-def _fails(facts: NodeFacts) -> bool:
-    """Return whether the pool file wants misfits to fail."""
-    return facts.pools.cpu_manager.on_misfit is Misfit.FAIL
-
-
 def _misfits(snapshot: Snapshot) -> Iterator[tuple[Pod, PlacementError]]:
     """Yield the pods that the pool file wants to fail, the oldest first, with their refusals.
 
@@ -90,7 +80,7 @@ def _misfits(snapshot: Snapshot) -> Iterator[tuple[Pod, PlacementError]]:
     kubelet may still name the devices of another one. No pod fails whose containers may run.
     """
     facts, resolution = snapshot
-    if not _fails(facts):
+    if facts.pools.cpu_manager.on_misfit is not Misfit.FAIL:
         return
     started = {uid for uid, _ in resolution.containers}
     refused = resolution.view.refused

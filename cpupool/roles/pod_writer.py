@@ -96,15 +96,9 @@ class PodWriter(ABC, Generic[K]):
     def _wanted(self, now_s: float) -> Mapping[K, Write]:
         """Return the writes that pods need: what identifies a write → the write."""
 
-    @abstractmethod
-    def _may_want(self) -> bool:
-        """Return whether any pod can need a write; it costs little, whatever the number of pods."""
-
     def look(self) -> None:
-        """Look at the pods now, if one may need a write, or may not need it any more."""
-        # The thread that brings facts has other work than to wake this one for nothing.
-        if self._attempts or self._may_want():
-            self._wake.set()
+        """Look at the pods now: one may need a write."""
+        self._wake.set()
 
     def wake(self) -> None:
         """End a request or a wait, so that `run` notices that it must end."""

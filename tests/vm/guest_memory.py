@@ -125,7 +125,6 @@ def guest(folder: Path) -> Iterator[Guest]:
             events=heard,
             metrics=Metrics(),
             health=health,
-            plugins=True,
         )
         with running(keeper.run, wake=keeper.wake):
             keepers.append(keeper)

@@ -64,7 +64,6 @@ class World:
     wishes: dict[str, MemoryNodes] = field(default_factory=lambda: dict(WANTED))
     events: Heard = field(default_factory=Heard)
     health: Beats = field(default_factory=Beats)
-    plugins: bool = True
     sweeps: int = 0
 
     def __post_init__(self) -> None:
@@ -78,7 +77,6 @@ class World:
             events=self.events,
             metrics=Metrics(),
             health=self.health,
-            plugins=self.plugins,
         )
 
     def _decided(self) -> Snapshot:
@@ -204,23 +202,6 @@ def test_without_memory_nodes_only_another_state_of_the_node_begins_a_turn() -> 
         world.node.run("late")
         world.sweep()
         eventually(lambda: world.health.beats >= 3, "a container has come")
-        assert world.health.beats == 3
-
-
-def test_where_no_plugins_decide_only_memory_nodes_begin_a_turn() -> None:
-    world = World(wishes={}, plugins=False)
-    with world.running():
-        eventually(lambda: world.health.beats == 1, "the loop runs")
-        world.sweep()
-        eventually(lambda: world.health.beats == 2, "the first look")
-        world.node.run("late")
-        world.memory.make("kubepods/podlate-uid", "0-1")
-        world.memory.make(world.node.path("late"), "0")
-        world.sweep()
-        world.wishes["late"] = WANTED["plain"]
-        world.sweep()
-        eventually(lambda: world.nodes("late") == "1", "it has been new")
-        eventually(lambda: world.health.beats >= 3, "the turn has ended")
         assert world.health.beats == 3
 
 

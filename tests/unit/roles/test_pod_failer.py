@@ -70,32 +70,19 @@ def pools(misfit: Misfit, policy: TopologyPolicy = TopologyPolicy.NONE) -> NodeP
 FAIL = pools(Misfit.FAIL)
 
 
-class Beats(Health):
-    """Counts the pods that do not fit, at each beat of the loop."""
-
-    def __init__(self, manager: Manager) -> None:
-        super().__init__()
-        self.manager = manager
-        self.misfits: list[int] = []
-
-    def beat(self, _loop: str) -> None:
-        self.misfits.append(len(self.manager.snapshot().resolution.view.refused))
-
-
 class Node:
     """A node of seven CPUs, and its pod failer."""
 
     def __init__(self, *pods: Pod, pools: NodePools = FAIL, after_s: float = 0.0) -> None:
         self.now_s = 100.0
         self.manager, self.statuses = Manager(), Statuses()
-        self.health = Beats(self.manager)
         self.manager.reconfigure(pools, MACHINE)
         self.manager.adopt(())
         self.role = PodFailer(
             self.manager,
             self.statuses,
             after_s=after_s,
-            health=self.health,
+            health=Health(),
             now_s=lambda: self.now_s,
         )
         self.start(*pods)
@@ -238,18 +225,6 @@ def test_the_loop_looks_and_ends_when_it_is_asked_to() -> None:
         node.role.look()
         eventually(lambda: node.statuses.failed, "the pod failed")
     assert node.statuses.interrupted
-
-
-def test_a_look_wakes_the_loop_only_where_a_pod_may_fail() -> None:
-    node = Node(bound("small", 2), after_s=30.0)
-    with running(node.role.run, wake=node.role.wake):
-        eventually(lambda: node.health.misfits, "the loop runs")
-        for _ in range(10000):
-            node.role.look()
-        node.start(bound("large", 9))
-        node.role.look()
-        eventually(lambda: len(node.health.misfits) > 1, "the loop has a misfit")
-    assert node.health.misfits[:2] == [0, 1]
 
 
 @pytest.mark.parametrize(
