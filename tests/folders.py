@@ -14,16 +14,20 @@ if TYPE_CHECKING:
 
 _MEMORY = "/dev/shm"
 _DISK = "/tmp"
+_ROOM = 2 << 30
+"""Bytes; a container runtime's images are the largest of what is written."""
 
 
 def place() -> str:
     """Return where folders of tests lie; the path is short, for the names of sockets below it.
 
-    A container engine may mount the memory without the right to run programs.
+    A container engine may mount little memory, without the right to run programs.
     """
-    if os.access(_MEMORY, os.W_OK) and not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
-        return _MEMORY
-    return _DISK
+    if not os.access(_MEMORY, os.W_OK):
+        return _DISK
+    memory = os.statvfs(_MEMORY)
+    fits = memory.f_bavail * memory.f_frsize >= _ROOM
+    return _MEMORY if fits and not memory.f_flag & os.ST_NOEXEC else _DISK
 
 
 @contextmanager
