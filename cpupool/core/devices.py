@@ -134,9 +134,7 @@ class Advertised:
         """Return the device ids that this resource does not have."""
         if self.pool.kind is PoolKind.SHARED:
             count = self.capacity
-            # A container may hold thousands of ids.
-            is_id = _CANONICAL_NUMBER.fullmatch
-            return [each for each in ids if is_id(each) is None or int(each) >= count]
+            return [identifier for identifier in ids if not _is_number_below(identifier, count)]
         cpus = self.pool.offered
         return [
             identifier

@@ -116,8 +116,8 @@ class _Seen:
     def stays(self, tree: CgroupTree, path: str, wants: CPUAssignment) -> bool:
         """Return whether the container is where it belongs, and nothing else is kept of it.
 
-        Whoever writes the CPUs of a container with CPUs of its own, or of which more is kept, may
-        have written what nobody watches.
+        A program that writes the CPUs of an exclusive container, or of one with other kept values,
+        may have written a file without a watch, too.
         """
         kept = wants.exclusive or wants.offline or wants.limit or wants.memory or wants.properties
         # A runtime that has moved the container alone has left nested cgroups behind.

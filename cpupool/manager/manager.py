@@ -82,7 +82,7 @@ class Manager:
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
         facts = NodeFacts()
-        # Replaced as a whole, so that `snapshot` waits for nobody.
+        # Replaced as a whole, so that `snapshot` needs no lock.
         self._now = Snapshot(facts, resolve.resolve(facts, (), Admission()))
         self._lists: dict[str, DeviceList] = {}
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
@@ -171,9 +171,9 @@ class Manager:
         """
         with self._changed:
             facts = self._facts
-            told: dict[str, Any] = {"static_cpus": static_cpus, "idle": idle}
-            told |= {"rules": rules, "plugins": plugins}
-            new = {n: f for n, f in told.items() if f is not None and f != getattr(facts, n)}
+            brought: dict[str, Any] = {"static_cpus": static_cpus, "idle": idle}
+            brought |= {"rules": rules, "plugins": plugins}
+            new = {n: f for n, f in brought.items() if f is not None and f != getattr(facts, n)}
             facts = replace(facts, **new) if new else facts
             if device_nodes is not None:
                 facts = replace(facts, device_nodes={**facts.device_nodes, **device_nodes})
