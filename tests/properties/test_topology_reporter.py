@@ -79,7 +79,7 @@ def test_the_object_is_right_once_others_leave_it_alone(
             node.run_pods("web")
 
             def right() -> bool:
-                node.now_s += 5.0
+                node.now_s += 60.0
                 node.role.step()
                 return api.has(PATH) and {"zones", "attributes"} <= node.object.keys()
 
