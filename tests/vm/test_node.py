@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.vm.boot import Kernel
-from tests.vm.machine import TIMEOUT_S, CgroupVersion, MachineFailed, Topology, booted
+from tests.vm.machine import TIMEOUT_S, CgroupVersion, Topology, booted
 
-log = logging.getLogger(__name__)
-
-_BOOTS = 3
 TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
 
 
@@ -62,15 +57,5 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
 def test_cpupool_on_the_real_kernel(
     kernel: Kernel, cgroup: CgroupVersion, modules: tuple[str, ...]
 ) -> None:
-    # An emulated Linux 6.12 now and then blocks for ever, it is not known why. Its console tells
-    # where, and the tests run again; whatever else fails here fails at once.
-    for left in reversed(range(_BOOTS)):
-        try:
-            with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
-                guest.passes(*modules)
-        except MachineFailed as error:
-            if not (error.hung and left):
-                raise
-            log.warning("the guest's kernel hung, and is booted again: %s", error)
-        else:
-            return
+    with booted(TOPOLOGY, kernel=kernel, cgroup=cgroup) as guest:
+        guest.passes(*modules)
