@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.host.partitions import Partitions
 from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import FolderTree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,8 @@ class PartitionFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.cgroup = HostRoot.under(folder).cgroup
+        root = HostRoot.under(folder)
+        self.cgroup, self._sysfs = root.cgroup, root.sysfs
         self.cgroup.mkdir(parents=True)
         (self.cgroup / "cgroup.controllers").write_text("cpuset cpu\n")
 
@@ -55,6 +57,12 @@ class PartitionFiles:
         """Give what a cgroup is."""
         return (self.cgroup / path / "cpuset.cpus.partition").read_text().strip()
 
-    def tree(self, release: str = RELEASE) -> Partitions:
+    def tree(self, release: str = RELEASE, cgroup_root: str = "") -> Partitions:
         """Open it."""
-        return Partitions(self.cgroup, release)
+        return Partitions(self.cgroup, release, FolderTree(self._sysfs), cgroup_root)
+
+    def let_unbound_work_run(self, mask: str) -> None:
+        """Let unbound workqueues run on the CPUs of a hexadecimal mask."""
+        file = self._sysfs / "devices/virtual/workqueue/cpumask_requested"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{mask}\n")

@@ -367,6 +367,24 @@ class CgroupWriteRejected(HostError):
         super().__init__(f"{path}: the kernel did not take {value!r}: {reason}")
 
 
+class PartitionUnsafe(HostError):
+    """CPUs that the agent does not make a partition, because the kernel could block for ever.
+
+    Attributes:
+        path: the cgroup that is to be the partition.
+        cpus: those of its CPUs on which unbound workqueues may run.
+    """
+
+    def __init__(self, path: str, cpus: CPUSet) -> None:
+        self.path = path
+        self.cpus = cpus
+        super().__init__(
+            f"{path}: unbound workqueues may run on its CPUs {cpus}, and then Linux can block for"
+            " ever when it makes a partition; boot with workqueue.unbound_cpus=CPUS, without the"
+            " CPUs of exclusive pools"
+        )
+
+
 class MemoryInUse(HostError):
     """A limit of memory that a container exceeds: the kernel would kill processes of it.
 

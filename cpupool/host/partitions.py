@@ -20,6 +20,12 @@ overlapping `cpuset.cpus` prevents the partition. If a later write makes a sibli
 partition becomes `isolated invalid`; the kernel then withholds its CPUs until `member` is written,
 or until the next boot if its cgroup is removed before. So the agent always writes `member` first,
 also into an invalid partition.
+
+Linux 6.12 blocks for ever if a partition changes the CPUs of unbound workqueues while a process
+moves to another cgroup. The writer of the partition holds the lock of cpusets and waits for a new
+kernel thread; kthreadd waits for the lock of forks; the mover holds that one and waits for the lock
+of cpusets. No process can start any more. So the agent makes no partition of CPUs on which unbound
+workqueues may run (Documentation/core-api/workqueue.rst, `workqueue.unbound_cpus`).
 """
 
 from __future__ import annotations
@@ -29,10 +35,14 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CgroupNotFound,
     CgroupWriteRejected,
+    CPUSetParseError,
     HostError,
+    HostFileError,
+    PartitionUnsafe,
 )
 from cpupool.host import cgroup_names, kernel
 from cpupool.host.cgroup_files import CgroupFiles, above
@@ -44,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.core.cpuset import CPUSet
+    from cpupool.host.sysfs import FileTree
 
 log = logs.get(__name__)
 
@@ -53,6 +63,8 @@ _GRANTED: Final = "cpuset.cpus.exclusive.effective"
 _PARTITION: Final = "cpuset.cpus.partition"
 FILES: Final = frozenset({_EXCLUSIVE, _PARTITION})
 """The names of the files that make a partition."""
+_UNBOUND: Final = "devices/virtual/workqueue/cpumask_requested"
+"""The CPUs of unbound workqueues as the admin wants them: those of partitions included."""
 _MEMBER: Final = "member"
 _FORBIDDEN: Final = "not permitted"
 _PERMIT: Final = "give the agent the capability SYS_ADMIN"
@@ -70,6 +82,7 @@ class Partitions:
     Args:
         cgroup: the folder that stands for `/sys/fs/cgroup`.
         release: the kernel's release, as `uname -r` prints it.
+        sysfs: the files of `/sys`.
         cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
 
     Attributes:
@@ -79,9 +92,10 @@ class Partitions:
         HostFileError: no hierarchy has the cpuset controller.
     """
 
-    def __init__(self, cgroup: Path, release: str, cgroup_root: str = "") -> None:
+    def __init__(self, cgroup: Path, release: str, sysfs: FileTree, cgroup_root: str = "") -> None:
         base, version = hierarchy(cgroup)
         self._files = CgroupFiles(base, _HINTS, "see cgroups(7)")
+        self._sysfs = sysfs
         self._kubepods = cgroup_names.kubepods(cgroup_root)
         self.obstacle = ""
         if version is CgroupVersion.V1:
@@ -119,8 +133,11 @@ class Partitions:
         Raises:
             CgroupNotFound: it has ended.
             CgroupWriteRejected: the kernel refuses; `errno` is 0 where only the state says why.
+            PartitionUnsafe: unbound workqueues may run on some of the CPUs.
             HostFileError: a file cannot be read or holds no CPU list.
         """
+        if unbound := cpus & self._unbound():
+            raise PartitionUnsafe(path, unbound)
         undo: list[tuple[str, CPUSet]] = []
         try:
             self._files.write(path, _PARTITION, _MEMBER)
@@ -155,6 +172,16 @@ class Partitions:
                 before = self._files.cpus(cgroup, _EXCLUSIVE)
                 if not before.isdisjoint(cpus):
                     self._files.write(cgroup, _EXCLUSIVE, str(before - cpus))
+
+    def _unbound(self) -> CPUSet:
+        """Return the CPUs on which unbound workqueues may run; no file of them counts as none."""
+        text = self._sysfs.read(_UNBOUND)
+        try:
+            return CPUSet.parse_mask(text) if text else CPUSet()
+        except CPUSetParseError as error:
+            raise HostFileError(
+                f"{self._sysfs.name}/{_UNBOUND}", str(error), "check that it is the kernel's"
+            ) from error
 
     def _reserved(self, path: str) -> Iterator[tuple[str, CPUSet]]:
         container = cgroup_names.pod_id(PurePosixPath(path).parent.name) is not None

@@ -27,7 +27,7 @@ from cpupool.host import kernel
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.partitions import Partitions
 from cpupool.host.root import HostRoot
-from cpupool.host.sysfs import Sysfs
+from cpupool.host.sysfs import FolderTree, Sysfs
 from cpupool.local.cgroups import RealCgroups
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import Partition
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 BASE = Path("/sys/fs/cgroup")
 RELEASE = os.uname().release
+SYSFS = FolderTree(HostRoot().sysfs)
+UNBOUND = HostRoot().sysfs / "devices/virtual/workqueue/cpumask"
 POOLS = NodePools.of(
     Pool.named("exclusive_a", "2,4,8"), Pool.named("shared_a", "6-7"), Pool.named("default", "0-1")
 )
@@ -50,7 +52,9 @@ ISOLATE = """
 import pathlib, sys
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.partitions import Partitions
-Partitions(pathlib.Path("/sys/fs/cgroup"), sys.argv[2]).isolate(sys.argv[1], CPUSet.of(2, 4))
+from cpupool.host.sysfs import FolderTree
+sysfs = FolderTree(pathlib.Path("/sys"))
+Partitions(pathlib.Path("/sys/fs/cgroup"), sys.argv[2], sysfs).isolate(sys.argv[1], CPUSet.of(2, 4))
 """
 able = pytest.mark.skipif(not kernel.isolates_remotely(RELEASE), reason=f"{RELEASE} cannot")
 
@@ -67,7 +71,7 @@ class Node:
 
     def __init__(self, home: RealCgroups) -> None:
         self.tree = CgroupFS(BASE, home.cgroup_root)
-        self.partitions = Partitions(BASE, RELEASE, home.cgroup_root)
+        self.partitions = Partitions(BASE, RELEASE, SYSFS, home.cgroup_root)
         self.keeper = Keeper(LoadBalancingGoal(self.partitions))
         self._home = home
         self._manager = Manager(Names())
@@ -229,6 +233,30 @@ def test_a_container_with_shared_cpus_is_refused(node: Node) -> None:
     assert "it shares CPUs 6-7 with others" in why
     assert isolated() == ""
     assert node.allowed(mixed, "main") == "6-8"
+
+
+@able
+def test_cpus_of_unbound_workqueues_wait(node: Node) -> None:
+    path = node.run(WEB, exclusive_a="2,4")
+    before = UNBOUND.read_text()
+    UNBOUND.write_text("0015")
+    try:
+        (why,) = node.sweep()
+        assert "unbound workqueues may run on its CPUs 2,4" in why
+        assert node.partitions.partition(path) == Partition("member", CPUSet())
+        assert isolated() == ""
+    finally:
+        UNBOUND.write_text(before)
+    undisturbed(node, path)
+    # The kernel excludes what is isolated by itself; what the admin wants counts.
+    UNBOUND.write_text("0015")
+    try:
+        undisturbed(node, path)
+        write(path, "cpuset.cpus.partition", "member")
+        (why,) = node.sweep()
+        assert "unbound workqueues" in why
+    finally:
+        UNBOUND.write_text(before)
 
 
 @able

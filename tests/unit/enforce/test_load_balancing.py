@@ -14,6 +14,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.host.partitions import Partitions
+from cpupool.host.sysfs import FolderTree
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
 from tests import builders
@@ -161,7 +162,7 @@ def test_a_container_without_its_devices_is_not_reported_again(node: Node) -> No
 def v1(folder: Path) -> PartitionTree:
     (folder / "v1/cpuset").mkdir(parents=True)
     (folder / "v1/cpuset/cpuset.cpus").touch()
-    return Partitions(folder / "v1", RELEASE)
+    return Partitions(folder / "v1", RELEASE, FolderTree(folder))
 
 
 def test_a_node_that_cannot_refuses(node: Node, tmp_path: Path) -> None:

@@ -5,8 +5,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileError
+from cpupool.core.errors import (
+    CgroupNotFound,
+    CgroupWriteRejected,
+    HostFileError,
+    PartitionUnsafe,
+)
 from cpupool.host.partitions import Partitions
+from cpupool.host.sysfs import FolderTree
 from cpupool.manager.ports import Partition
 from tests.partitions import RELEASE, PartitionFiles
 
@@ -47,7 +53,7 @@ def test_every_cgroup_on_the_way_hands_the_cpus_down(files: PartitionFiles) -> N
 
 def test_the_cgroups_above_kubepods_hand_down_too(files: PartitionFiles) -> None:
     path = files.make(f"my.slice/my-node.slice/my-node-kubepods.slice/{ID}")
-    tree = Partitions(files.cgroup, RELEASE, "my/node")
+    tree = files.tree(cgroup_root="my/node")
     tree.isolate(path, CPUS)
     assert list(files.exclusive().values()) == ["4-5"] * 4
     tree.release(path, CPUS)
@@ -83,6 +89,25 @@ def test_what_the_kernel_refuses_leaves_everything_as_it_was(
         files.tree().isolate(path, CPUS)
 
     assert files.exclusive() == {"kubepods": "6-7"}
+
+
+def test_cpus_of_unbound_workqueues_are_no_partition(files: PartitionFiles) -> None:
+    path = files.make(f"{POD}/{ID}")
+    tree = files.tree()
+    for mask, cpus in (("ffffffff,ffffffff", "4-5"), ("0000002f", "5")):
+        files.let_unbound_work_run(mask)
+        with pytest.raises(PartitionUnsafe, match=f"on its CPUs {cpus}, .*workqueue.unbound_cpus"):
+            tree.isolate(path, CPUS)
+        assert files.exclusive() == {}
+
+    files.let_unbound_work_run("everywhere")
+    with pytest.raises(HostFileError, match=r"cpumask_requested.*everywhere"):
+        tree.isolate(path, CPUS)
+    assert files.exclusive() == {}
+
+    files.let_unbound_work_run("ffffffff,ffffffcf")
+    tree.isolate(path, CPUS)
+    assert files.state(path) == "isolated"
 
 
 def test_a_cgroup_that_ends_leaves_nothing_above_it(files: PartitionFiles) -> None:
@@ -133,4 +158,7 @@ def test_an_old_kernel_is_an_obstacle(files: PartitionFiles, release: str, obsta
 def test_cgroup_version_1_is_an_obstacle(tmp_path: Path) -> None:
     (tmp_path / "cpuset").mkdir()
     (tmp_path / "cpuset/cpuset.cpus").touch()
-    assert Partitions(tmp_path, RELEASE).obstacle == "this node has cgroup version 1"
+    assert (
+        Partitions(tmp_path, RELEASE, FolderTree(tmp_path)).obstacle
+        == "this node has cgroup version 1"
+    )
