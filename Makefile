@@ -7,6 +7,8 @@ WORKERS ?= 6
 # Of `make soak`.
 SEEDS ?= 50
 ROUNDS ?= 3
+# Where it is set, each of hundreds of processes compiles the package again.
+export PYTHONDONTWRITEBYTECODE :=
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
@@ -19,7 +21,9 @@ test: $(VENV)/.dev
 	@echo "== style, spelling, types"
 	@$(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/codespell
-	@$(VENV)/bin/mypy
+	@# Meanwhile one process compiles the tests for all that run them.
+	@$(PYTHON) -m pytest --collect-only -qq -p no:xdist > /dev/null & \
+		$(VENV)/bin/mypy; found=$$?; wait; exit $$found
 	@echo "== tests"
 	@$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-report= && $(PYTHON) tools/coverage_floor.py
 
