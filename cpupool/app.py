@@ -26,7 +26,6 @@ from cpupool.host.mounts import Mounts
 from cpupool.host.partitions import Partitions
 from cpupool.host.pool_files import PoolFiles
 from cpupool.host.status_file import StatusFile
-from cpupool.host.sysfs import FolderTree
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.kubelet.podresources_service import ExtendedPodResources
@@ -404,8 +403,7 @@ def _goals(
     settings: Setup, root: HostRoot, quotas: CFSBandwidth, writers: Writers, metrics: Metrics
 ) -> list[Goal[Any, Any]]:
     """Return what the cpusetter keeps after the CPUs."""
-    sysfs = FolderTree(root.sysfs)
-    partitions = Partitions(root.cgroup, os.uname().release, sysfs, settings.cgroup_root)
+    partitions = Partitions(root, os.uname().release, settings.cgroup_root)
     return [
         QuotaGoal(quotas, writers, metrics),
         PropertiesGoal(CgroupProperties(root.cgroup, settings.cgroup_root), writers, metrics),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from cpupool.host.partitions import Partitions
 from cpupool.host.root import HostRoot
-from cpupool.host.sysfs import FolderTree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +22,8 @@ class PartitionFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        root = HostRoot.under(folder)
-        self.cgroup, self._sysfs = root.cgroup, root.sysfs
+        self._root = HostRoot.under(folder)
+        self.cgroup = self._root.cgroup
         self.cgroup.mkdir(parents=True)
         (self.cgroup / "cgroup.controllers").write_text("cpuset cpu\n")
 
@@ -59,10 +58,10 @@ class PartitionFiles:
 
     def tree(self, release: str = RELEASE, cgroup_root: str = "") -> Partitions:
         """Open it."""
-        return Partitions(self.cgroup, release, FolderTree(self._sysfs), cgroup_root)
+        return Partitions(self._root, release, cgroup_root)
 
     def let_unbound_work_run(self, mask: str) -> None:
         """Let unbound workqueues run on the CPUs of a hexadecimal mask."""
-        file = self._sysfs / "devices/virtual/workqueue/cpumask_requested"
+        file = self._root.sysfs / "devices/virtual/workqueue/cpumask_requested"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{mask}\n")

@@ -47,14 +47,14 @@ from cpupool.core.errors import (
 from cpupool.host import cgroup_names, kernel
 from cpupool.host.cgroup_files import CgroupFiles, above
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
+from cpupool.host.sysfs import FolderTree
 from cpupool.manager.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from cpupool.host.sysfs import FileTree
+    from cpupool.host.root import HostRoot
 
 log = logs.get(__name__)
 
@@ -80,9 +80,8 @@ class Partitions:
     """The isolated partitions of this node's containers; satisfies `manager.ports.PartitionTree`.
 
     Args:
-        cgroup: the folder that stands for `/sys/fs/cgroup`.
+        root: where `/sys` and `/sys/fs/cgroup` are.
         release: the kernel's release, as `uname -r` prints it.
-        sysfs: the files of `/sys`.
         cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
 
     Attributes:
@@ -92,10 +91,10 @@ class Partitions:
         HostFileError: no hierarchy has the cpuset controller.
     """
 
-    def __init__(self, cgroup: Path, release: str, sysfs: FileTree, cgroup_root: str = "") -> None:
-        base, version = hierarchy(cgroup)
+    def __init__(self, root: HostRoot, release: str, cgroup_root: str = "") -> None:
+        base, version = hierarchy(root.cgroup)
         self._files = CgroupFiles(base, _HINTS, "see cgroups(7)")
-        self._sysfs = sysfs
+        self._sysfs = FolderTree(root.sysfs)
         self._kubepods = cgroup_names.kubepods(cgroup_root)
         self.obstacle = ""
         if version is CgroupVersion.V1:

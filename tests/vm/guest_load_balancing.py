@@ -27,7 +27,7 @@ from cpupool.host import kernel
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.host.partitions import Partitions
 from cpupool.host.root import HostRoot
-from cpupool.host.sysfs import FolderTree, Sysfs
+from cpupool.host.sysfs import Sysfs
 from cpupool.local.cgroups import RealCgroups
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import Partition
@@ -43,18 +43,16 @@ if TYPE_CHECKING:
 
 BASE = Path("/sys/fs/cgroup")
 RELEASE = os.uname().release
-SYSFS = FolderTree(HostRoot().sysfs)
 UNBOUND = HostRoot().sysfs / "devices/virtual/workqueue/cpumask"
 POOLS = NodePools.of(
     Pool.named("exclusive_a", "2,4,8"), Pool.named("shared_a", "6-7"), Pool.named("default", "0-1")
 )
 ISOLATE = """
-import pathlib, sys
+import sys
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.partitions import Partitions
-from cpupool.host.sysfs import FolderTree
-sysfs = FolderTree(pathlib.Path("/sys"))
-Partitions(pathlib.Path("/sys/fs/cgroup"), sys.argv[2], sysfs).isolate(sys.argv[1], CPUSet.of(2, 4))
+from cpupool.host.root import HostRoot
+Partitions(HostRoot(), sys.argv[2]).isolate(sys.argv[1], CPUSet.of(2, 4))
 """
 able = pytest.mark.skipif(not kernel.isolates_remotely(RELEASE), reason=f"{RELEASE} cannot")
 
@@ -71,7 +69,7 @@ class Node:
 
     def __init__(self, home: RealCgroups) -> None:
         self.tree = CgroupFS(BASE, home.cgroup_root)
-        self.partitions = Partitions(BASE, RELEASE, SYSFS, home.cgroup_root)
+        self.partitions = Partitions(HostRoot(), RELEASE, home.cgroup_root)
         self.keeper = Keeper(LoadBalancingGoal(self.partitions))
         self._home = home
         self._manager = Manager(Names())

@@ -14,7 +14,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.host.partitions import Partitions
-from cpupool.host.sysfs import FolderTree
+from cpupool.host.root import HostRoot
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import FoundContainer
 from tests import builders
@@ -160,9 +160,10 @@ def test_a_container_without_its_devices_is_not_reported_again(node: Node) -> No
 
 
 def v1(folder: Path) -> PartitionTree:
-    (folder / "v1/cpuset").mkdir(parents=True)
-    (folder / "v1/cpuset/cpuset.cpus").touch()
-    return Partitions(folder / "v1", RELEASE, FolderTree(folder))
+    root = HostRoot.under(folder / "v1")
+    (root.cgroup / "cpuset").mkdir(parents=True)
+    (root.cgroup / "cpuset/cpuset.cpus").touch()
+    return Partitions(root, RELEASE)
 
 
 def test_a_node_that_cannot_refuses(node: Node, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cpupool.core.errors import (
     PartitionUnsafe,
 )
 from cpupool.host.partitions import Partitions
-from cpupool.host.sysfs import FolderTree
+from cpupool.host.root import HostRoot
 from cpupool.manager.ports import Partition
 from tests.partitions import RELEASE, PartitionFiles
 
@@ -156,9 +156,7 @@ def test_an_old_kernel_is_an_obstacle(files: PartitionFiles, release: str, obsta
 
 
 def test_cgroup_version_1_is_an_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "cpuset").mkdir()
-    (tmp_path / "cpuset/cpuset.cpus").touch()
-    assert (
-        Partitions(tmp_path, RELEASE, FolderTree(tmp_path)).obstacle
-        == "this node has cgroup version 1"
-    )
+    root = HostRoot.under(tmp_path)
+    (root.cgroup / "cpuset").mkdir(parents=True)
+    (root.cgroup / "cpuset/cpuset.cpus").touch()
+    assert Partitions(root, RELEASE).obstacle == "this node has cgroup version 1"
