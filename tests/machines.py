@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,6 +138,7 @@ class Machine:
         """Give the machine with other CPUs switched off, in the list format."""
         return replace(self, offline=cpus)
 
+    @cache  # noqa: B019  # machines are few, and live as long as the tests
     def topology(self) -> CPUTopology:
         """Read this machine, without writing it."""
         files = self.files(CPUSet.parse(self.offline))
