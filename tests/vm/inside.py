@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.vm.machine import Topology
 
 
-HOG_MIB: Final = 32
+HOG_MIB: Final = 16
 _HOG: Final = """
 import sys
 sys.stdin.readline()
