@@ -135,11 +135,10 @@ class Partitions:
             PartitionUnsafe: unbound workqueues may run on some of the CPUs.
             HostFileError: a file cannot be read or holds no CPU list.
         """
-        if unbound := cpus & self._unbound():
-            raise PartitionUnsafe(path, unbound)
         undo: list[tuple[str, CPUSet]] = []
         try:
             self._files.write(path, _PARTITION, _MEMBER)
+            self._check_safe(path, cpus)
             for cgroup in (*reversed(above(path)), path):
                 before = self._files.cpus(cgroup, _EXCLUSIVE)
                 after = cpus if cgroup == path else before | cpus
@@ -172,15 +171,17 @@ class Partitions:
                 if not before.isdisjoint(cpus):
                     self._files.write(cgroup, _EXCLUSIVE, str(before - cpus))
 
-    def _unbound(self) -> CPUSet:
-        """Return the CPUs on which unbound workqueues may run; no file of them counts as none."""
+    def _check_safe(self, path: str, cpus: CPUSet) -> None:
+        """Raise where unbound workqueues may run on the CPUs of a new partition."""
         text = self._sysfs.read(_UNBOUND)
         try:
-            return CPUSet.parse_mask(text) if text else CPUSet()
+            unbound = CPUSet.parse_mask(text) if text else CPUSet()
         except CPUSetParseError as error:
             raise HostFileError(
                 f"{self._sysfs.name}/{_UNBOUND}", str(error), "check that it is the kernel's"
             ) from error
+        if found := cpus & unbound:
+            raise PartitionUnsafe(path, found)
 
     def _reserved(self, path: str) -> Iterator[tuple[str, CPUSet]]:
         container = cgroup_names.pod_id(PurePosixPath(path).parent.name) is not None

@@ -100,6 +100,12 @@ def test_cpus_of_unbound_workqueues_are_no_partition(files: PartitionFiles) -> N
             tree.isolate(path, CPUS)
         assert files.exclusive() == {}
 
+    # The kernel withholds the CPUs of an invalid partition.
+    files.write(path, "cpuset.cpus.partition", "isolated invalid")
+    with pytest.raises(PartitionUnsafe):
+        tree.isolate(path, CPUS)
+    assert files.state(path) == "member"
+
     files.let_unbound_work_run("everywhere")
     with pytest.raises(HostFileError, match=r"cpumask_requested.*everywhere"):
         tree.isolate(path, CPUS)
