@@ -3,7 +3,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 # Many tests wait for something: more processes than CPUs.
-WORKERS ?= 6
+WORKERS ?= 8
 # Of `make soak`.
 SEEDS ?= 50
 ROUNDS ?= 3
