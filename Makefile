@@ -3,7 +3,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 # Many tests wait for something: more processes than CPUs.
-WORKERS ?= 8
+WORKERS ?= 6
 # Of `make soak`.
 SEEDS ?= 50
 ROUNDS ?= 3
