@@ -35,25 +35,23 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CgroupNotFound,
     CgroupWriteRejected,
-    CPUSetParseError,
     HostError,
-    HostFileError,
     PartitionUnsafe,
 )
 from cpupool.host import cgroup_names, kernel
 from cpupool.host.cgroup_files import CgroupFiles, above
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
-from cpupool.host.sysfs import FolderTree
+from cpupool.host.sysfs import Sysfs
 from cpupool.manager.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cpupool.core.cpuset import CPUSet
     from cpupool.host.root import HostRoot
 
 log = logs.get(__name__)
@@ -63,8 +61,6 @@ _GRANTED: Final = "cpuset.cpus.exclusive.effective"
 _PARTITION: Final = "cpuset.cpus.partition"
 FILES: Final = frozenset({_EXCLUSIVE, _PARTITION})
 """The names of the files that make a partition."""
-_UNBOUND: Final = "devices/virtual/workqueue/cpumask_requested"
-"""The CPUs of unbound workqueues as the admin wants them: those of partitions included."""
 _MEMBER: Final = "member"
 _FORBIDDEN: Final = "not permitted"
 _PERMIT: Final = "give the agent the capability SYS_ADMIN"
@@ -94,7 +90,7 @@ class Partitions:
     def __init__(self, root: HostRoot, release: str, cgroup_root: str = "") -> None:
         base, version = hierarchy(root.cgroup)
         self._files = CgroupFiles(base, _HINTS, "see cgroups(7)")
-        self._sysfs = FolderTree(root.sysfs)
+        self._sysfs = Sysfs.at(root.sysfs)
         self._kubepods = cgroup_names.kubepods(cgroup_root)
         self.obstacle = ""
         if version is CgroupVersion.V1:
@@ -173,15 +169,8 @@ class Partitions:
 
     def _check_safe(self, path: str, cpus: CPUSet) -> None:
         """Raise where unbound workqueues may run on the CPUs of a new partition."""
-        text = self._sysfs.read(_UNBOUND)
-        try:
-            unbound = CPUSet.parse_mask(text) if text else CPUSet()
-        except CPUSetParseError as error:
-            raise HostFileError(
-                f"{self._sysfs.name}/{_UNBOUND}", str(error), "check that it is the kernel's"
-            ) from error
-        if found := cpus & unbound:
-            raise PartitionUnsafe(path, found)
+        if unbound := cpus & self._sysfs.unbound_workqueues():
+            raise PartitionUnsafe(path, unbound)
 
     def _reserved(self, path: str) -> Iterator[tuple[str, CPUSet]]:
         container = cgroup_names.pod_id(PurePosixPath(path).parent.name) is not None

@@ -35,7 +35,7 @@ _DIE: Final = ("die_cpus_list", "die_cpus")
 _CACHE: Final = ("shared_cpu_list", "shared_cpu_map")
 _NODE_CPUS: Final = ("cpulist", "cpumap")
 """Names of one set of CPUs, names of newer kernels first; the list format before the mask."""
-_MASKS: Final = ("map", "_cpus", "_siblings")
+_MASKS: Final = ("map", "_cpus", "_siblings", "mask_requested")
 """The suffixes of the names of masks."""
 
 _KEPT: Final = re.compile(r"(?:.*?/)?(devices/(?:system/(?:cpu|node)|cpu_[a-z]+)/.+)")
@@ -268,6 +268,17 @@ class Sysfs:
                 return self._cpus(f"{folder}/index{index}", _CACHE)
             index += 1
         return None
+
+    def unbound_workqueues(self) -> CPUSet:
+        """Return the CPUs on which the admin lets unbound workqueues run; none where it is unknown.
+
+        Source: Documentation/core-api/workqueue.rst. CPUs of partitions are included.
+
+        Raises:
+            HostFileError: the file cannot be read or holds no mask.
+        """
+        folder = "devices/virtual/workqueue"
+        return self._cpus(folder, ("cpumask_requested",)) or CPUSet()
 
     def _distances(self, node: int) -> tuple[int, ...]:
         path = f"{_NODE}/node{node}/distance"
