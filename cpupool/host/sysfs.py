@@ -207,6 +207,17 @@ class Sysfs:
             return CPUSet()
         return self._cpus(_CPU, ("nohz_full",)) or CPUSet()
 
+    def unbound_workqueues(self) -> CPUSet:
+        """Return the CPUs on which the admin lets unbound workqueues run; none where it is unknown.
+
+        Source: Documentation/core-api/workqueue.rst. CPUs of partitions are included.
+
+        Raises:
+            HostFileError: the file cannot be read or holds no mask.
+        """
+        folder = "devices/virtual/workqueue"
+        return self._cpus(folder, ("cpumask_requested",)) or CPUSet()
+
     def topology(self) -> CPUTopology:
         """Read the whole topology.
 
@@ -268,17 +279,6 @@ class Sysfs:
                 return self._cpus(f"{folder}/index{index}", _CACHE)
             index += 1
         return None
-
-    def unbound_workqueues(self) -> CPUSet:
-        """Return the CPUs on which the admin lets unbound workqueues run; none where it is unknown.
-
-        Source: Documentation/core-api/workqueue.rst. CPUs of partitions are included.
-
-        Raises:
-            HostFileError: the file cannot be read or holds no mask.
-        """
-        folder = "devices/virtual/workqueue"
-        return self._cpus(folder, ("cpumask_requested",)) or CPUSet()
 
     def _distances(self, node: int) -> tuple[int, ...]:
         path = f"{_NODE}/node{node}/distance"
