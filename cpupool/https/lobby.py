@@ -1,9 +1,9 @@
 """Where clients wait that have connected and have no place yet, or have lost it.
 
 A client that sends nothing costs a socket and no work: one epoll set watches all of them. So
-thousands of silent clients take no place from those that speak. Clients that have lost their place
-wait here, too, and are not read any more: a client that sees its connection closed would come back
-at once, and cost another handshake.
+thousands of silent clients take no place from those that speak. Clients that have lost their place,
+or that are too many to wait for one, stay here and are not read any more: a client that sees its
+connection closed would come back at once, take the turn of another, and cost a handshake.
 """
 
 from __future__ import annotations
@@ -109,11 +109,8 @@ class Lobby:
         except OSError:
             # It is closed already, or no file descriptor is left.
             return
-        # What the client still sends is not read, and costs the kernel memory.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         self._make_room()
-        parked = Client(connection, client.address, self._loop.time())
-        self._silent[connection.fileno()] = parked
+        self._park(connection, client.address)
 
     def close(self) -> None:
         """Let no more clients in, and hang up on those that wait."""
@@ -154,7 +151,8 @@ class Lobby:
             client = self._silent.pop(number)
             self._asking.setdefault(client.address, {})[client] = None
             if self._asking_count > self._most_asking:
-                self._drop_asking()
+                surplus = self._oldest_asking()
+                self._park(surplus.socket, surplus.address)
         self._heard()
 
     def _make_room(self) -> None:
@@ -163,7 +161,7 @@ class Lobby:
         if self._silent:
             self._drop_silent()
         else:
-            self._drop_asking()
+            self._oldest_asking().socket.close()
 
     @property
     def _asking_count(self) -> int:
@@ -173,12 +171,17 @@ class Lobby:
         """Hang up on the client that is silent for longest."""
         self._silent.pop(next(iter(self._silent))).socket.close()
 
-    def _drop_asking(self) -> None:
-        """Hang up on the client that waits for longest, of the largest crowd."""
+    def _oldest_asking(self) -> Client:
+        """Take the client that waits for longest, of the largest crowd."""
         crowd = max(self._asking, key=lambda address: len(self._asking[address]))
         client = next(iter(self._asking[crowd]))
         self._forget(client)
-        client.socket.close()
+        return client
+
+    def _park(self, connection: socket.socket, address: str) -> None:
+        # What the client still sends is not read, and costs the kernel memory.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        self._silent[connection.fileno()] = Client(connection, address, self._loop.time())
 
     def _forget(self, client: Client) -> None:
         asking = self._asking[client.address]

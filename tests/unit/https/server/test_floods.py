@@ -80,8 +80,12 @@ class TestFloods:
                 connection.sendall(b"\x16")
             eventually(lambda: len(server._places) == 2, "they have the places")
             for connection in crowd[2:]:
-                connection.sendall(b"\x16")
-            assert rest_of(crowd[2]) == b""
-            crowd[0].setblocking(False)
-            with pytest.raises(BlockingIOError):
-                crowd[0].recv(1)
+                connection.sendall(b"no TLS")
+            crowd[0].close()
+            for connection in crowd[3:]:
+                assert rest_of(connection) == b"", "in its turn, its handshake fails"
+            # Of the others, one has a place, and one was too many to wait for it.
+            for connection in crowd[1:3]:
+                connection.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    connection.recv(1)
