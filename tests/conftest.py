@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import folders, guard
-from tests.spreading import Spreading, long_first
+from tests.spreading import Spreading, in_order
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Spreadi
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long where tests are spread over processes."""
+    """Order the tests where they are spread over processes."""
     if WORKER in os.environ:
-        long_first(items)
+        items[:] = in_order(items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,8 @@ machine runs at a time, and a second process would wait for it.
 
 from __future__ import annotations
 
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from xdist.scheduler import LoadFileScheduling
@@ -16,21 +18,26 @@ if TYPE_CHECKING:
 
 BOOTS: Final = "tests/vm/"
 """Where tests boot a machine."""
+_CHAOS: Final = "tests/scenarios/test_chaos.py"
 _WAITING: Final = (
-    "tests/scenarios/test_chaos.py",
     "tests/scenarios/test_service_threads.py",
     "tests/scenarios/test_threads.py",
 )
-"""Files whose tests share nothing, and wait for minutes: each test goes to any process."""
+"""Files whose tests share nothing, wait for minutes and compute for seconds."""
+_DIVIDED: Final = (_CHAOS, *_WAITING)
+"""Files of which each test goes to any process."""
 _LONG: Final = (
     BOOTS,
-    *_WAITING,
+    _CHAOS,
+    # They compute, while the machines and chaos leave a CPU idle.
+    "tests/properties/",
+    "tests/conformance/",
     "tests/scenarios/",
     "tests/containerd/",
     "tests/starter/",
-    "tests/properties/",
+    "tests/unit/test_app.py",
 )
-"""Where tests take long, the longest first."""
+"""Where tests take long, in their order; short ones fill what is left at the end."""
 
 
 class Spreading(LoadFileScheduling):  # type: ignore[misc] # xdist carries no types
@@ -44,16 +51,24 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc] # xdist carries no ty
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(BOOTS):
             return BOOTS
-        if nodeid.startswith(_WAITING):
+        if nodeid.startswith(_DIVIDED):
             return nodeid
         return str(super()._split_scope(nodeid))
 
 
-def long_first(items: list[pytest.Item]) -> None:
-    """Put the tests that take long before the others, so that none of them begins last."""
-    items.sort(key=lambda item: _rank(item.nodeid))
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests with those that take long first, so that none of them begins last.
+
+    One of those that wait comes after each file of others, which then have its CPU.
+    """
+    waiting = (item for item in items if item.nodeid.startswith(_WAITING))
+    others = (item for item in items if not item.nodeid.startswith(_WAITING))
+    ordered: list[pytest.Item] = []
+    for _, file in groupby(sorted(others, key=_rank), key=attrgetter("path")):
+        ordered += [*file, *islice(waiting, 1)]
+    return [*ordered, *waiting]
 
 
-def _rank(nodeid: str) -> int:
-    ranks = (rank for rank, prefix in enumerate(_LONG) if nodeid.startswith(prefix))
+def _rank(item: pytest.Item) -> int:
+    ranks = (rank for rank, prefix in enumerate(_LONG) if item.nodeid.startswith(prefix))
     return next(ranks, len(_LONG))

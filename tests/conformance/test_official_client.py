@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from kubernetes.client import (
-    AdmissionregistrationV1Api,
-    ApiClient,
-    ApiException,
-    Configuration,
-    CoordinationV1Api,
-    CoreV1Api,
-    CustomObjectsApi,
-)
+from kubernetes import client as kube
 from kubernetes.stream import stream
 from kubernetes.watch import Watch
 
@@ -101,8 +93,8 @@ def ours() -> Iterator[FakeAPIServer]:
 
 
 @pytest.fixture
-def official(theirs: FakeAPIServer) -> Iterator[ApiClient]:
-    with ApiClient(Configuration(host=theirs.url)) as client:
+def official(theirs: FakeAPIServer) -> Iterator[kube.ApiClient]:
+    with kube.ApiClient(kube.Configuration(host=theirs.url)) as client:
         yield client
 
 
@@ -134,9 +126,9 @@ def body(answer: Any) -> Any:
 
 
 def test_a_list_in_pages(
-    official: ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
+    official: kube.ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
 ) -> None:
-    core = CoreV1Api(official)
+    core = kube.CoreV1Api(official)
     chosen = "spec.nodeName=node-a"
     first = body(
         core.list_pod_for_all_namespaces(
@@ -158,10 +150,10 @@ def test_a_list_in_pages(
 
 
 def test_lists_of_a_namespace_of_the_cluster_and_of_another_group(
-    official: ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
+    official: kube.ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
 ) -> None:
-    core, leases = CoreV1Api(official), CoordinationV1Api(official)
-    webhooks = AdmissionregistrationV1Api(official)
+    core, leases = kube.CoreV1Api(official), kube.CoordinationV1Api(official)
+    webhooks = kube.AdmissionregistrationV1Api(official)
     answers = [
         core.list_namespaced_pod("web", label_selector="app=upf", **RAW),
         core.list_node(**RAW),
@@ -184,13 +176,13 @@ def test_lists_of_a_namespace_of_the_cluster_and_of_another_group(
 
 
 def test_a_watch(
-    official: ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
+    official: kube.ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
 ) -> None:
     asked = {"resourceVersion": "100", "timeoutSeconds": "60", "allowWatchBookmarks": "true"}
     watch = Watch()
     seen = []
     for event in watch.stream(
-        CoreV1Api(official).list_pod_for_all_namespaces,
+        kube.CoreV1Api(official).list_pod_for_all_namespaces,
         resource_version="100",
         timeout_seconds=60,
         allow_watch_bookmarks=True,
@@ -209,9 +201,9 @@ def test_a_watch(
 
 
 def test_objects_and_subresources_are_read_and_replaced(
-    official: ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
+    official: kube.ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
 ) -> None:
-    core, leases = CoreV1Api(official), CoordinationV1Api(official)
+    core, leases = kube.CoreV1Api(official), kube.CoordinationV1Api(official)
     answers = [
         body(core.read_namespaced_pod("upf", "web", **RAW)),
         body(core.read_namespaced_pod_status("upf", "web", **RAW)),
@@ -233,9 +225,9 @@ def test_objects_and_subresources_are_read_and_replaced(
 
 
 def test_an_event_is_created(
-    official: ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
+    official: kube.ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
 ) -> None:
-    CoreV1Api(official).create_namespaced_event("web", EVENT, **AS_JSON)
+    kube.CoreV1Api(official).create_namespaced_event("web", EVENT, **AS_JSON)
     connection.create(EVENTS.collection("web"), EVENT)
 
     assert ours.events == theirs.events == [EVENT]
@@ -243,9 +235,9 @@ def test_an_event_is_created(
 
 
 def test_the_patches_of_an_object_and_of_a_subresource(
-    official: ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
+    official: kube.ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
 ) -> None:
-    core = CoreV1Api(official)
+    core = kube.CoreV1Api(official)
     pod, status = PODS.object("upf", "web"), PODS.object("upf", "web", subresource="status")
     failed = {"status": {"phase": "Failed"}}
     answers = [
@@ -269,14 +261,14 @@ def test_the_patches_of_an_object_and_of_a_subresource(
 
 @pytest.mark.parametrize("force", [False, True])
 def test_server_side_apply(
-    official: ApiClient,
+    official: kube.ApiClient,
     connection: APIConnection,
     theirs: FakeAPIServer,
     ours: FakeAPIServer,
     *,
     force: bool,
 ) -> None:
-    leases, custom = CoordinationV1Api(official), CustomObjectsApi(official)
+    leases, custom = kube.CoordinationV1Api(official), kube.CustomObjectsApi(official)
     for server in (theirs, ours):
         server.crds = {TOPOLOGIES.group: [TOPOLOGIES.version]}
     forced = {"force": True} if force else {}
@@ -301,7 +293,7 @@ def test_server_side_apply(
 @pytest.mark.parametrize("code", [0, 3])
 @pytest.mark.parametrize("protocol", ["v4.channel.k8s.io", "v5.channel.k8s.io"])
 def test_a_command_in_a_container(
-    official: ApiClient, theirs: FakeAPIServer, ours: FakeAPIServer, code: int, protocol: str
+    official: kube.ApiClient, theirs: FakeAPIServer, ours: FakeAPIServer, code: int, protocol: str
 ) -> None:
     for server in (theirs, ours):
         server.protocols = [protocol]
@@ -310,7 +302,7 @@ def test_a_command_in_a_container(
         )
     command = ["env", "A=b c", "cpupool", "status"]
     websocket = stream(
-        CoreV1Api(official).connect_get_namespaced_pod_exec,
+        kube.CoreV1Api(official).connect_get_namespaced_pod_exec,
         "upf",
         "web",
         container="main",
@@ -333,9 +325,9 @@ def test_a_command_in_a_container(
 
 
 def test_a_refusal(
-    official: ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
+    official: kube.ApiClient, connection: APIConnection, theirs: FakeAPIServer, ours: FakeAPIServer
 ) -> None:
-    leases = CoordinationV1Api(official)
+    leases = kube.CoordinationV1Api(official)
     target = LEASES.object("lock", "web")
     calls: list[tuple[Call, Call]] = [
         (
@@ -350,7 +342,7 @@ def test_a_refusal(
         ),
     ]
     for theirs_asks, ours_asks in calls:
-        with pytest.raises(ApiException) as refused:
+        with pytest.raises(kube.ApiException) as refused:
             theirs_asks()
         with pytest.raises(APIError) as error:
             ours_asks()

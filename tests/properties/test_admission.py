@@ -235,9 +235,7 @@ def nested(levels: int, *, objects: bool) -> Any:
     return value
 
 
-DEEP = {objects: nested(100_000, objects=objects) for objects in (False, True)}
-ODD = [
-    *DEEP.values(),
+ODD: list[Any] = [
     *(10**5000, -(2**63) - 1, float("nan"), float("inf"), 5e-324, "1e999", "9" * 5000),
     *(True, None, "", "\0", "\ud800", {"\udfff": "\ud800"}, [None], [[]]),
 ]
@@ -264,9 +262,10 @@ def test_a_review_with_anything_anywhere_is_answered_or_refused(
         subResource="",
     )
     assert answer(document, rules)["response"]["allowed"]
+    odd = (*ODD, *(nested(100_000, objects=objects) for objects in (False, True)))
     for inside, key in places(document):
         right = inside[key]
-        for inside[key] in ODD:
+        for inside[key] in odd:
             try:
                 answered = answer(document, rules)
             except RemoteProtocolError:

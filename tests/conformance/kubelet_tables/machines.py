@@ -63,10 +63,15 @@ Judge = Callable[[Row, Machines], Mapping[str, Any]]
 """Answers a row; the keys are those of the row's `kubelet`."""
 
 
+def document(path: Path) -> Any:
+    """Return what a YAML file of this repository says; every process of a run reads them all."""
+    return yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+
+
 def read_machines(folder: Path) -> Machines:
     """Read the machines of a folder, and those of the kubelet's recordings beside it."""
     recorded = verdicts.read_machines(folder.parent / "kubelet_oracle")
-    own = yaml.safe_load((folder / "machines.yaml").read_text())
+    own = document(folder / "machines.yaml")
     return {
         **{name: TableMachine(layout) for name, layout in recorded.items()},
         **{name: TableMachine(_layout(groups)) for name, groups in own.items()},

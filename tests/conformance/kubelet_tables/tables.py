@@ -7,10 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from tests.conformance.kubelet_tables import checkpoints, nodes, policies
-from tests.conformance.kubelet_tables.machines import read_machines
+from tests.conformance.kubelet_tables.machines import document, read_machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,7 +98,7 @@ class TableFile:
 def read_files() -> tuple[TableFile, ...]:
     """Return all tables."""
     return tuple(
-        _file(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+        _file(document(FOLDER / f"{name}.yaml"))
         for name in (
             "policy_static",
             "cpu_manager",
@@ -120,7 +118,7 @@ def entries() -> Iterator[Entry]:
 
 def reasons() -> dict[str, str]:
     """Return key → why rows differ, or are left out."""
-    found: dict[str, str] = yaml.safe_load((FOLDER / "reasons.yaml").read_text())
+    found: dict[str, str] = document(FOLDER / "reasons.yaml")
     return found
 
 
