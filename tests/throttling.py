@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-QUIET_S: Final = 3.0
-"""Thirty of the kernel's periods: a busy thread that has too little is throttled in each."""
+QUIET_S: Final = 1.0
+"""Ten of the kernel's periods: a busy thread that has too little is throttled in each."""
 
 
 @contextmanager
