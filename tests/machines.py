@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
@@ -150,9 +151,23 @@ class Machine:
 
     def write(self, folder: Path) -> WrittenMachine:
         """Write the tree below `folder`/sys."""
-        written = WrittenMachine(self, folder / "sys", CPUSet())
-        written.switch_off(CPUSet.parse(self.offline))
+        written = WrittenMachine(self, folder / "sys", CPUSet.parse(self.offline))
+        written.sys.mkdir(parents=True)
+        folders, files = self._listed()
+        # Hundreds of tests do this: with pathlib, it takes twice the time.
+        for path in folders:
+            os.mkdir(f"{written.sys}/{path}")  # noqa: PTH102
+        for path, text in files.items():
+            with open(f"{written.sys}/{path}", "xb", buffering=0) as file:  # noqa: PTH123
+                file.write(text)
         return written
+
+    @cache  # noqa: B019  # as above
+    def _listed(self) -> tuple[list[str], dict[str, bytes]]:
+        """Return the folders below `/sys`, each after the one that it lies in, and the files."""
+        texts = self.files(CPUSet.parse(self.offline))
+        folders = {str(parent) for path in texts for parent in PurePath(path).parents}
+        return sorted(folders - {"."}), {path: f"{text}\n".encode() for path, text in texts.items()}
 
 
 @dataclass(slots=True)
