@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -60,7 +59,7 @@ class Objects:
 
     def change(self, kind: str, collection: Path, key: str, body: Body) -> None:
         self.version += 1
-        body = copy.deepcopy(body)
+        body = _copied(body)
         body["metadata"]["resourceVersion"] = str(self.version)
         if kind == "DELETED":
             del self._bodies[collection][key]
@@ -105,7 +104,7 @@ class Objects:
         """Give what is held at a path."""
         found = self._find(path)
         assert found, f"there is no {path}"
-        return copy.deepcopy(found[1])
+        return _copied(found[1])
 
     def change_as(self, manager: str, path: Path, changes: Body) -> None:
         """Change fields of an object as another manager does."""
@@ -198,6 +197,11 @@ def _stored(known: Body, body: Body, subresource: str) -> Body:
     source = body if subresource == "status" else known
     taken.pop("status", None)
     return {**taken, **({"status": source["status"]} if "status" in source else {})}
+
+
+def _copied(body: Body) -> Body:
+    copied: Body = json.loads(json.dumps(body))
+    return copied
 
 
 def _unversioned(body: Body) -> Body:
