@@ -92,7 +92,8 @@ or a file that it names cannot be used.
 """
 _SCHEMA: Final = "cpupool-doctor/1"
 _WIDTH: Final = 80
-_DIAL_S: Final = 2.0
+_PEER_S: Final = 5.0
+"""How long a kubelet or a runtime may take on a busy node; the agent cannot wait for so long."""
 _NOT_IN_BUNDLE: Final = ("not in a bundle", "run this on the node, as root")
 _NAME_POOLS: Final = "name the node's pool file with --config"
 _KUBELET_CONFIG: Final = (
@@ -326,7 +327,8 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
     if known.node.bundle is None:
         # Another check reports that it does not answer.
         with suppress(ProtocolError):
-            allocatable = PodResources(known.node.root.podresources_socket).allocatable_cpus()
+            asked = PodResources(known.node.root.podresources_socket, timeout_s=_PEER_S)
+            allocatable = asked.allocatable_cpus()
     kept = CPUSet()
     if known.pools is not None and suits_static_kubelet(known.pools):
         assignable = built_in.assignable(known.pools, known.topology)
@@ -392,7 +394,7 @@ def _podresources(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
         yield Row("podresources", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
-    pods = PodResources(known.node.root.podresources_socket).by_pod_name()
+    pods = PodResources(known.node.root.podresources_socket, timeout_s=_PEER_S).by_pod_name()
     yield Row("podresources", Verdict.OK, f"the kubelet tells of {len(pods)} pods")
 
 
@@ -473,7 +475,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
 
 def _listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client, _as_root(path):
-        client.settimeout(_DIAL_S)
+        client.settimeout(_PEER_S)
         try:
             client.connect(str(path))
         except PermissionError:
