@@ -59,14 +59,15 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc] # xdist carries no ty
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return the tests with those that take long first, so that none of them begins last.
 
-    One of those that wait comes after each file that computes, which then has its CPU.
+    One of those that wait comes after every two files that compute, which then have its CPU.
     """
     waiting = (item for item in items if item.nodeid.startswith(_WAITING))
     others = (item for item in items if not item.nodeid.startswith(_WAITING))
     ordered: list[pytest.Item] = []
-    for _, file in groupby(sorted(others, key=_rank), key=attrgetter("path")):
+    files = groupby(sorted(others, key=_rank), key=attrgetter("path"))
+    for number, (_, file) in enumerate(files):
         ordered += file
-        if not ordered[-1].nodeid.startswith((BOOTS, _CHAOS)):
+        if number % 2 and not ordered[-1].nodeid.startswith((BOOTS, _CHAOS)):
             ordered += islice(waiting, 1)
     return [*ordered, *waiting]
 

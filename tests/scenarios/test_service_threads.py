@@ -110,18 +110,9 @@ def keeper(server: FakeAPIServer) -> Iterator[Victim]:
 
 def test_every_thread_is_known(files: Files, server: FakeAPIServer, tmp_path: Path) -> None:
     with webhook(files, server) as victim:
-        has(victim, LOOPS | WATCHES | {MAIN, CONTROLLER, "telemetry", END, IDLE}, tmp_path)
+        victim.await_threads(LOOPS | WATCHES | {MAIN, CONTROLLER, "telemetry", END, IDLE}, tmp_path)
     with keeper(server) as victim:
-        has(victim, CERTS | {MAIN, CONTROLLER}, tmp_path)
-
-
-def has(victim: Victim, known: set[str], folder: Path) -> None:
-    """Wait until a process has exactly these threads."""
-
-    def others() -> set[str]:
-        return known ^ {name.replace(str(folder), "FOLDER") for name in victim.threads()}
-
-    eventually(lambda: not others(), lambda: str(others()))
+        victim.await_threads(CERTS | {MAIN, CONTROLLER}, tmp_path)
 
 
 @pytest.mark.parametrize("thread", sorted(LOOPS | WATCHES | {MAIN, "telemetry"}))

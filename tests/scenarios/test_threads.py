@@ -84,6 +84,14 @@ class Victim(Process):
     def threads(self) -> set[str]:
         return self._ask("")
 
+    def await_threads(self, known: set[str], folder: Path) -> None:
+        """Wait until it has exactly these threads; in their names, FOLDER stands for a folder."""
+
+        def others() -> set[str]:
+            return known ^ named(self.threads(), folder)
+
+        eventually(lambda: not others(), lambda: str(others()))
+
     def end(self, thread: str) -> None:
         self._ask(thread)
 
@@ -120,12 +128,12 @@ def agent(world: World) -> Iterator[Victim]:
     with victim.collecting():
         world.await_pool("exclusive_a", 4)
         world.await_pool("shared_b", 2000)
-        eventually(lambda: names(world, victim.threads()) >= OWNED, "the watches")
+        eventually(lambda: named(victim.threads(), world.folder) >= OWNED, "the watches")
         yield victim
 
 
-def names(world: World, threads: set[str]) -> set[str]:
-    return {name.replace(str(world.folder), "FOLDER") for name in threads}
+def named(threads: set[str], folder: Path) -> set[str]:
+    return {name.replace(str(folder), "FOLDER") for name in threads}
 
 
 def serves(world: World) -> bool:
@@ -141,11 +149,7 @@ def serves(world: World) -> bool:
 def test_every_thread_is_known(world: World) -> None:
     known = LOOPS | OWNED | STREAMS | {MAIN, CONTROLLER, "telemetry"}
     with agent(world) as victim:
-
-        def others() -> set[str]:
-            return known ^ names(world, victim.threads())
-
-        eventually(lambda: not others(), lambda: str(others()))
+        victim.await_threads(known, world.folder)
 
 
 def test_the_agent_has_no_thread_that_python_does_not_know(world: World) -> None:
