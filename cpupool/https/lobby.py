@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,8 @@ log = logs.get(__name__)
 
 _BATCH: Final = 64
 """How many clients connect, or are heard, before the server turns to its other clients."""
+_MOST_SENT_BYTES: Final = 2**20
+"""More than the kernel holds of a client."""
 _TICK_S: Final = 0.25
 _LEAVING: Final = 16
 """How many clients must leave in a tick: all of a crowd would be back at the same time."""
@@ -179,7 +182,10 @@ class Lobby:
         return client
 
     def _park(self, connection: socket.socket, address: str) -> None:
-        # What the client still sends is not read, and costs the kernel memory.
+        # What the client has sent, and still sends, costs the kernel memory. With MSG_TRUNC, TCP
+        # throws it away: tcp(7).
+        with suppress(OSError):
+            connection.recv(_MOST_SENT_BYTES, socket.MSG_TRUNC | socket.MSG_DONTWAIT)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         self._silent[connection.fileno()] = Client(connection, address, self._loop.time())
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from shutil import ignore_patterns
 from typing import TYPE_CHECKING
 
 import grimp
@@ -87,7 +86,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Return contract → what is found in a copy of the package with all `VIOLATIONS`."""
     folder = tmp_path_factory.mktemp("broken")
     shutil.copy(ROOT / "pyproject.toml", folder)
-    shutil.copytree(ROOT / "cpupool", folder / "cpupool", ignore=ignore_patterns("__pycache__"))
+    compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "cpupool", folder / "cpupool", ignore=compiled)
     for _, module, imported in VIOLATIONS:
         with (folder / f"cpupool/{module}.py").open("a") as file:
             file.write(f"\nimport {imported}\n")

@@ -3,6 +3,8 @@ from __future__ import annotations
 import ssl
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +21,11 @@ from tests.unit.https.server.clients import (
 )
 from tests.waiting import DEADLINE_S, eventually
 from tests.webhooks import PATIENT, Secret
+
+if TYPE_CHECKING:
+    import socket
+
+    from cpupool.https.server import HTTPSServer
 
 ELSEWHERE = "127.0.0.2"
 LATE_S = 2 * DEADLINE_S
@@ -89,3 +96,27 @@ class TestFloods:
                 connection.setblocking(False)
                 with pytest.raises(BlockingIOError):
                     connection.recv(1)
+
+    def test_of_a_client_that_is_not_read_any_more_the_kernel_holds_nothing(
+        self, secret: Secret
+    ) -> None:
+        with serving_with(secret, replace(STEADY, asking=1)) as server, ExitStack() as stack:
+            crowd = [stack.enter_context(plain_to(server)) for _ in range(4)]
+            crowd[0].sendall(b"\x16")
+            eventually(lambda: len(server._places) == 1, "it has a place")
+            crowd[1].sendall(b"\x16")
+            eventually(lambda: len(server._places) == 2, "it has the other one")
+            crowd[2].sendall(bytes(20_000))
+            eventually(lambda: unread(server, crowd[2]) == 20_000, "it waits for a place")
+            crowd[3].sendall(b"\x16")
+            eventually(lambda: unread(server, crowd[2]) == 0, "it was too many")
+
+
+def unread(server: HTTPSServer, client: socket.socket) -> int:
+    """Return how many bytes of a client the kernel holds: proc_net_tcp.rst."""
+    ports = [f":{port:04X}" for port in (server.port, client.getsockname()[1])]
+    for line in Path("/proc/net/tcp").read_text().splitlines():
+        _, ours, theirs, _, queues, *_ = line.split()
+        if [ours[-5:], theirs[-5:]] == ports:
+            return int(queues.partition(":")[2], 16)
+    raise AssertionError("the client is not connected")
