@@ -10,11 +10,13 @@ It must run without coverage: CPython 3.11 hangs where such an exception meets a
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
 import threading
 import traceback
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from cpupool import app, cli, supervisor
@@ -35,6 +37,16 @@ CONTROLLER = "controller"
 
 class Ended(BaseException):
     """What ends a thread."""
+
+
+class NoLock(nullcontext[None]):
+    """Stands in for a lock of `logging`: a thread that is ended between two lines would keep it."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
 
 
 class Controller:
@@ -109,6 +121,11 @@ class Controller:
             self._probes.wake()
 
 
+def unlocked(handler: logging.Handler) -> None:
+    """Stand in for `logging.Handler.createLock`."""
+    handler.lock = NoLock()  # type: ignore[assignment]
+
+
 def main() -> None:
     """Run the command line with a controller."""
     controller = Controller()
@@ -117,6 +134,8 @@ def main() -> None:
     for module in (app, webhook):
         module.TelemetryServer = controller.anywhere  # type: ignore[attr-defined]
     app.Manager = controller.managed  # type: ignore[assignment, attr-defined]
+    logging._lock = NoLock()  # type: ignore[attr-defined]
+    logging.Handler.createLock = unlocked  # type: ignore[method-assign, assignment]
     # Its handler is the Python code in which a thread that waits takes the exception.
     signal.signal(signal.SIGUSR1, lambda _number, _frame: None)
     threading.Thread(target=controller.run, name=CONTROLLER, daemon=True).start()
