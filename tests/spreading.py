@@ -25,7 +25,7 @@ _WAITING: Final = (
 )
 """Files whose tests share nothing, wait for minutes and compute for seconds."""
 _DIVIDED: Final = (_CHAOS, *_WAITING)
-"""Files of which each test goes to any process."""
+"""Files that are divided: each of their tests goes to any process."""
 _LONG: Final = (
     BOOTS,
     _CHAOS,

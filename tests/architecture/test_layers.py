@@ -57,9 +57,9 @@ VIOLATIONS = [
 ]
 
 
-def lint_imports(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [LINT_IMPORTS, "--config", folder / "pyproject.toml", "--no-cache", *options],
+        [LINT_IMPORTS, "--config", folder / "pyproject.toml", "--no-cache"],
         cwd=folder,
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
