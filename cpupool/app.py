@@ -256,9 +256,8 @@ class Agent:
             health=self.health,
             ready=self._is_ready,
         )
-        self.server = settings.telemetry and TelemetryServer(
-            *settings.telemetry, self._metrics, self.health
-        )
+        address = settings.telemetry
+        self.server = address and TelemetryServer(*address, self._metrics, self.health)
         self._connect(signals)
 
     def configure(self) -> None:

@@ -139,7 +139,7 @@ class LiveNode:
         self.agent.configure()
         with ExitStack() as opened:
             opened.enter_context(self.node)
-            opened.enter_context(self._agent_running())
+            opened.enter_context(_running(self.agent))
             self._opened = opened.pop_all()
         return self
 
@@ -369,26 +369,28 @@ class LiveNode:
             runs=runs,
         )
 
-    @contextmanager
-    def _agent_running(self) -> Iterator[None]:
-        stop = threading.Event()
-        failures: list[CPUPoolError] = []
 
-        def run() -> None:
-            try:
-                self.agent.run(stop)
-            except CPUPoolError as error:
-                failures.append(error)
+@contextmanager
+def _running(agent: Agent) -> Iterator[None]:
+    """Run an agent in a thread of its own; raise the error with which it ends."""
+    stop = threading.Event()
+    failures: list[CPUPoolError] = []
 
-        thread = threading.Thread(target=run, name="agent")
-        thread.start()
+    def run() -> None:
         try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-        if failures:
-            raise failures[0]
+            agent.run(stop)
+        except CPUPoolError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="agent")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 def _by_plugins(facts: NodeFacts, pod: Pod) -> CPUSet:

@@ -278,12 +278,8 @@ class Mover:
 
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""
-        pools = self._manager.pools()
-        shared = (
-            resource
-            for resource in self.current().assignment(key).resources
-            if not resource.kind.exclusive
-        )
+        pools, resources = self._manager.pools(), self.current().assignment(key).resources
+        shared = (resource for resource in resources if not resource.kind.exclusive)
         behind = (pools.behind(resource) for resource in shared)
         return frozenset(pool.name for pool in behind if pool is not None)
 
@@ -425,8 +421,7 @@ class Mover:
         if sighted is not None and not sighted.name:
             # No runtime changes a sandbox.
             return Writer.CGROUP
-        recognised = sighted is not None
-        return self._writers.unasked(identifier, new=seen.new, recognised=recognised)
+        return self._writers.unasked(identifier, new=seen.new, recognised=sighted is not None)
 
     def _reason(self, path: str, seen: _Seen) -> Reason:
         if seen.target.right is None:

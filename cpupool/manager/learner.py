@@ -157,8 +157,7 @@ class Learner:
         if (rules := self._rules()) is not None:
             self._manager.observe(rules=rules)
             self._sources.complain("node", "; ".join(rules.faults))
-        listed = self._sources.ask("pods", self._pods.pods)
-        if listed is not None:
+        if (listed := self._sources.ask("pods", self._pods.pods)) is not None:
             alive = {container.pod for container in found}
             self._take_pods(listed, alive, now_s)
             self._recall(alive)
@@ -324,8 +323,7 @@ class Learner:
                 )
                 present = sightings.present(self._manager.snapshot().facts)
                 pods = [pod for pod in present if pod.cgroup_uid in here]
-                found = resolve.join_devices(pods, names, live or {}, saved or {})
-                self._manager.accept(found)
+                self._manager.accept(resolve.join_devices(pods, names, live or {}, saved or {}))
                 nodes = resolve.join_nodes(pods, live or {}, saved or {})
                 # Only these had started before the question, so the kubelet had admitted them.
                 self._manager.observe(
