@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from cpupool.https import certificates
-from cpupool.https.certificates import Held, Pair
+from cpupool.https.certificates import Pair, SecretContents
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
@@ -29,18 +29,18 @@ NOW = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def kept(held: Held, now: datetime, names: tuple[str, ...] = NAMES) -> Held:
+def kept(contents: SecretContents, now: datetime, names: tuple[str, ...] = NAMES) -> SecretContents:
     """Do what is due, as the role does."""
-    held = certificates.without_expired(held, now)
-    if certificates.ca_due(held, names, now):
-        held = certificates.with_ca(held, now)
-    if certificates.serving_due(held, names, now):
-        held = certificates.with_serving(held, names, now)
-    return held
+    contents = certificates.without_expired(contents, now)
+    if certificates.ca_due(contents, names, now):
+        contents = certificates.with_ca(contents, now)
+    if certificates.serving_due(contents, names, now):
+        contents = certificates.with_serving(contents, names, now)
+    return contents
 
 
-def data(held: Held) -> dict[str, bytes]:
-    return {**held.ca_data(), **held.serving_data()}
+def data(contents: SecretContents) -> dict[str, bytes]:
+    return {**contents.ca_data(), **contents.serving_data()}
 
 
 def verify(serving: Pair | None, bundle: bytes, now: datetime) -> None:
@@ -105,8 +105,8 @@ RSA = rsa.generate_private_key(65537, 2048)
 CA = x509.BasicConstraints(ca=True, path_length=None)
 
 
-GOOD = data(kept(Held(), NOW))
-OTHER = data(kept(Held(), NOW))
+GOOD = data(kept(SecretContents(), NOW))
+OTHER = data(kept(SecretContents(), NOW))
 
 
 ED25519 = ed25519.Ed25519PrivateKey.generate()

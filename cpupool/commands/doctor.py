@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from cpupool.commands import Commands
-    from cpupool.commands.node import Node
+    from cpupool.commands.node import NodeSources
     from cpupool.config.poolconfig import PoolFile
     from cpupool.core.errors import Problem
     from cpupool.core.pools import NodePools
@@ -177,7 +177,7 @@ class _Known:
             where neither is known.
     """
 
-    node: Node
+    node: NodeSources
     topology: CPUTopology
     status: tuple[NodeStatus, float] | None
     pools: NodePools | None
@@ -193,7 +193,7 @@ class _Known:
         return self.pools is not None and self.pools.cpu_manager.policy == name
 
 
-def _examine(examined: Node) -> list[Row]:
+def _examine(examined: NodeSources) -> list[Row]:
     try:
         topology = Sysfs.at(examined.root.sysfs).topology()
     except HostFileError as error:
@@ -234,7 +234,7 @@ def _failed(check: str, error: CPUPoolError, verdict: Verdict = Verdict.PROBLEM)
     return [Row(check, verdict, fact, remedy)]
 
 
-def _pool_files(examined: Node, topology: CPUTopology) -> Sequence[PoolFile]:
+def _pool_files(examined: NodeSources, topology: CPUTopology) -> Sequence[PoolFile]:
     """Read the pool files; none where there are none to be seen.
 
     Raises:

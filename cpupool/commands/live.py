@@ -238,7 +238,7 @@ class LiveNode:
             self.end(pod)
             self._await(self._served_run)
             served = held.keys() - self.node.held().keys()
-            yield pod, tuple(one for one in self.node.pods() if one.uid in served)
+            yield pod, tuple(each for each in self.node.pods() if each.uid in served)
 
     def rows(self) -> tuple[ProcessRow, ...]:
         """List every process with its current CPUs."""
@@ -339,7 +339,8 @@ class LiveNode:
         return holds
 
     def _row(self, process: ContainerProcess) -> ProcessRow:
-        spec = [one for one in process.pod.containers if one.name == process.container]
+        name = process.container
+        spec = [container for container in process.pod.containers if container.name == name]
         requests = spec[0].requests if spec else {}
         environment = process.instance.environment
         now = self.agent.manager.snapshot()

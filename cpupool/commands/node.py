@@ -52,7 +52,7 @@ _LONGEST_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeSources:
     """Where a node's facts are.
 
     Attributes:
@@ -226,7 +226,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trees(parser)
 
 
-def this_node(arguments: argparse.Namespace) -> Node:
+def this_node(arguments: argparse.Namespace) -> NodeSources:
     """Return the node that the command line names.
 
     Raises:
@@ -235,7 +235,7 @@ def this_node(arguments: argparse.Namespace) -> Node:
     root = HostRoot.under(arguments.host_root)
     if not root.sysfs.is_dir():
         raise UsageError(f"--host-root {arguments.host_root}: there is no sys in it; name another")
-    return Node(
+    return NodeSources(
         root=root,
         config=_named(arguments.config) or POOL_FOLDER,
         kubelet_config=_named(arguments.kubelet_config) or root.kubelet_config,
@@ -247,7 +247,7 @@ def this_node(arguments: argparse.Namespace) -> Node:
     )
 
 
-def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) -> Node:
+def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) -> NodeSources:
     """Unpack a support bundle into a folder.
 
     Raises:
@@ -258,7 +258,7 @@ def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) ->
     except HostFileError as error:
         raise UsageError(str(error)) from error
     root = HostRoot.under(folder)
-    return Node(
+    return NodeSources(
         root=root,
         config=_named(arguments.config) or folder / recording.POOL_FILES,
         kubelet_config=_named(arguments.kubelet_config) or root.kubelet_config,
@@ -271,7 +271,7 @@ def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) ->
     )
 
 
-def of_cluster(node: Node, arguments: argparse.Namespace, folder: Path) -> Node:
+def of_cluster(node: NodeSources, arguments: argparse.Namespace, folder: Path) -> NodeSources:
     """Return a node with the facts of the API server that the command line does not give.
 
     Args:

@@ -90,10 +90,18 @@ def show(
         f"Above is the end under {name}: {first.summary.admitted} of {pods} pods came in.", file=out
     )
     _list([f"Refused at {refusal.at_s:g} s: {refusal.why}" for refusal in first.refusals], out)
-    waiting = (one for one in first.running if one.held)
-    _list([f"Held since {one.at_s:g} s: {one.container}: {one.held}" for one in waiting], out)
-    sharing = (one for one in first.running if one.shares)
-    _list([f"Shares since {one.at_s:g} s: {one.container}: {one.shares}" for one in sharing], out)
+    held = [
+        f"Held since {each.at_s:g} s: {each.container}: {each.held}"
+        for each in first.running
+        if each.held
+    ]
+    _list(held, out)
+    shares = [
+        f"Shares since {each.at_s:g} s: {each.container}: {each.shares}"
+        for each in first.running
+        if each.shares
+    ]
+    _list(shares, out)
     compared = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
     drawing.show(drawing.table(_TITLES, compared), out)
     if chooses:

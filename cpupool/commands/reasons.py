@@ -271,8 +271,8 @@ def _owned(status: NodeStatus, container: ContainerStatus) -> Step:
     if container.placement is Placement.PLUGIN:
         whose = "they are its own" if container.exclusive else "other containers may have them, too"
         return Step("own", f"a plugin for resources names its CPUs: {whose}", container.wanted)
-    beside = container.wanted - container.exclusive
-    why = f"they are its own, and CPUs {beside} are shared" if beside else "they are its own"
+    shared = container.wanted - container.exclusive
+    why = f"they are its own, and CPUs {shared} are shared" if shared else "they are its own"
     if BEST_EFFORT in status.sets:
         alone = container.qos == QoS.LSE.value
         why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"

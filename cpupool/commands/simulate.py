@@ -192,7 +192,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         chooses = file.pools.cpu_manager.chooses
         show(topology, outcomes, out, listed=bool(arguments.pods), chooses=chooses)
     first = outcomes[policies[0]]
-    unserved = first.refusals or any(one.held or one.shares for one in first.running)
+    unserved = first.refusals or any(placed.held or placed.shares for placed in first.running)
     return 1 if arguments.pods and unserved else 0
 
 
@@ -251,9 +251,9 @@ def _pods(path: Path, names: Names) -> Iterator[Event]:
     if not pods:
         raise UsageError(f"{path}: there is no pod in it; name a file with one")
     for pod, body in pods:
-        told = views.koordinator_texts(body, names, workload.SPLIT)
+        texts = views.koordinator_texts(body, names, workload.SPLIT)
         yield workload.arrival(
-            0, workload.pod_of(f"{pod.namespace}/{pod.name}", pod.containers), *told
+            0, workload.pod_of(f"{pod.namespace}/{pod.name}", pod.containers), *texts
         )
 
 

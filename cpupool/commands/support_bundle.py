@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     return 0
 
 
-def _collect(examined: node.Node, log: bytes | None) -> Recording:
+def _collect(examined: node.NodeSources, log: bytes | None) -> Recording:
     kept = recording.record(
         examined.root,
         examined.names,

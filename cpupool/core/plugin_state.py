@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ServedContainer:
     """A container that a plugin serves.
 
     Attributes:
@@ -39,11 +39,11 @@ class PluginState:
             them is there.
     """
 
-    held: Mapping[ContainerRef, Held] = field(default_factory=dict)
+    held: Mapping[ContainerRef, ServedContainer] = field(default_factory=dict)
     pools: Mapping[str, CPUSet] = field(default_factory=dict)
     headroom_cpus: float | None = None
 
-    def holding(self, held: Held) -> PluginState:
+    def holding(self, held: ServedContainer) -> PluginState:
         """Return the state with one more container, or with another answer for one."""
         return replace(self, held={**self.held, held.question.container: held})
 

@@ -92,7 +92,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SecretContents:
     """The usable part of the Secret.
 
     Attributes:
@@ -134,7 +134,7 @@ def service_names(service: str, namespace: str) -> tuple[str, ...]:
     return (f"{name}.svc", f"{name}.svc.cluster.local", name)
 
 
-def read(data: Mapping[str, bytes], in_use: bytes = b"") -> Held:
+def read(data: Mapping[str, bytes], in_use: bytes = b"") -> SecretContents:
     """Read the Secret; unusable entries are left out and listed in `problems`.
 
     Args:
@@ -151,26 +151,28 @@ def read(data: Mapping[str, bytes], in_use: bytes = b"") -> Held:
         signer = Pair(mine[0], ca_key) if mine else None
         if signer is None:
             problems.append(f"{CA_KEY} is the key of no CA in {BUNDLE}")
-    return Held(trusted, signer, _serving(data, problems), tuple(problems))
+    return SecretContents(trusted, signer, _serving(data, problems), tuple(problems))
 
 
-def without_expired(held: Held, now: datetime) -> Held:
+def without_expired(contents: SecretContents, now: datetime) -> SecretContents:
     """Return the certificates without expired CAs in the bundle."""
-    return replace(held, trusted=tuple(ca for ca in held.trusted if now <= ca.not_valid_after_utc))
+    return replace(
+        contents, trusted=tuple(ca for ca in contents.trusted if now <= ca.not_valid_after_utc)
+    )
 
 
-def ca_due(held: Held, names: Sequence[str], now: datetime) -> str:
+def ca_due(contents: SecretContents, names: Sequence[str], now: datetime) -> str:
     """Return in a few words why a new CA is needed; empty if none is needed."""
-    if held.signer is None:
+    if contents.signer is None:
         return "there is none with its key"
-    if now >= Term.of(held.signer.certificate).renewal:
+    if now >= Term.of(contents.signer.certificate).renewal:
         return "two thirds of its life are over"
-    if not _signs(held.signer, names, now):
+    if not _signs(contents.signer, names, now):
         return "what it signs is not accepted"
     return ""
 
 
-def with_ca(held: Held, now: datetime) -> Held:
+def with_ca(contents: SecretContents, now: datetime) -> SecretContents:
     """Return the certificates with a new CA, which signs from now on; old CAs stay trusted."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"cpupool webhook CA {now:%Y-%m-%d}")
@@ -182,24 +184,24 @@ def with_ca(held: Held, now: datetime) -> Held:
         .sign(key, hashes.SHA256())
     )
     return replace(
-        held,
-        trusted=(certificate, *held.trusted)[:MOST_TRUSTED],
+        contents,
+        trusted=(certificate, *contents.trusted)[:MOST_TRUSTED],
         signer=Pair(certificate, _key_pem(key)),
     )
 
 
-def serving_due(held: Held, names: Sequence[str], now: datetime) -> str:
+def serving_due(contents: SecretContents, names: Sequence[str], now: datetime) -> str:
     """Return in a few words why a new serving certificate is needed; empty if none is needed.
 
     A certificate that clients do not accept is replaced at once. Any other replacement waits until
     every API server has received a new CA.
     """
-    if held.serving is None or held.signer is None:
+    if contents.serving is None or contents.signer is None:
         return "there is none"
-    certificate, authority = held.serving.certificate, held.signer.certificate
+    certificate, authority = contents.serving.certificate, contents.signer.certificate
     if _names_of(certificate) != set(names):
         return "it is for other names"
-    if not _accepted(certificate, held.trusted, names, now):
+    if not _accepted(certificate, contents.trusted, names, now):
         return "no CA of the bundle vouches for it now"
     settled = now >= authority.not_valid_before_utc + SKEW + SETTLE
     if settled and not _accepted(certificate, [authority], names, now):
@@ -209,15 +211,15 @@ def serving_due(held: Held, names: Sequence[str], now: datetime) -> str:
     return ""
 
 
-def with_serving(held: Held, names: Sequence[str], now: datetime) -> Held:
+def with_serving(contents: SecretContents, names: Sequence[str], now: datetime) -> SecretContents:
     """Return the certificates with a new serving certificate.
 
     Raises:
         ValueError: there is no CA to sign it.
     """
-    if held.signer is None:
+    if contents.signer is None:
         raise ValueError("a CA must be made first")
-    return replace(held, serving=_signed(held.signer, names, now))
+    return replace(contents, serving=_signed(contents.signer, names, now))
 
 
 def _signed(signer: Pair, names: Sequence[str], now: datetime) -> Pair:

@@ -112,10 +112,10 @@ def _answer(entry: Entry) -> Answer | None:
     What differs between two readings with other bytes in the place of the lost ones is lost.
     """
     try:
-        one, other = (resource_plugin.answer_of(entry.message(lost)) for lost in _LOST)
+        first, second = (resource_plugin.answer_of(entry.message(lost)) for lost in _LOST)
     except RemoteProtocolError:
         return None
     if entry.whole:
-        return one
-    one, other = (replace(each, quantity=0.0, by_node={}) for each in (one, other))
-    return one if one == other else None
+        return first
+    first, second = (replace(each, quantity=0.0, by_node={}) for each in (first, second))
+    return first if first == second else None

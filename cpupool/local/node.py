@@ -242,7 +242,7 @@ class EmbeddedNode:
         options = self.kubelet.run_options(ContainerRef(_as_kubelet_knows(hosted.pod).uid, name))
         # The kubelet puts the container's own variables after those of device plugins.
         environment = {**options.environment, **hosted.environments[name]}
-        (container,) = (one for one in hosted.pod.containers if one.name == name)
+        (container,) = (container for container in hosted.pod.containers if container.name == name)
         instance = self._runtime.start(hosted.pod, container, environment, options.annotations)
         with self._changing():
             hosted.started(name, instance, options.annotations)

@@ -142,7 +142,7 @@ class SimulatedPod:
     @property
     def wait_s(self) -> float | None:
         """How long it waited for CPUs of the CPU manager policy; None if it did not wait."""
-        waits_s = [one.waited_s for one in self.placements if one.waited_s or one.held]
+        waits_s = [placed.waited_s for placed in self.placements if placed.waited_s or placed.held]
         return max(waits_s, default=None)
 
     def refusal(self, container: Container, reason: str, what: str) -> PodRefused:

@@ -93,9 +93,9 @@ def arrival(
     at_s: float, pod: Pod, labels: Mapping[str, str], annotations: Mapping[str, str]
 ) -> Event:
     """Return the arrival of a pod with labels and annotations of Koordinator."""
-    told = orchestration.of_pod(labels, annotations, None, split=SPLIT)
+    parsed = orchestration.of_pod(labels, annotations, None, split=SPLIT)
     return Event(
-        at_s, replace(pod, orchestration=told), labels=dict(labels), annotations=dict(annotations)
+        at_s, replace(pod, orchestration=parsed), labels=dict(labels), annotations=dict(annotations)
     )
 
 
@@ -148,7 +148,10 @@ def _line(event: Event) -> dict[str, object]:
     line: dict[str, object] = {"at_s": event.at_s, "pod": str(event.pod.uid)}
     if event.ends:
         return line | {"ends": True}
-    if any(_whole(one.request_milli) != one.whole_cpus for one in event.pod.containers):
+    if any(
+        _whole(container.request_milli) != container.whole_cpus
+        for container in event.pod.containers
+    ):
         line["qos"] = QoSClass.BURSTABLE.value
     texts = {"labels": dict(event.labels), "annotations": dict(event.annotations)}
     line |= {key: found for key, found in texts.items() if found}

@@ -78,8 +78,14 @@ def chosen(snapshot: Snapshot) -> Iterator[tuple[Pod, CPUSet]]:
     view = resolution.view
     for pod in oldest_first(view.pods):
         grant = view.chosen.get(pod.cgroup_uid)
-        told = pod.orchestration
-        if grant is None or told is None or not told.owns or told.scheduled or told.fault:
+        orchestration = pod.orchestration
+        if (
+            grant is None
+            or orchestration is None
+            or not orchestration.owns
+            or orchestration.scheduled
+            or orchestration.fault
+        ):
             continue
         if pod.cgroup_uid == pod.uid and not pod.finished:
             yield pod, grant.cpus
@@ -94,9 +100,13 @@ def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
         if pod is None:
             yield PodCPUs("", "", uid, cpus)
             continue
-        told = pod.orchestration
+        orchestration = pod.orchestration
         # koord-scheduler keeps books of each pod with the annotation, by any writer.
-        scheduled = told is not None and bool(cpus) and cpus in (told.cpus, told.published)
+        scheduled = (
+            orchestration is not None
+            and bool(cpus)
+            and cpus in (orchestration.cpus, orchestration.published)
+        )
         yield PodCPUs(pod.namespace, pod.name, pod.uid, cpus, scheduled)
 
 

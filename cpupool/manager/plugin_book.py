@@ -196,7 +196,7 @@ class AnswerBook:
             elsewhere=CPUSet.union(
                 cpus for (other, _), cpus in own.items() if other.pod != ref.pod
             ),
-            beside=CPUSet.union(cpus for (other, _), cpus in own.items() if other.pod == ref.pod),
+            in_pod=CPUSet.union(cpus for (other, _), cpus in own.items() if other.pod == ref.pod),
         )
 
     def _refuse(self, key: _Key, given: Given, verdict: Broken) -> None:

@@ -322,8 +322,8 @@ def _container(
     if placed and (own := _own(resolution, placed)):
         shares = [own]
     pod = resolution.pods.get(found.pod)
-    told = pod.orchestration if pod else None
-    qos = (told and told.qos) or (pod and pod.qos)
+    orchestration = pod.orchestration if pod else None
+    qos = (orchestration and orchestration.qos) or (pod and pod.qos)
     return ContainerStatus(
         name=_name(resolution, key),
         placement=assignment.placement,
@@ -333,7 +333,7 @@ def _container(
         exclusive=assignment.exclusive,
         shares=tuple(shares),
         qos=qos.value if qos else "",
-        assigned=told.cpus if told else CPUSet(),
+        assigned=orchestration.cpus if orchestration else CPUSet(),
         answers=tuple(_answers(facts, resolution, plugins, placed)) if placed else (),
     )
 

@@ -120,12 +120,12 @@ def _of_kubelet(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     LS and BE pods share also if the kubelet gives them CPUs: it gives these to no other pod, and
     they are shared, too. Source: calGuaranteedCpu in Koordinator's states_noderesourcetopology.go.
     """
-    told = pod.orchestration
+    orchestration = pod.orchestration
     if (
         not beside_kubelet(facts)
         or not native(container)
         or container.kind is ContainerKind.INIT
-        or (told and told.qos in {QoS.LS, QoS.BE})
+        or (orchestration and orchestration.qos in {QoS.LS, QoS.BE})
     ):
         return NO_REQUEST
     return CPURequest({KUBELET_CPUS: container.whole_cpus})

@@ -14,7 +14,7 @@ from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.plugin_config import RECLAIM
-from cpupool.core.plugin_state import Held
+from cpupool.core.plugin_state import ServedContainer
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.properties import CPUSET_CPUS
 from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
@@ -122,7 +122,9 @@ class CPUPlugin:
         how = placing(self.config, question)
         if how.binding is None or question.role is ContainerRole.SIDECAR:
             has = state.held.get(question.container)
-            return self.settled(state.holding(Held(question, has.answer if has else _NOTHING)))
+            return self.settled(
+                state.holding(ServedContainer(question, has.answer if has else _NOTHING))
+            )
         if question.role is ContainerRole.INIT:
             return state
         has = state.held.get(question.container)
@@ -134,7 +136,7 @@ class CPUPlugin:
         else:
             answer = self._in_pool(state, question, nodes)
         answer = replace(answer, hints=(TopologyHint(nodes, preferred=True),))
-        after = state.holding(Held(question, answer))
+        after = state.holding(ServedContainer(question, answer))
         left, pools = len(self.shared(after)), self.pools(after)
         fewest = sum(pool.fewest for pool in pools.values())
         if left < fewest:
@@ -283,7 +285,7 @@ class CPUPlugin:
         return kept | take(self.layout, available - kept, missing, by_cache=True)
 
 
-def _own(held: Held) -> CPUSet:
+def _own(held: ServedContainer) -> CPUSet:
     return CPUSet.parse_or_empty(held.answer.value)
 
 

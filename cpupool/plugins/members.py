@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.core.names import STATIC_POD_HASH
 from cpupool.core.plugin_config import PoolSize, pool_on_node
-from cpupool.core.plugin_state import Held
+from cpupool.core.plugin_state import ServedContainer
 from cpupool.core.resource_plugins import Answer, ContainerRole
 from cpupool.plugins.placing import placed
 
@@ -44,7 +44,7 @@ class PoolRef(NamedTuple):
         return self.pool if self.node is None else pool_on_node(self.pool, self.node)
 
 
-def pool_of(config: PluginConfig, state: PluginState, held: Held) -> PoolRef | None:
+def pool_of(config: PluginConfig, state: PluginState, held: ServedContainer) -> PoolRef | None:
     """Return the pool in which a container runs; None for none."""
     how = placed(config, held.question)
     if not how.pool:
@@ -73,7 +73,7 @@ def joined(question: Question, node: int) -> Answer:
 
 def needed(config: PluginConfig, state: PluginState, question: Question, ref: PoolRef) -> int:
     """Return how many CPUs a pool needs once a container has joined it."""
-    after = state.holding(Held(question, joined(question, ref.node or 0)))
+    after = state.holding(ServedContainer(question, joined(question, ref.node or 0)))
     return _whole(requests(config, after)[ref])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_state import Held
+from cpupool.core.plugin_state import ServedContainer
 from cpupool.core.properties import CPUSET_MEMS
 from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import MEMORY
@@ -93,7 +93,7 @@ class MemoryPlugin:
         how = placing(self.config, question)
         has = state.held.get(question.container)
         if how.binding is None or question.role is ContainerRole.SIDECAR:
-            return state.holding(Held(question, has.answer if has else _NOTHING))
+            return state.holding(ServedContainer(question, has.answer if has else _NOTHING))
         if question.role is ContainerRole.INIT:
             return state
         if has is not None and has.answer.quantity >= question.quantity:
@@ -114,7 +114,7 @@ class MemoryPlugin:
             by_node=_filled(free, wanted),
             hints=(TopologyHint(nodes, preferred=True),),
         )
-        return state.holding(Held(question, answer))
+        return state.holding(ServedContainer(question, answer))
 
     def answers(self, state: PluginState, container: ContainerRef) -> Answers:
         """Return the NUMA nodes that a container has now.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.plugin_state import Held
+from cpupool.core.plugin_state import ServedContainer
 from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.plugins.base import Amount, Stock
 from cpupool.plugins.placing import BadRequest, network_wishes
@@ -130,7 +130,7 @@ class NICPlugin:
             near,
             key=lambda nic: (not wishes.prefers(nic), -self._left(state, question, nic), nic.key),
         )
-        return state.holding(Held(question, self._answer(best, question)))
+        return state.holding(ServedContainer(question, self._answer(best, question)))
 
     def answers(self, state: PluginState, container: ContainerRef) -> Answers:
         """Return the NIC that a container has."""
@@ -199,7 +199,7 @@ class NICPlugin:
         )
 
 
-def _held(state: PluginState, question: Question) -> Held | None:
+def _held(state: PluginState, question: Question) -> ServedContainer | None:
     """Return what a container has of the resource.
 
     Raises:

@@ -55,8 +55,8 @@ class AssignmentRefused(PlacementError):
 
 def _is_best_effort(pod: Pod) -> bool:
     """Return whether a pod runs on the CPUs of best-effort pods, unless annotations name others."""
-    told = pod.orchestration or _NO_WISH
-    return told.qos is not QoS.LS and pod.qos is QoSClass.BEST_EFFORT
+    orchestration = pod.orchestration or _NO_WISH
+    return orchestration.qos is not QoS.LS and pod.qos is QoSClass.BEST_EFFORT
 
 
 def _lent_and_shared(view: NodeView) -> tuple[CPUSet, CPUSet]:
@@ -92,14 +92,16 @@ class KoordinatorPolicy(StaticPolicy):
 
     def wants(self, pod: Pod) -> Mapping[str, int]:
         """Return the number of CPUs of a pod that owns some, if it requests whole CPUs."""
-        told = pod.orchestration
-        owns = told is not None and told.owns and not told.fault
+        orchestration = pod.orchestration
+        owns = orchestration is not None and orchestration.owns and not orchestration.fault
         return {WHOLE_POD: pod.whole_cpus} if owns and pod.whole_cpus else {}
 
     def sharing(self, pod: Pod) -> Sharing:
         """Return that best-effort pods run on the CPUs of an owner that is not an LSE pod."""
-        told = pod.orchestration
-        lends = told is not None and told.owns and told.qos is not QoS.LSE
+        orchestration = pod.orchestration
+        lends = (
+            orchestration is not None and orchestration.owns and orchestration.qos is not QoS.LSE
+        )
         return Sharing.BEST_EFFORT if lends else Sharing.NONE
 
     def available(self, view: NodeView) -> CPUSet:
@@ -112,10 +114,10 @@ class KoordinatorPolicy(StaticPolicy):
         Raises:
             BindPolicyUnmet: the pod requires a bind policy that the node never keeps.
         """
-        told = (ask.pod and ask.pod.orchestration) or _NO_WISH
-        if told.cpus:
+        orchestration = (ask.pod and ask.pod.orchestration) or _NO_WISH
+        if orchestration.cpus:
             return ask
-        return replace(ask, available=self._binding(view, told).candidates(ask.available))
+        return replace(ask, available=self._binding(view, orchestration).candidates(ask.available))
 
     def choose(self, view: NodeView, ask: Ask) -> Choice:
         """Return the CPUs that a scheduler has assigned, or choose some.
@@ -129,13 +131,15 @@ class KoordinatorPolicy(StaticPolicy):
         """
         if ask.has:
             return Choice(ask.has)
-        told = (ask.pod and ask.pod.orchestration) or _NO_WISH
-        if told.cpus:
-            self._check(view, ask, told.cpus)
-            choice = Choice(told.cpus, (Step("resource-status", "a scheduler's", told.cpus),))
+        orchestration = (ask.pod and ask.pod.orchestration) or _NO_WISH
+        if orchestration.cpus:
+            self._check(view, ask, orchestration.cpus)
+            choice = Choice(
+                orchestration.cpus, (Step("resource-status", "a scheduler's", orchestration.cpus),)
+            )
         else:
-            choice = self._binding(view, told).choose(ask, tuple(self._held(view)))
-        if ask.pod and told.split:
+            choice = self._binding(view, orchestration).choose(ask, tuple(self._held(view)))
+        if ask.pod and orchestration.split:
             step = Step("cpus-per-container", "each container has a part", choice.cpus)
             parts = split(self.layout, ask.pod, choice.cpus)
             return replace(choice, steps=(*choice.steps, step), parts=parts)
@@ -199,34 +203,36 @@ class KoordinatorPolicy(StaticPolicy):
         Source: getContainerCPUSet in pkg/koordlet/runtimehooks/hooks/cpuset/rule.go.
         """
         assignment = StaticPolicy.place(self, view, demand)
-        told = demand.pod.orchestration or _NO_WISH
+        orchestration = demand.pod.orchestration or _NO_WISH
         if assignment.placement is not Placement.DEFAULT:
             return assignment
-        if told.fault:
-            return view.confined(Cause.ANNOTATION, told.fault)
-        if cpus := self._shared(view, demand.pod, told):
+        if orchestration.fault:
+            return view.confined(Cause.ANNOTATION, orchestration.fault)
+        if cpus := self._shared(view, demand.pod, orchestration):
             reason = (
-                _unkept(view, demand.pod) if told.bursts else _suppressed(view, demand.pod, cpus)
+                _unkept(view, demand.pod)
+                if orchestration.bursts
+                else _suppressed(view, demand.pod, cpus)
             )
             return CPUAssignment(Placement.DEFAULT, default=cpus, reason=reason)
         if self.like and self.like.kubelet_static:
             return CPUAssignment(Placement.KUBELET)
         return assignment
 
-    def _shared(self, view: NodeView, pod: Pod, told: Orchestration) -> CPUSet:
+    def _shared(self, view: NodeView, pod: Pod, orchestration: Orchestration) -> CPUSet:
         """Return the shared CPUs of a pod's class; none if koordlet leaves it to the kubelet."""
         shared, best_effort = view.extents[DEFAULT], view.extents[BEST_EFFORT]
         idle = pod.qos is QoSClass.BEST_EFFORT
         usual = best_effort if idle else shared
         like = self.like or Koordlet()
-        if told.nodes and (told.qos is not QoS.BE or like.be_cpu_manager):
-            among = best_effort if told.qos is QoS.BE else shared
-            return among & self._around(told.nodes) or usual
+        if orchestration.nodes and (orchestration.qos is not QoS.BE or like.be_cpu_manager):
+            among = best_effort if orchestration.qos is QoS.BE else shared
+            return among & self._around(orchestration.nodes) or usual
         if (home := view.homes.get(pod.cgroup_uid)) is not None:
             return shared & self._around((home,))
-        if told.qos is QoS.SYSTEM and (own := view.rules.system.cpus & view.free):
+        if orchestration.qos is QoS.SYSTEM and (own := view.rules.system.cpus & view.free):
             return own
-        if told.qos is QoS.LS:
+        if orchestration.qos is QoS.LS:
             return shared
         return CPUSet() if like.kubelet_static and not idle else usual
 
@@ -249,8 +255,8 @@ class KoordinatorPolicy(StaticPolicy):
             why = f"but NUMA nodes {nodes} would have no CPU for the pods that share"
             raise AssignmentRefused(cpus, why, heals=True)
 
-    def _binding(self, view: NodeView, told: Orchestration) -> LateBinding:
-        return LateBinding(self.layout, self.options, view.rules, told, self._floor(view))
+    def _binding(self, view: NodeView, orchestration: Orchestration) -> LateBinding:
+        return LateBinding(self.layout, self.options, view.rules, orchestration, self._floor(view))
 
     def _floor(self, view: NodeView) -> CPUSet:
         """Return the CPUs that stay shared: the reserved CPUs, or else one of each NUMA node."""
@@ -262,8 +268,8 @@ class KoordinatorPolicy(StaticPolicy):
         pods = {pod.cgroup_uid: pod for pod in view.pods}
         for uid, grant in view.chosen.items():
             pod = pods.get(uid)
-            told = (pod and pod.orchestration) or _NO_WISH
-            yield OccupiedCPUs(grant.cpus, exclusive=told.exclusive)
+            orchestration = (pod and pod.orchestration) or _NO_WISH
+            yield OccupiedCPUs(grant.cpus, exclusive=orchestration.exclusive)
 
 
 def _suppressed(view: NodeView, pod: Pod, cpus: CPUSet) -> str:

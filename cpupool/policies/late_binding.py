@@ -95,14 +95,14 @@ class LateBinding:
         layout: the machine.
         options: the admin's options in the pool file.
         rules: what the node's labels say.
-        told: what the pod's annotations say.
+        orchestration: what the pod's annotations say.
         kept: CPUs that stay with the pods that share.
     """
 
     layout: Layout
     options: StaticOptions
     rules: NodeRules
-    told: Orchestration
+    orchestration: Orchestration
     kept: CPUSet
 
     @property
@@ -141,8 +141,8 @@ class LateBinding:
         way, free = self._way(), self.candidates(ask.available)
         self._refuse_too_few(way, ask, free)
         why = f"{way.bind.value}: {way.why}"
-        if self._smt and self.told.bind not in {None, way.bind}:
-            why += f", although the pod prefers {self.told.bind.value}"
+        if self._smt and self.orchestration.bind not in {None, way.bind}:
+            why += f", although the pod prefers {self.orchestration.bind.value}"
         steps = [Step(_BIND, why, free)]
         among = free
         if ask.nodes is not None:
@@ -154,10 +154,12 @@ class LateBinding:
             among = free if few else near
             steps.append(Step("NUMA alignment", f"NUMA nodes {nodes} {why}", among))
         wish, why = self._exclusive(held, ask.count, free)
-        if wish is not self.told.exclusive and wish is ExclusivePolicy.PHYSICAL_CORE:
+        if wish is not self.orchestration.exclusive and wish is ExclusivePolicy.PHYSICAL_CORE:
             # Pods that wished for a NUMA node of their own now keep to cores of their own.
             held = [
-                replace(each, exclusive=wish) if each.exclusive is self.told.exclusive else each
+                replace(each, exclusive=wish)
+                if each.exclusive is self.orchestration.exclusive
+                else each
                 for each in held
             ]
         if why:
@@ -175,24 +177,24 @@ class LateBinding:
         Raises:
             BindPolicyUnmet: the pod requires what the node never gives.
         """
-        told, rules = self.told, self.rules
+        orchestration, rules = self.orchestration, self.rules
         whole = rules.full_cores_only or self.options.full_pcpus_only
-        if told.required and told.bind:
-            way = _Way(told.bind, "the pod requires it", required=True)
+        if orchestration.required and orchestration.bind:
+            way = _Way(orchestration.bind, "the pod requires it", required=True)
         elif whole:
             way = _Way(_FULL, "the node gives whole cores only", required=True)
         elif rules.bind:
             way = _Way(rules.bind, "the Node's label says so", required=rules.bind is _SPREAD)
-        elif told.bind:
-            way = _Way(told.bind, "the pod prefers it")
+        elif orchestration.bind:
+            way = _Way(orchestration.bind, "the pod prefers it")
         else:
             way = _Way(_FULL, "by default")
         if way.bind is _FULL or not self._smt:
             # Where a core is a CPU, both ways are the same.
             return replace(way, bind=_FULL)
-        if told.required and whole:
+        if orchestration.required and whole:
             raise BindPolicyUnmet(_SPREAD, "the node gives whole cores only")
-        if rules.arm and told.required:
+        if rules.arm and orchestration.required:
             raise BindPolicyUnmet(_SPREAD, "on arm64 there is FullPCPUs only")
         if rules.arm:
             return _Way(_FULL, "on arm64 there is no other")
@@ -244,7 +246,7 @@ class LateBinding:
         self, held: Collection[OccupiedCPUs], count: int, free: CPUSet
     ) -> tuple[ExclusivePolicy, str]:
         """Return what the pod's CPUs avoid, and why."""
-        wish = self.told.exclusive
+        wish = self.orchestration.exclusive
         why = ""
         if wish is ExclusivePolicy.NUMA_NODE:
             alike = _of(wish, held)

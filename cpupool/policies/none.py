@@ -92,14 +92,14 @@ class NonePolicy:
             why = f"its plugin has named CPUs {lost} for it alone, which {owner} owns"
             return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
-            beside = _shared_beside(view, demand.container)
+            shared = _pool_cpus(view, demand.container)
             plugged = chosen.source is Source.PLUGIN
             return CPUAssignment(
                 Placement.PLUGIN if plugged else Placement.POLICY,
                 exclusive=online,
-                shared=CPUSet.union(beside.values()),
+                shared=CPUSet.union(shared.values()),
                 offline=own - online,
-                resources={POLICY_CPUS: online, **beside},
+                resources={POLICY_CPUS: online, **shared},
                 limit=None if plugged else Limit(None),
             )
         if own:
@@ -110,7 +110,7 @@ class NonePolicy:
         return view.default
 
 
-def _shared_beside(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:
+def _pool_cpus(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:
     """Return the CPUs of OpenShift's resource, which a container may use beside its own CPUs."""
     if ENABLE_SHARED_CPUS not in container.requests:
         return {}

@@ -111,11 +111,11 @@ class _Search:
         return not last or any(hint.preferred for hint in last)
 
 
-def _same(one: TopologyHint, other: TopologyHint) -> bool:
+def _same(first: TopologyHint, second: TopologyHint) -> bool:
     """Return whether two aligned resources can have these hints."""
-    if _unwilling(one) or _unwilling(other):
-        return one == other
-    return None in {one.nodes, other.nodes} or one.nodes == other.nodes
+    if _unwilling(first) or _unwilling(second):
+        return first == second
+    return None in {first.nodes, second.nodes} or first.nodes == second.nodes
 
 
 def _unwilling(hint: TopologyHint) -> bool:

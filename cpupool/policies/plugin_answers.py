@@ -111,7 +111,7 @@ class Judge:
         others: Mapping[str, Given],
         *,
         elsewhere: CPUSet,
-        beside: CPUSet,
+        in_pod: CPUSet,
     ) -> Broken | None:
         """Return the first rule that an answer breaks; None if it counts.
 
@@ -120,10 +120,10 @@ class Judge:
             given: the answer.
             others: the answers to the container's other requests: resource → answer.
             elsewhere: the CPUs of exclusive answers for other pods.
-            beside: those of other exclusive answers for the pod.
+            in_pod: those of other exclusive answers for the pod.
         """
         for resource, answer in sorted(given.answers.items()):
-            left = self._left(elsewhere | beside) if given.exclusive else None
+            left = self._left(elsewhere | in_pod) if given.exclusive else None
             owned = self._owned(container.pod) | elsewhere
             for found in self._broken(answer, owned, left):
                 return Broken(found.rule, f"the answer for {resource} {found.why}")

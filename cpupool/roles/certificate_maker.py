@@ -110,28 +110,30 @@ class CertificateMaker:
         secret = self._secret.read()
         now = self._now()
         data = _data(secret)
-        held = certificates.read(data, _in_use(configuration))
-        for problem in held.problems:
+        contents = certificates.read(data, _in_use(configuration))
+        for problem in contents.problems:
             log.warning("unusable, made again", object=self._secret.title, what=problem)
-        held = certificates.without_expired(held, now)
+        contents = certificates.without_expired(contents, now)
         what, why = "bundle tidied", "a CA has expired or cannot be read"
-        if due := certificates.ca_due(held, self._names, now):
-            held = certificates.with_ca(held, now)
+        if due := certificates.ca_due(contents, self._names, now):
+            contents = certificates.with_ca(contents, now)
             what, why = "CA made", due
-        if any(data.get(entry) != text for entry, text in held.ca_data().items()):
-            secret = self._secret.write(_with_data(secret, held.ca_data()))
-            _note(changes, what, why, held.terms())
-        trusting = _with_bundle(configuration, held.bundle)
+        if any(data.get(entry) != text for entry, text in contents.ca_data().items()):
+            secret = self._secret.write(_with_data(secret, contents.ca_data()))
+            _note(changes, what, why, contents.terms())
+        trusting = _with_bundle(configuration, contents.bundle)
         if trusting != configuration:
             self._configuration.write(trusting)
-            _note(changes, "bundle published", "the configuration had another one", held.terms())
-        if due := certificates.serving_due(held, self._names, now):
-            held = certificates.with_serving(held, self._names, now)
-            self._secret.write(_with_data(secret, held.serving_data()))
-            _note(changes, "serving certificate made", due, held.terms())
+            _note(
+                changes, "bundle published", "the configuration had another one", contents.terms()
+            )
+        if due := certificates.serving_due(contents, self._names, now):
+            contents = certificates.with_serving(contents, self._names, now)
+            self._secret.write(_with_data(secret, contents.serving_data()))
+            _note(changes, "serving certificate made", due, contents.terms())
         if not changes:
-            log.info("certificates are good", **_ends(held.terms()))
-        return Outcome(tuple(changes), held.terms())
+            log.info("certificates are good", **_ends(contents.terms()))
+        return Outcome(tuple(changes), contents.terms())
 
 
 def _note(changes: list[Change], what: str, why: str, terms: Mapping[str, Term]) -> None:
@@ -162,8 +164,8 @@ def _encoded(text: bytes) -> str:
 
 
 def _with_data(secret: Body, entries: Mapping[str, bytes]) -> Body:
-    held = secret.get("data")
-    kept = held if isinstance(held, dict) else {}
+    contents = secret.get("data")
+    kept = contents if isinstance(contents, dict) else {}
     new = {name: _encoded(text) for name, text in entries.items()}
     return {**secret, "data": {**kept, **new}}
 

@@ -64,10 +64,10 @@ class CPUAnnotator(PodWriter["tuple[PodUID, CPUSet]"]):
         return {(pod.uid, cpus): self._write(pod, cpus, now_s) for pod, cpus in chosen}
 
     def _write(self, pod: Pod, cpus: CPUSet, now_s: float) -> Write:
-        told = pod.orchestration
+        orchestration = pod.orchestration
         return Write(
             pod,
-            math.inf if told and told.published == cpus else now_s,
+            math.inf if orchestration and orchestration.published == cpus else now_s,
             send=lambda: self._pods.annotate(pod, RESOURCE_STATUS, resource_status(cpus)),
             done=lambda: log.info("pod annotated", pod=f"{pod.namespace}/{pod.name}", cpus=cpus),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_state import Held, PluginState
+from cpupool.core.plugin_state import PluginState, ServedContainer
 from cpupool.core.resource_plugins import ContainerRole, Question
 from cpupool.core.workloads import ContainerRef
 from cpupool.wire import answer_record
@@ -56,7 +56,9 @@ def parse(data: bytes) -> PluginState:
             headroom_cpus = entry["headroomCPUs"]
         else:
             question = _question_of(entry["question"])
-            held[question.container] = Held(question, answer_record.read(entry["answer"]))
+            held[question.container] = ServedContainer(
+                question, answer_record.read(entry["answer"])
+            )
     return PluginState(held, pools, headroom_cpus)
 
 

@@ -19,7 +19,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from cpupool import cli
 from cpupool.https import certificates
-from cpupool.https.certificates import Held
+from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIServer
 from cpupool.kube.webhook_objects import Installed
 from cpupool.roles.certificate_maker import CertificateMaker
@@ -58,12 +58,15 @@ def bundles(configuration: dict[str, Any]) -> list[bytes]:
     return [base64.b64decode(one["clientConfig"].get("caBundle", "")) for one in webhooks]
 
 
-def fill(server: FakeAPIServer, held: Held | None = None) -> None:
+def fill(server: FakeAPIServer, contents: SecretContents | None = None) -> None:
     """Hold what the manifests make, or what was made of that."""
-    held = held or Held()
-    data = {name: encoded(text) for name, text in {**held.ca_data(), **held.serving_data()}.items()}
+    contents = contents or SecretContents()
+    data = {
+        name: encoded(text)
+        for name, text in {**contents.ca_data(), **contents.serving_data()}.items()
+    }
     server.keep(SECRET, {"kind": "Secret", "type": "Opaque", **({"data": data} if data else {})})
-    trusting = {"caBundle": encoded(held.bundle)} if held.trusted else {}
+    trusting = {"caBundle": encoded(contents.bundle)} if contents.trusted else {}
     service = {"namespace": "cpupool", "name": "cpupool-webhook"}
     webhooks = [
         {"name": f"{name}.cpupool.io", "clientConfig": {"service": service, **trusting}}
@@ -72,16 +75,16 @@ def fill(server: FakeAPIServer, held: Held | None = None) -> None:
     server.keep(CONFIGURATION, {"kind": "MutatingWebhookConfiguration", "webhooks": webhooks})
 
 
-def aged(days: int) -> Held:
-    """Give what is held when nothing is looked at for the last month of these days."""
-    held = Held()
+def aged(days: int) -> SecretContents:
+    """Give the contents when nothing is looked at for the last month of these days."""
+    contents = SecretContents()
     for day in range(0, days - 29, 30):
-        held = certificates.without_expired(held, NOW + day * DAY)
-        if certificates.ca_due(held, NAMES, NOW + day * DAY):
-            held = certificates.with_ca(held, NOW + day * DAY)
-        if certificates.serving_due(held, NAMES, NOW + day * DAY):
-            held = certificates.with_serving(held, NAMES, NOW + day * DAY)
-    return held
+        contents = certificates.without_expired(contents, NOW + day * DAY)
+        if certificates.ca_due(contents, NAMES, NOW + day * DAY):
+            contents = certificates.with_ca(contents, NOW + day * DAY)
+        if certificates.serving_due(contents, NAMES, NOW + day * DAY):
+            contents = certificates.with_serving(contents, NAMES, NOW + day * DAY)
+    return contents
 
 
 def maker(server: FakeAPIServer, now: datetime = NOW) -> CertificateMaker:
@@ -106,7 +109,7 @@ def verify(serving: bytes, bundle: bytes, now: datetime) -> None:
         verifier.verify(shown, [])
 
 
-def check_history(server: FakeAPIServer, start: Held, now: datetime) -> None:
+def check_history(server: FakeAPIServer, start: SecretContents, now: datetime) -> None:
     """See that at each moment every bundle covered all that a replica of the webhook may show."""
     published = [start.bundle]
     shown = {start.serving_data()["tls.crt"]} if start.serving else set()

@@ -42,8 +42,8 @@ def test_the_command_says_what_it_made_and_until_when_it_will_do(server: FakeAPI
         "bundle published: the configuration had another one",
         "serving certificate made: there is none",
     ]
-    held = certificates.read(decoded(server.kept(SECRET)))
-    terms = held.terms()
+    contents = certificates.read(decoded(server.kept(SECRET)))
+    terms = contents.terms()
     assert lines[3:] == [
         f"{name}: good until {terms[name].until:%Y-%m-%d},"
         f" renewed from {terms[name].renewal:%Y-%m-%d} on"

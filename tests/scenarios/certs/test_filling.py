@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.https import certificates
-from cpupool.https.certificates import Held
+from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIError, APIServer
 from cpupool.roles.certificate_maker import TRIES, CertificateMaker
 from tests.scenarios.certs.objects import (
@@ -42,7 +42,7 @@ def test_an_empty_secret_is_filled_and_then_left_alone(server: FakeAPIServer) ->
     secret, configuration = server.kept(SECRET), server.kept(CONFIGURATION)
     assert sorted(secret["data"]) == ["ca.crt", "ca.key", "tls.crt", "tls.key"]
     assert bundles(configuration) == [decoded(secret)["ca.crt"]] * 2
-    check_history(server, Held(), NOW)
+    check_history(server, SecretContents(), NOW)
 
     again = maker(server).look()
     assert (again.changes, again.terms) == ((), outcome.terms)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.https.certificates import Held
+from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIServer
 from cpupool.roles.certificate_maker import CertificateMaker
 from tests.scenarios.certs.objects import (
@@ -117,7 +117,7 @@ def test_processes_at_once_make_one_of_each(server: FakeAPIServer) -> None:
     answers = [json.loads(process.communicate(timeout=DEADLINE_S)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert [path for path, _ in server.updates] == [SECRET, CONFIGURATION, SECRET]
-    check_history(server, Held(), datetime.now(UTC))
+    check_history(server, SecretContents(), datetime.now(UTC))
     made = [change["what"] for answer in answers for change in answer["changes"]]
     assert sorted(made) == ["CA made", "bundle published", "serving certificate made"]
     assert answers[0]["certificates"] == answers[1]["certificates"] == answers[2]["certificates"]

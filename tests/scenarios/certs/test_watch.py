@@ -15,7 +15,7 @@ import pytest
 
 from cpupool import cli
 from cpupool.commands import certs
-from cpupool.https.certificates import Held
+from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIServer
 from cpupool.roles import certificates as roles
 from cpupool.roles.certificates import CertificateKeeper
@@ -65,7 +65,7 @@ def test_the_watch_gets_over_trouble_and_ends_when_asked(
         eventually(lambda: server.watching(WATCHED), "the configuration is watched")
         process.send_signal(number)
         assert process.wait(DEADLINE_S) == 0
-    check_history(server, Held(), datetime.now(UTC))
+    check_history(server, SecretContents(), datetime.now(UTC))
     text = "".join(lines)
     assert "Traceback" not in text
     assert text.count("serving certificate made") == 1

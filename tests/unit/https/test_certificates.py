@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from cpupool.https import certificates
-from cpupool.https.certificates import Held
+from cpupool.https.certificates import SecretContents
 from tests.certificates import (
     CA,
     DAY,
@@ -50,27 +50,27 @@ YEARS = range(0, 12 * 365, 3)
 
 
 def test_over_years_clients_accept_what_is_served_whichever_bundle_they_know() -> None:
-    before = held = kept(Held(), NOW)
-    authorities, served = set(held.trusted), {held.serving}
+    before = contents = kept(SecretContents(), NOW)
+    authorities, served = set(contents.trusted), {contents.serving}
     for day in YEARS:
         now = NOW + day * DAY
-        held = kept(held, now)
+        contents = kept(contents, now)
         # What is good on the days of two changes is good on every day between them.
-        if held != before or day == YEARS[-1]:
-            for one in {before.serving, held.serving}:
-                for bundle in {before.bundle, held.bundle}:
+        if contents != before or day == YEARS[-1]:
+            for one in {before.serving, contents.serving}:
+                for bundle in {before.bundle, contents.bundle}:
                     verify(one, bundle, now)
-        assert len(held.trusted) <= 2
-        authorities |= set(held.trusted)
-        served.add(held.serving)
-        before = held
+        assert len(contents.trusted) <= 2
+        authorities |= set(contents.trusted)
+        served.add(contents.serving)
+        before = contents
     # One at the start, then every 40 months; every 60 days, and sooner with each new CA.
     assert len(authorities) == 4
     assert len(served) == YEARS.stop // 60 + 3
 
 
 def test_a_new_ca_is_trusted_for_an_hour_before_it_signs() -> None:
-    old = Held()
+    old = SecretContents()
     for day in range(0, 1218, 30):
         old = kept(old, NOW + day * DAY)
     due = NOW + 1218 * DAY
@@ -86,38 +86,38 @@ def test_a_new_ca_is_trusted_for_an_hour_before_it_signs() -> None:
 def test_a_ca_leaves_the_bundle_when_it_has_expired() -> None:
     ends = NOW + DAY
     short = certificate(P256, ends=ends, constraints=CA)
-    held = Held(trusted=(*kept(Held(), NOW).trusted, short))
-    assert certificates.without_expired(held, ends) == held
-    assert certificates.without_expired(held, ends + DAY / 2).trusted == held.trusted[:1]
+    contents = SecretContents(trusted=(*kept(SecretContents(), NOW).trusted, short))
+    assert certificates.without_expired(contents, ends) == contents
+    assert certificates.without_expired(contents, ends + DAY / 2).trusted == contents.trusted[:1]
 
 
 def test_nothing_is_due_soon_after_or_a_little_before() -> None:
-    held = kept(Held(), NOW)
+    contents = kept(SecretContents(), NOW)
     for now in (NOW, NOW + 59 * DAY, NOW - timedelta(minutes=9)):
-        assert kept(held, now) == held
+        assert kept(contents, now) == contents
 
 
 def test_what_is_written_is_read_again() -> None:
-    held = kept(Held(), NOW)
-    assert certificates.read(data(held)) == held
-    assert certificates.read({}) == Held()
+    contents = kept(SecretContents(), NOW)
+    assert certificates.read(data(contents)) == contents
+    assert certificates.read({}) == SecretContents()
 
 
 def test_the_terms_are_those_of_the_certificates() -> None:
-    terms = kept(Held(), NOW).terms()
+    terms = kept(SecretContents(), NOW).terms()
     assert terms["serving"].until == NOW + 90 * DAY
     assert terms["ca"].until == NOW + 1825 * DAY
     assert terms["serving"].renewal < NOW + 60 * DAY < terms["ca"].renewal
-    assert Held().terms() == {}
+    assert SecretContents().terms() == {}
 
 
 def test_a_tls_client_is_answered_under_each_name(folder: Path) -> None:
-    held = kept(Held(), datetime.now(UTC))
-    for name, text in held.serving_data().items():
+    contents = kept(SecretContents(), datetime.now(UTC))
+    for name, text in contents.serving_data().items():
         (folder / name).write_bytes(text)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    client = ssl.create_default_context(cadata=held.bundle.decode())
+    client = ssl.create_default_context(cadata=contents.bundle.decode())
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     for name in NAMES:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -140,9 +140,9 @@ def _serve_once(listening: socket.socket, context: ssl.SSLContext) -> None:
 
 
 def test_a_serving_certificate_signs_nothing_and_serves_only() -> None:
-    held = kept(Held(), NOW)
-    assert held.serving
-    extensions = held.serving.certificate.extensions
+    contents = kept(SecretContents(), NOW)
+    assert contents.serving
+    extensions = contents.serving.certificate.extensions
     usage = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert [*usage] == [x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]
     assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -176,23 +176,23 @@ def test_a_serving_certificate_signs_nothing_and_serves_only() -> None:
     ],
 )
 def test_a_serving_certificate_is_due(changed: dict[str, bytes], now: datetime, why: str) -> None:
-    held = certificates.read({**GOOD, **changed})
-    assert certificates.serving_due(held, NAMES, now) == why
+    contents = certificates.read({**GOOD, **changed})
+    assert certificates.serving_due(contents, NAMES, now) == why
 
 
 def test_a_serving_certificate_for_other_names_is_replaced_at_once() -> None:
-    held = kept(Held(), NOW)
+    contents = kept(SecretContents(), NOW)
     for names in (certificates.service_names("other", "cpupool"), NAMES[:2], (*NAMES, "more")):
-        assert certificates.serving_due(held, names, NOW) == "it is for other names"
-        replaced = kept(held, NOW, names)
-        assert replaced.trusted == held.trusted
+        assert certificates.serving_due(contents, names, NOW) == "it is for other names"
+        replaced = kept(contents, NOW, names)
+        assert replaced.trusted == contents.trusted
         assert certificates.serving_due(replaced, names, NOW) == ""
 
 
 def test_the_longest_names_that_kubernetes_allows_fit() -> None:
     names = certificates.service_names("s" * 63, "n" * 63)
-    held = kept(Held(), NOW, names)
-    assert certificates.serving_due(held, names, NOW) == ""
+    contents = kept(SecretContents(), NOW, names)
+    assert certificates.serving_due(contents, names, NOW) == ""
 
 
 @pytest.mark.parametrize(
@@ -208,25 +208,25 @@ def test_the_longest_names_that_kubernetes_allows_fit() -> None:
     ],
 )
 def test_a_ca_that_cannot_sign_for_the_webhook_is_replaced(odd: x509.Certificate) -> None:
-    held = certificates.read({"ca.crt": pem_of(odd), "ca.key": pem(P256)})
-    assert held.problems == ()
-    assert certificates.ca_due(held, NAMES, NOW)
-    done = kept(held, NOW)
+    contents = certificates.read({"ca.crt": pem_of(odd), "ca.key": pem(P256)})
+    assert contents.problems == ()
+    assert certificates.ca_due(contents, NAMES, NOW)
+    done = kept(contents, NOW)
     assert done.trusted[0] != odd
     verify(done.serving, done.bundle, NOW)
 
 
 def test_somebody_elses_ca_that_can_sign_is_kept() -> None:
     theirs = certificate(P256, constraints=CA)
-    held = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
-    assert held.trusted == (theirs,)
-    verify(held.serving, pem_of(theirs), NOW)
+    contents = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
+    assert contents.trusted == (theirs,)
+    verify(contents.serving, pem_of(theirs), NOW)
 
 
 def test_nothing_outlives_its_ca() -> None:
     theirs = certificate(P256, ends=NOW + 10 * DAY, begins=NOW - DAY, constraints=CA)
-    held = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
-    assert held.terms()["serving"].until == NOW + 10 * DAY
+    contents = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
+    assert contents.terms()["serving"].until == NOW + 10 * DAY
 
 
 CURVE = ec.generate_private_key(ec.SECP224R1())
@@ -258,10 +258,10 @@ CURVE = ec.generate_private_key(ec.SECP224R1())
     ],
 )
 def test_what_is_damaged_is_reported_and_made_anew(changed: dict[str, bytes], problem: str) -> None:
-    held = certificates.read({**GOOD, **changed})
-    assert bool(held.problems) == bool(problem)
-    assert not problem or re.search(re.escape(problem), "; ".join(held.problems))
-    done = certificates.read(data(kept(held, NOW)))
+    contents = certificates.read({**GOOD, **changed})
+    assert bool(contents.problems) == bool(problem)
+    assert not problem or re.search(re.escape(problem), "; ".join(contents.problems))
+    done = certificates.read(data(kept(contents, NOW)))
     assert done.problems == ()
     assert kept(done, NOW) == done
     verify(done.serving, done.bundle, NOW)
@@ -269,9 +269,13 @@ def test_what_is_damaged_is_reported_and_made_anew(changed: dict[str, bytes], pr
 
 def test_what_is_good_survives_damage_beside_it() -> None:
     damaged = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-    held = certificates.read({**GOOD, "ca.crt": b"# ours\n" + damaged + GOOD["ca.crt"] * 2})
+    contents = certificates.read({**GOOD, "ca.crt": b"# ours\n" + damaged + GOOD["ca.crt"] * 2})
     good = certificates.read(GOOD)
-    assert (held.trusted, held.signer, held.serving) == (good.trusted, good.signer, good.serving)
+    assert (contents.trusted, contents.signer, contents.serving) == (
+        good.trusted,
+        good.signer,
+        good.serving,
+    )
     without_key = kept(certificates.read({**GOOD, "ca.key": b""}), NOW)
     assert without_key.trusted[1:] == good.trusted
     assert without_key.serving == good.serving
@@ -280,23 +284,23 @@ def test_what_is_good_survives_damage_beside_it() -> None:
 def test_where_the_bundle_is_lost_the_one_in_use_is_trusted_on() -> None:
     good = certificates.read(GOOD)
     leaf = GOOD["tls.crt"]
-    held = kept(certificates.read({}, leaf + b"rubbish" + GOOD["ca.crt"]), NOW)
-    assert held.trusted[1:] == good.trusted
-    verify(good.serving, held.bundle, NOW)
+    contents = kept(certificates.read({}, leaf + b"rubbish" + GOOD["ca.crt"]), NOW)
+    assert contents.trusted[1:] == good.trusted
+    verify(good.serving, contents.bundle, NOW)
     assert certificates.read(GOOD, OTHER["ca.crt"]).trusted == good.trusted
 
 
 def test_a_secret_that_is_emptied_again_and_again_does_not_grow() -> None:
-    held = kept(Held(), NOW)
+    contents = kept(SecretContents(), NOW)
     for _ in range(2 * certificates.MOST_TRUSTED):
-        before, held = held, kept(certificates.read({}, held.bundle), NOW)
-        verify(before.serving, held.bundle, NOW)
-        verify(held.serving, held.bundle, NOW)
-    assert len(held.trusted) == certificates.MOST_TRUSTED
+        before, contents = contents, kept(certificates.read({}, contents.bundle), NOW)
+        verify(before.serving, contents.bundle, NOW)
+        verify(contents.serving, contents.bundle, NOW)
+    assert len(contents.trusted) == certificates.MOST_TRUSTED
 
 
 def test_keys_are_not_shown() -> None:
-    held = certificates.read({**GOOD, "tls.crt": b"x"})
-    assert "PRIVATE" not in repr(certificates.read(GOOD)) + repr(held.problems)
+    contents = certificates.read({**GOOD, "tls.crt": b"x"})
+    assert "PRIVATE" not in repr(certificates.read(GOOD)) + repr(contents.problems)
     with pytest.raises(ValueError, match="a CA must be made first"):
-        certificates.with_serving(Held(), NAMES, NOW)
+        certificates.with_serving(SecretContents(), NAMES, NOW)

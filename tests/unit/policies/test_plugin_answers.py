@@ -50,13 +50,13 @@ def rule(
     *,
     exclusive: bool = False,
     elsewhere: str = "",
-    beside: str = "",
+    in_pod: str = "",
     judge: Judge = JUDGE,
 ) -> Rule | None:
     """Return the rule that an answer for the pod `mine` breaks."""
     given = Given(1.0, {"cpu": answer}, exclusive=exclusive)
     broken = judge.verdict(
-        MINE, given, {}, elsewhere=CPUSet.parse(elsewhere), beside=CPUSet.parse(beside)
+        MINE, given, {}, elsewhere=CPUSet.parse(elsewhere), in_pod=CPUSet.parse(in_pod)
     )
     return broken.rule if broken else None
 
@@ -86,7 +86,7 @@ def test_a_set_is_the_policys_online_and_no_other_pods(cpus: str, broken: Rule |
 
 def test_the_cpus_of_another_answer_are_owned_as_well() -> None:
     assert rule(named("3"), elsewhere="3-4") is Rule.OWNED
-    assert rule(named("3"), beside="3-4") is None
+    assert rule(named("3"), in_pod="3-4") is None
     # The grant is of the answer before this one, and another plugin pod may have left its CPUs.
     other = replace(VIEW, grants=Grants().adding([grant("other", "2", Source.PLUGIN)]))
     assert rule(named("2"), judge=replace(JUDGE, view=other)) is None
@@ -104,7 +104,7 @@ def test_an_exclusive_set_leaves_an_online_cpu_to_the_others() -> None:
     assert rule(named("2-6"), exclusive=True, judge=judge) is None
     assert rule(named("2-7"), exclusive=True, judge=judge) is Rule.RESERVED
     assert rule(named("2-6"), exclusive=True, elsewhere="7", judge=judge) is Rule.RESERVED
-    assert rule(named("2-6"), exclusive=True, beside="7", judge=judge) is Rule.RESERVED
+    assert rule(named("2-6"), exclusive=True, in_pod="7", judge=judge) is Rule.RESERVED
     assert rule(named("2-7"), judge=judge) is None
 
 
@@ -146,10 +146,10 @@ def test_version_1_has_no_files_of_version_2() -> None:
 
 def together(values: Mapping[str, str], judge: Judge = JUDGE) -> Rule | None:
     """Return the rule that the first property breaks beside answers for the others."""
-    (first, *others) = [Given(1.0, {name: Answer(name, value)}) for name, value in values.items()]
+    (first, *rest) = [Given(1.0, {name: Answer(name, value)}) for name, value in values.items()]
     none = CPUSet()
-    beside = {str(number): other for number, other in enumerate(others)}
-    broken = judge.verdict(MINE, first, beside, elsewhere=none, beside=none)
+    others = {str(number): other for number, other in enumerate(rest)}
+    broken = judge.verdict(MINE, first, others, elsewhere=none, in_pod=none)
     return broken.rule if broken else None
 
 
@@ -253,7 +253,7 @@ def test_annotations_are_legal_and_not_cpupools(key: str, value: str, *, legal: 
 def test_one_answer_names_a_containers_cpus() -> None:
     def verdict(given: Given, **others: Given) -> Rule | None:
         none = CPUSet()
-        broken = JUDGE.verdict(MINE, given, others, elsewhere=none, beside=none)
+        broken = JUDGE.verdict(MINE, given, others, elsewhere=none, in_pod=none)
         return broken.rule if broken else None
 
     cpus, plain = Given(1.0, {"cpu": named("3")}), Given(1.0, {"nic": Answer()})
@@ -269,6 +269,6 @@ def test_one_answer_names_a_containers_cpus() -> None:
 
 def test_the_words_name_the_resource_and_the_fact() -> None:
     given = Given(1.0, {"cpu": named("3-8")})
-    broken = JUDGE.verdict(MINE, given, {}, elsewhere=CPUSet(), beside=CPUSet())
+    broken = JUDGE.verdict(MINE, given, {}, elsewhere=CPUSet(), in_pod=CPUSet())
     assert broken
     assert broken.why == "the answer for cpu names CPUs 8, which are not the policy's"

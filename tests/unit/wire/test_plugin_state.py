@@ -4,7 +4,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.plugin_state import Held, PluginState
+from cpupool.core.plugin_state import PluginState, ServedContainer
 from cpupool.core.resource_plugins import Answer, ContainerRole, Question
 from cpupool.core.workloads import ContainerRef
 from cpupool.wire import plugin_state
@@ -24,7 +24,7 @@ QUESTION = Question(
     "Burstable",
 )
 STATE = PluginState(
-    {QUESTION.container: Held(QUESTION, Answer("CpusetCpus", "1-2", by_node={0: 2}))},
+    {QUESTION.container: ServedContainer(QUESTION, Answer("CpusetCpus", "1-2", by_node={0: 2}))},
     {"online": CPUSet.parse("0-3"), "none": CPUSet()},
     4.5,
 )
