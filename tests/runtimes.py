@@ -137,8 +137,10 @@ def without_runtime() -> Writers:
     return Writers(None, None, ModelRuntime())
 
 
-def told(pod: str, name: str = "main", /, *, identifier: str = "", **ids: str) -> RuntimeContainer:
-    """Say what a runtime tells of a container or, without a name, of a sandbox.
+def reported(
+    pod: str, name: str = "main", /, *, identifier: str = "", **ids: str
+) -> RuntimeContainer:
+    """Make what a runtime reports of a container or, without a name, of a sandbox.
 
     Args:
         pod: the id in its pod's cgroup name; `<name>-uid` for a pod that `builders.pod` has made.

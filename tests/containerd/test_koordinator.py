@@ -60,7 +60,7 @@ def await_cpus(node: Node, pod: Hosted, cpus: CPUSet) -> None:
     eventually(lambda: node.tree.effective(path) == cpus, node.log)
 
 
-def told(node: Node, pod: Hosted, reason: str) -> list[str]:
+def messages(node: Node, pod: Hosted, reason: str) -> list[str]:
     """Return the messages of a pod's Events."""
     return [
         event["message"]
@@ -151,7 +151,7 @@ def test_a_forged_set_gives_no_cpu_from_the_first_instruction_on(
 
     node.launch(forger)
 
-    eventually(lambda: told(node, forger, reason), node.log)
-    assert why in told(node, forger, reason)[0]
+    eventually(lambda: messages(node, forger, reason), node.log)
+    assert why in messages(node, forger, reason)[0]
     assert node.record(forger).always(shared)
     assert node.record(owner).always(node.expected(owner))

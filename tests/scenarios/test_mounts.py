@@ -57,15 +57,15 @@ def number(listed):
 generation, newest, edits = 0, 0, {}
 for reads in itertools.count(1):
     with open("cpus.json") as file:
-        told = json.load(file)
+        described = json.load(file)
     with open("cpus") as file:
         plain = file.read()
-    assert told["generation"] >= generation, (told, generation)
-    generation = told["generation"]
-    edit = edits.setdefault(generation, number(told["cpus"]))
-    assert edit == number(told["cpus"]), (told, edit)
+    assert described["generation"] >= generation, (described, generation)
+    generation = described["generation"]
+    edit = edits.setdefault(generation, number(described["cpus"]))
+    assert edit == number(described["cpus"]), (described, edit)
     assert plain.endswith(chr(10)), plain
-    assert number(plain) >= max(edit, newest), (plain, told, newest)
+    assert number(plain) >= max(edit, newest), (plain, described, newest)
     newest = number(plain)
     if reads >= 10_000 and len(edits) >= 20:
         break
@@ -95,7 +95,7 @@ def shown(state: Path) -> str:
     return (state / "pools/shared_b/cpus").read_text().strip()
 
 
-def told(state: Path) -> dict[str, Any]:
+def described(state: Path) -> dict[str, Any]:
     """Give what they find for programs."""
     found: dict[str, Any] = json.loads((state / "pools/shared_b/cpus.json").read_text())
     return found
@@ -125,16 +125,16 @@ def test_the_files_are_there_with_the_first_reply_and_follow_the_pool(world: Wor
         world.await_cpus(owner="2", sharer="6-7")
         world.mount.show(worker=POOLS.replace('"2-5"', '"3-5"').replace('"6-7"', '"2,6-7"'))
         world.await_pool("shared_b", 3000)
-        assert told(state) == {"cpus": "6-7", "generation": 1, "pool": "shared_b"}
+        assert described(state) == {"cpus": "6-7", "generation": 1, "pool": "shared_b"}
 
     # What a container finds that starts before the agent does.
     assert shown(state) == "6-7"
     with world.agent("--starter", str(image(world, "one"))):
         world.await_pool("shared_b", 3000)
-        assert told(state) == {"cpus": "6-7", "generation": 1, "pool": "shared_b"}
+        assert described(state) == {"cpus": "6-7", "generation": 1, "pool": "shared_b"}
         world.node.delete_pod(owner.uid)
         after = {"cpus": "2,6-7", "generation": 2, "pool": "shared_b"}
-        eventually(lambda: told(state) == after, lambda: str(told(state)))
+        eventually(lambda: described(state) == after, lambda: str(described(state)))
         assert shown(state) == "2,6-7"
         world.await_cpus(sharer="2,6-7")
 
@@ -156,7 +156,7 @@ def test_no_reader_ever_sees_a_file_in_part_or_a_generation_that_goes_back(world
 
 def test_the_generation_grows_when_somebody_elses_write_has_been_repaired(world: World) -> None:
     def generation() -> int:
-        return int(told(world.node.root.state)["generation"])
+        return int(described(world.node.root.state)["generation"])
 
     def disturbed(pod: str) -> None:
         world.disturb(pod, "9")
@@ -181,7 +181,7 @@ def test_the_generation_grows_when_somebody_elses_write_has_been_repaired(world:
         for number, pod in enumerate(("sharer", "mixed", "openshifts"), 2):
             disturbed(pod)
             eventually(lambda number=number: generation() == number, pod)  # type: ignore[misc]
-        assert told(world.node.root.state)["cpus"] == "6-7"
+        assert described(world.node.root.state)["cpus"] == "6-7"
 
 
 def edit(world: World, number: int) -> float:
@@ -190,7 +190,7 @@ def edit(world: World, number: int) -> float:
     world.mount.show(worker=POOLS.replace("6-7", cpus))
     began_s = time.monotonic()
     wanted = str(CPUSet.parse(cpus))
-    eventually(lambda: told(world.node.root.state)["cpus"] == wanted, wanted)
+    eventually(lambda: described(world.node.root.state)["cpus"] == wanted, wanted)
     return time.monotonic() - began_s
 
 

@@ -14,7 +14,7 @@ from cpupool.core.quota import Bandwidth
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.ports import POD_ITSELF, FoundContainer
 from tests import builders
-from tests.runtimes import told
+from tests.runtimes import reported
 
 if TYPE_CHECKING:
     from cpupool.core.workloads import ContainerID
@@ -339,6 +339,6 @@ def test_a_pod_that_only_the_runtime_knows_is_lifted() -> None:
     node = Node((exclusive(),))
     node.manager.observe(pods=[])
     node.manager.allocate("exclusive_a", ["2"])
-    node.manager.observe_containers([told("web-uid", "main", exclusive_a="2")])
+    node.manager.observe_containers([reported("web-uid", "main", exclusive_a="2")])
     node.keep()
     assert node.has() == {"pod": "max 100000", "main": "max 100000"}

@@ -29,7 +29,7 @@ class Clock:
         return self.now_s
 
 
-class Told:
+class Sink:
     """A recorder on the fake API server; its loop runs between `start` and `end`."""
 
     def __init__(self, server: FakeAPIServer) -> None:
@@ -56,8 +56,8 @@ def server() -> Iterator[FakeAPIServer]:
 
 
 @pytest.fixture
-def told(server: FakeAPIServer) -> Told:
-    return Told(server)
+def sink(server: FakeAPIServer) -> Sink:
+    return Sink(server)
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def messages(server: FakeAPIServer) -> list[str]:
     return [event["message"] for event in list(server.events)]
 
 
-def test_an_event_is_shown_with_its_pod(server: FakeAPIServer, told: Told, pod: Pod) -> None:
-    with told.running():
-        told.recorder.pod(pod, "CPUPoolMissing", "no such pool; ask for another")
+def test_an_event_is_shown_with_its_pod(server: FakeAPIServer, sink: Sink, pod: Pod) -> None:
+    with sink.running():
+        sink.recorder.pod(pod, "CPUPoolMissing", "no such pool; ask for another")
         eventually(lambda: server.events, "the Event")
     (event,) = server.events
     assert event["involvedObject"] == {
@@ -88,9 +88,9 @@ def test_an_event_is_shown_with_its_pod(server: FakeAPIServer, told: Told, pod: 
     assert server.verbs() == {("create", "events")}
 
 
-def test_an_event_is_shown_with_the_node(server: FakeAPIServer, told: Told) -> None:
-    with told.running():
-        told.recorder.node("CPUPoolConfigApplied", "pools added", warning=False)
+def test_an_event_is_shown_with_the_node(server: FakeAPIServer, sink: Sink) -> None:
+    with sink.running():
+        sink.recorder.node("CPUPoolConfigApplied", "pools added", warning=False)
         eventually(lambda: server.events, "the Event")
     (event,) = server.events
     about = event["involvedObject"]
@@ -98,113 +98,113 @@ def test_an_event_is_shown_with_the_node(server: FakeAPIServer, told: Told) -> N
     assert (event["metadata"]["namespace"], event["type"]) == ("default", "Normal")
 
 
-def test_a_message_may_quote_what_is_no_text(server: FakeAPIServer, told: Told) -> None:
-    with told.running():
-        told.recorder.node("CPUPoolConfigInvalid", "poolconfig-\udcff.yaml: unknown key")
+def test_a_message_may_quote_what_is_no_text(server: FakeAPIServer, sink: Sink) -> None:
+    with sink.running():
+        sink.recorder.node("CPUPoolConfigInvalid", "poolconfig-\udcff.yaml: unknown key")
         eventually(lambda: server.events, "the Event")
     assert messages(server) == ["poolconfig-?.yaml: unknown key"]
 
 
-def test_names_and_messages_stay_within_the_apis_limits(server: FakeAPIServer, told: Told) -> None:
-    with told.running():
-        told.recorder.pod(builders.pod("a" * 235 + "-" * 10 + "b"), "Long", "é" * 600)
+def test_names_and_messages_stay_within_the_apis_limits(server: FakeAPIServer, sink: Sink) -> None:
+    with sink.running():
+        sink.recorder.pod(builders.pod("a" * 235 + "-" * 10 + "b"), "Long", "é" * 600)
         eventually(lambda: server.events, "the Event")
     assert messages(server) == ["é" * 512]
 
 
-def test_the_same_is_said_once_in_ten_minutes(server: FakeAPIServer, told: Told, pod: Pod) -> None:
-    with told.running():
-        told.recorder.pod(pod, "Odd", "one")
-        told.clock.now_s += SAME_AGAIN_S - 1
-        told.recorder.pod(pod, "Odd", "one")
-        told.recorder.pod(pod, "Odd", "two")
-        told.recorder.pod(pod, "Strange", "one")
-        told.recorder.pod(builders.pod("other"), "Odd", "one")
-        told.clock.now_s += 1
-        told.recorder.pod(pod, "Odd", "one")
+def test_the_same_is_said_once_in_ten_minutes(server: FakeAPIServer, sink: Sink, pod: Pod) -> None:
+    with sink.running():
+        sink.recorder.pod(pod, "Odd", "one")
+        sink.clock.now_s += SAME_AGAIN_S - 1
+        sink.recorder.pod(pod, "Odd", "one")
+        sink.recorder.pod(pod, "Odd", "two")
+        sink.recorder.pod(pod, "Strange", "one")
+        sink.recorder.pod(builders.pod("other"), "Odd", "one")
+        sink.clock.now_s += 1
+        sink.recorder.pod(pod, "Odd", "one")
         eventually(lambda: len(server.events) == 5, lambda: str(messages(server)))
     assert messages(server) == ["one", "two", "one", "one", "one"]
-    assert told.dropped(0)
+    assert sink.dropped(0)
 
 
-def test_of_one_object_only_so_much_is_said(server: FakeAPIServer, told: Told, pod: Pod) -> None:
-    with told.running():
+def test_of_one_object_only_so_much_is_said(server: FakeAPIServer, sink: Sink, pod: Pod) -> None:
+    with sink.running():
         for number in range(BURST + 3):
-            told.recorder.pod(pod, "Odd", str(number))
-        told.recorder.node("Odd", "another object")
-        told.clock.now_s += REFILL_S
-        told.recorder.pod(pod, "Odd", "a minute later")
-        told.recorder.pod(pod, "Odd", "no more")
+            sink.recorder.pod(pod, "Odd", str(number))
+        sink.recorder.node("Odd", "another object")
+        sink.clock.now_s += REFILL_S
+        sink.recorder.pod(pod, "Odd", "a minute later")
+        sink.recorder.pod(pod, "Odd", "no more")
         eventually(lambda: len(server.events) == BURST + 2, lambda: str(messages(server)))
     expected = [*(str(number) for number in range(BURST)), "another object", "a minute later"]
     assert messages(server) == expected
-    assert told.dropped(4)
+    assert sink.dropped(4)
 
 
-def test_what_was_said_is_forgotten_in_time(told: Told) -> None:
+def test_what_was_said_is_forgotten_in_time(sink: Sink) -> None:
     for number in range(50):
-        told.recorder.pod(builders.pod(f"pod-{number}"), "Odd", "one")
-    told.clock.now_s += SAME_AGAIN_S
-    told.recorder.node("Odd", "one")
-    assert len(told.recorder._said) == 1
+        sink.recorder.pod(builders.pod(f"pod-{number}"), "Odd", "one")
+    sink.clock.now_s += SAME_AGAIN_S
+    sink.recorder.node("Odd", "one")
+    assert len(sink.recorder._said) == 1
 
 
-def test_while_the_server_is_away_only_so_many_wait(told: Told) -> None:
+def test_while_the_server_is_away_only_so_many_wait(sink: Sink) -> None:
     for number in range(MOST_WAITING + 7):
-        told.recorder.pod(builders.pod(f"pod-{number}"), "Odd", "one")
-    assert told.dropped(7)
+        sink.recorder.pod(builders.pod(f"pod-{number}"), "Odd", "one")
+    assert sink.dropped(7)
 
 
 def test_an_event_survives_a_server_that_fails_for_a_moment(
-    server: FakeAPIServer, told: Told, monkeypatch: pytest.MonkeyPatch
+    server: FakeAPIServer, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_PATIENCE", 0)
     server.refuse(500, "InternalError")
     server.refuse(401, "Unauthorized")
     server.refuse(429, "TooManyRequests", headers={"Retry-After": "0"})
-    with told.running():
-        told.recorder.node("Odd", "one")
+    with sink.running():
+        sink.recorder.node("Odd", "one")
         eventually(lambda: server.events, "the Event")
     assert messages(server) == ["one"]
-    assert told.dropped(0)
+    assert sink.dropped(0)
 
 
 def test_an_event_that_cannot_be_sent_is_given_up(
     server: FakeAPIServer,
-    told: Told,
+    sink: Sink,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(events, "_PATIENCE", 0)
     server.refuse(500, "InternalError", times=events.TRIES)
     server.refuse(403, "Forbidden")
-    with told.running():
-        told.recorder.node("Odd", "never answered")
-        told.recorder.node("Odd", "not allowed")
-        told.recorder.node("Odd", "sent")
+    with sink.running():
+        sink.recorder.node("Odd", "never answered")
+        sink.recorder.node("Odd", "not allowed")
+        sink.recorder.node("Odd", "sent")
         eventually(lambda: server.events, "the Event")
     assert messages(server) == ["sent"]
-    assert told.dropped(2)
+    assert sink.dropped(2)
     assert "must grant create on events" in caplog.text
 
 
 def test_at_the_end_what_waits_is_sent(
-    server: FakeAPIServer, told: Told, monkeypatch: pytest.MonkeyPatch
+    server: FakeAPIServer, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_FLUSH_S", DEADLINE_S)
     server.slow()
-    with told.running():
-        told.recorder.node("Odd", "one")
-        told.recorder.node("Odd", "two")
+    with sink.running():
+        sink.recorder.node("Odd", "one")
+        sink.recorder.node("Odd", "two")
         eventually(lambda: server.requests, "the first is under way")
         server.up()
     assert sorted(messages(server)) == ["one", "two"]
-    assert told.dropped(0)
+    assert sink.dropped(0)
 
 
-def test_at_the_end_a_silent_server_is_left_alone(server: FakeAPIServer, told: Told) -> None:
+def test_at_the_end_a_silent_server_is_left_alone(server: FakeAPIServer, sink: Sink) -> None:
     server.slow()
-    with told.running():
+    with sink.running():
         for number in range(BURST):
-            told.recorder.node("Odd", str(number))
+            sink.recorder.node("Odd", str(number))
         eventually(lambda: server.requests, "the first is under way")

@@ -17,7 +17,7 @@ from cpupool.manager import offers
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
-from tests.runtimes import told
+from tests.runtimes import reported
 
 if TYPE_CHECKING:
     from cpupool.core.workloads import RuntimeContainer
@@ -77,7 +77,7 @@ class TestOfAListedPod:
         node.accept(builders.given(pod, exclusive_a="4"))
         assert cpus_of(node, "p-uid") == "1"
 
-        node.observe_containers([told("p-uid"), told("p-uid", "")])
+        node.observe_containers([reported("p-uid"), reported("p-uid", "")])
 
         assert cpus_of(node, "p-uid") == "4"
         assert placed(node, "p-uid", "sandbox-id").placement is Placement.DEFAULT
@@ -85,7 +85,7 @@ class TestOfAListedPod:
     def test_an_ephemeral_container_that_no_list_shows_yet_goes_to_the_default_pool(self) -> None:
         node = manager()
         node.observe(pods=[builders.pod("p")])
-        node.observe_containers([told("p-uid", "debugger", exclusive_a="4")])
+        node.observe_containers([reported("p-uid", "debugger", exclusive_a="4")])
         assert placed(node, "p-uid", "debugger-id").placement is Placement.DEFAULT
         assert owned(node) == {}
 
@@ -103,7 +103,7 @@ class TestOfAListedPod:
     ) -> None:
         node = manager()
         node.observe(pods=[builders.pod("p", builders.container(exclusive_a=2))])
-        observe_containers(node, told("p-uid", **{pool: ids}))
+        observe_containers(node, reported("p-uid", **{pool: ids}))
         assert cpus_of(node, "p-uid") == cpus
         assert (cpus == "1") is bool(node.snapshot().resolution.missing)
 
@@ -112,7 +112,7 @@ class TestOfAListedPod:
         pod = builders.pod("p", builders.container(exclusive_a=1))
         node.observe(pods=[pod])
         node.accept(builders.given(pod, exclusive_a="4"))
-        node.observe_containers([told("p-uid", exclusive_a="2")])
+        node.observe_containers([reported("p-uid", exclusive_a="2")])
         assert cpus_of(node, "p-uid") == "4"
         assert owned(node) == {"p-uid": "4"}
 
@@ -124,7 +124,9 @@ class TestOfAListedPod:
         node.accept(builders.given(owner, "db", exclusive_a="4"))
 
         observe_containers(
-            node, told("forger-uid", exclusive_a="4"), told("stranger", "x", exclusive_a="4")
+            node,
+            reported("forger-uid", exclusive_a="4"),
+            reported("stranger", "x", exclusive_a="4"),
         )
 
         assert owned(node) == {"owner-uid": "4"}
@@ -134,8 +136,10 @@ class TestOfAListedPod:
 
     def test_nor_does_one_owner_take_them_from_another(self) -> None:
         node = manager()
-        observe_containers(node, told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4"))
-        observe_containers(node, told("a", "x", exclusive_a="2", exclusive_b="4"))
+        observe_containers(
+            node, reported("a", "x", exclusive_a="2"), reported("b", "y", exclusive_a="4")
+        )
+        observe_containers(node, reported("a", "x", exclusive_a="2", exclusive_b="4"))
         assert owned(node) == {"a": "2", "b": "4"}
         assert (cpus_of(node, "a", "x-id"), cpus_of(node, "b", "y-id")) == ("1", "4")
 
@@ -143,7 +147,7 @@ class TestOfAListedPod:
         node = manager()
         pod = builders.pod("p", builders.container(exclusive_a=1))
         node.observe(pods=[pod])
-        observe_containers(node, told("p-uid", exclusive_a="2"))
+        observe_containers(node, reported("p-uid", exclusive_a="2"))
         node.accept(builders.given(pod, exclusive_a="4"))
         assert owned(node) == {"p-uid": "4"}
 
@@ -153,7 +157,7 @@ class TestOfAListedPod:
         pod = builders.pod("p", builders.container(exclusive_a=1))
         ended = replace(pod, finished=True)
         node.observe(pods=[ended if ends_first else pod])
-        observe_containers(node, told("p-uid", exclusive_a="2"))
+        observe_containers(node, reported("p-uid", exclusive_a="2"))
         node.observe(pods=[ended])
         assert owned(node) == {}
         assert node.snapshot().facts.devices == {}
@@ -162,13 +166,13 @@ class TestOfAListedPod:
     def test_a_container_that_is_lost_from_sight_takes_nothing_with_it(self) -> None:
         node = manager()
         node.observe(pods=[builders.pod("p", builders.container(running=False, exclusive_a=1))])
-        observe_containers(node, told("p-uid", exclusive_a="2"))
+        observe_containers(node, reported("p-uid", exclusive_a="2"))
 
         node.forget_containers([ContainerID("main-id"), ContainerID("unheard-of")])
 
         assert placed(node, "p-uid").placement is Placement.DEFAULT
         assert owned(node) == {"p-uid": "2"}
-        node.observe_containers([told("p-uid", identifier="again")])
+        node.observe_containers([reported("p-uid", identifier="again")])
         assert cpus_of(node, "p-uid", "again") == "2"
 
     def test_what_the_runtime_says_counts_before_an_id_that_the_api_server_remembers(self) -> None:
@@ -176,7 +180,7 @@ class TestOfAListedPod:
         pod = builders.pod("p", builders.container(exclusive_a=1), builders.container("side"))
         node.observe(pods=[pod])
         node.accept(builders.given(pod, exclusive_a="2"))
-        node.observe_containers([told("p-uid", "side", identifier="main-id")])
+        node.observe_containers([reported("p-uid", "side", identifier="main-id")])
         assert (
             node.snapshot().resolution.containers["p-uid", ContainerID("main-id")].container.name
             == "side"
@@ -185,8 +189,8 @@ class TestOfAListedPod:
     def test_an_annotation_fulfils_no_promise(self) -> None:
         node = manager()
         node.observe(pods=[builders.pod("p", builders.container(exclusive_a=1))])
-        observe_containers(node, told("p-uid", exclusive_a="2"))
-        observe_containers(node, told("p-uid", exclusive_a="4"))
+        observe_containers(node, reported("p-uid", exclusive_a="2"))
+        observe_containers(node, reported("p-uid", exclusive_a="4"))
 
         assert owned(node) == {"p-uid": "2"}
         node.reconfigure(NodePools.of(Pool.named("exclusive_b", "6")), MACHINE.topology())
@@ -199,7 +203,10 @@ class TestOfAStranger:
     def test_it_is_placed_by_its_annotations_and_owns_its_cpus(self) -> None:
         node = manager()
         observe_containers(
-            node, told("s", ""), told("s", exclusive_a="2", shared_a="0,1"), told("s", "side")
+            node,
+            reported("s", ""),
+            reported("s", exclusive_a="2", shared_a="0,1"),
+            reported("s", "side"),
         )
         assert (cpus_of(node, "s"), cpus_of(node, "s", "side-id")) == ("0,2", "1")
         assert owned(node) == {"s": "2"}
@@ -212,11 +219,11 @@ class TestOfAStranger:
 
     def test_its_cpus_are_its_own_until_the_last_of_it_is_gone(self) -> None:
         node = manager()
-        observe_containers(node, told("s", ""), told("s", exclusive_a="2"))
+        observe_containers(node, reported("s", ""), reported("s", exclusive_a="2"))
         node.release(node.promised_until())
         node.forget_containers([ContainerID("main-id")])
         assert owned(node) == {"s": "2"}, "its container is about to start again"
-        node.observe_containers([told("s", identifier="again", exclusive_a="2")])
+        node.observe_containers([reported("s", identifier="again", exclusive_a="2")])
         assert cpus_of(node, "s", "again") == "2"
 
         node.forget_containers([ContainerID("again"), ContainerID("sandbox-id")])
@@ -227,7 +234,7 @@ class TestOfAStranger:
 
     def test_nothing_moves_when_the_api_server_lists_it(self) -> None:
         node = manager()
-        observe_containers(node, told("s-uid", ""), told("s-uid", exclusive_b="6"))
+        observe_containers(node, reported("s-uid", ""), reported("s-uid", exclusive_b="6"))
         before = placed(node, "s-uid")
         node.observe(pods=[builders.pod("s", builders.container(exclusive_b=1))])
         assert placed(node, "s-uid") == before
@@ -236,7 +243,7 @@ class TestOfAStranger:
     def test_nothing_moves_when_a_static_pod_is_listed_under_its_own_uid(self) -> None:
         node = manager()
         node.allocate("exclusive_b", ["6"])
-        node.observe_containers([told("hash", ""), told("hash", exclusive_b="6")])
+        node.observe_containers([reported("hash", ""), reported("hash", exclusive_b="6")])
         node.reconfigure(OTHER_POLICIES, MACHINE.topology())
         assert cpus_of(node, "hash") == "6-7"
 
@@ -253,7 +260,7 @@ class TestPromises:
         node = manager()
         node.allocate("exclusive_a", ["2"])
         node.allocate("exclusive_a", ["4"])
-        node.observe_containers([told("s-uid", exclusive_a="2")])
+        node.observe_containers([reported("s-uid", exclusive_a="2")])
         assert [one.ids for one in node.snapshot().facts.promises] == [{"2"}, {"4"}]
         assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"2", "4"}}
 
@@ -268,7 +275,7 @@ class TestPromises:
         node.allocate("exclusive_b", ["6"])
         node.reconfigure(OTHER_POLICIES, MACHINE.topology())
 
-        node.observe_containers([told("p-uid", exclusive_a="2", exclusive_b="6")])
+        node.observe_containers([reported("p-uid", exclusive_a="2", exclusive_b="6")])
 
         assert cpus_of(node, "p-uid") == "2,6-7"
 
@@ -276,14 +283,14 @@ class TestPromises:
         node = manager()
         node.allocate("exclusive_a", ["4"])
         node.allocate("exclusive_b", ["6"])
-        observe_containers(node, told("s", exclusive_a="2"))
+        observe_containers(node, reported("s", exclusive_a="2"))
         assert owned(node) == {"s": "2"}
 
     def test_milli_cpus_are_promised_and_found_alike(self) -> None:
         node = manager()
         node.observe(pods=[builders.pod("p", builders.container(shared_a=2))])
         node.allocate("shared_a", ["7", "8"])
-        node.observe_containers([told("p-uid", shared_a="7,8")])
+        node.observe_containers([reported("p-uid", shared_a="7,8")])
         assert (cpus_of(node, "p-uid"), placed(node, "p-uid").limit) == ("0", Limit(2))
 
 
@@ -294,7 +301,7 @@ class TestOfAForger:
 
     def test_what_allocate_has_not_given_is_none(self) -> None:
         node = manager()
-        node.observe_containers([told("forger-uid", exclusive_a="4")])
+        node.observe_containers([reported("forger-uid", exclusive_a="4")])
         assert owned(node) == {}
         assert placed(node, "forger-uid").cause is Cause.NO_DEVICES
         assert node.snapshot().resolution.missing == (ContainerRef("forger-uid", "main"),), (
@@ -304,7 +311,7 @@ class TestOfAForger:
     def test_a_listed_pod_that_asks_for_nothing_gets_nothing(self) -> None:
         node = manager()
         node.allocate("exclusive_a", ["4"])
-        node.observe_containers([told("forger-uid", exclusive_a="4")])
+        node.observe_containers([reported("forger-uid", exclusive_a="4")])
         assert owned(node) == {"forger-uid": "4"}
 
         node.observe(pods=[builders.pod("forger")])
@@ -314,7 +321,7 @@ class TestOfAForger:
         assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"4"}}, (
             "they are still promised"
         )
-        node.observe_containers([told("owner-uid", "db", exclusive_a="4")])
+        node.observe_containers([reported("owner-uid", "db", exclusive_a="4")])
         assert owned(node) == {"owner-uid": "4"}
 
     @pytest.mark.parametrize("listed_first", [False, True])
@@ -323,9 +330,9 @@ class TestOfAForger:
         node.allocate("exclusive_a", ["4"])
         forger = builders.pod("forger", builders.container(exclusive_a=1))
         node.observe(pods=[forger, self.OWNER] if listed_first else [])
-        node.observe_containers([told("forger-uid", exclusive_a="4")])
+        node.observe_containers([reported("forger-uid", exclusive_a="4")])
         assert owned(node) == {"forger-uid": "4"}
-        node.observe_containers([told("owner-uid", "db", exclusive_a="4")])
+        node.observe_containers([reported("owner-uid", "db", exclusive_a="4")])
         assert placed(node, "owner-uid", "db-id").cause is Cause.NO_DEVICES
 
         node.accept(builders.given(self.OWNER, "db", exclusive_a="4"))
@@ -338,16 +345,16 @@ class TestOfAForger:
         node = manager()
         node.allocate("exclusive_a", ["4"])
         node.allocate("exclusive_b", ["6"])
-        node.observe_containers([told("forger-uid", exclusive_a="4", exclusive_b="6")])
+        node.observe_containers([reported("forger-uid", exclusive_a="4", exclusive_b="6")])
         node.accept(builders.given(builders.pod("forger"), exclusive_b="6"))
         assert owned(node) == {"forger-uid": "6-7"}
 
     def test_a_part_of_an_answer_of_allocate_is_none(self) -> None:
         node = manager()
         node.allocate("exclusive_a", ["2", "4"])
-        node.observe_containers([told("forger-uid", exclusive_a="4")])
+        node.observe_containers([reported("forger-uid", exclusive_a="4")])
         assert owned(node) == {}
-        node.observe_containers([told("owner-uid", "db", exclusive_a="2,4")])
+        node.observe_containers([reported("owner-uid", "db", exclusive_a="2,4")])
         assert owned(node) == {"owner-uid": "2,4"}
 
     def test_of_two_that_claim_an_answer_the_listed_pod_comes_first(self) -> None:
@@ -355,7 +362,7 @@ class TestOfAForger:
         node.observe(pods=[self.OWNER])
         node.allocate("exclusive_a", ["4"])
         node.observe_containers(
-            [told("forger-uid", exclusive_a="4"), told("owner-uid", "db", exclusive_a="4")]
+            [reported("forger-uid", exclusive_a="4"), reported("owner-uid", "db", exclusive_a="4")]
         )
         assert owned(node) == {"owner-uid": "4"}
 
@@ -366,7 +373,7 @@ class TestOfAForger:
         for one in "24":
             node.allocate("exclusive_a", [one])
         node.observe_containers(
-            [told("a-uid", exclusive_a="4"), told("b-uid", identifier="b", exclusive_a="2")]
+            [reported("a-uid", exclusive_a="4"), reported("b-uid", identifier="b", exclusive_a="2")]
         )
         assert node.snapshot().resolution.missing == ()
         assert len(node.snapshot().resolution.unconfirmed) == 2, "so the kubelet is asked"
@@ -384,7 +391,7 @@ class TestOfTheContainersOfAPod:
         node = manager()
         for name in ("init", "main"):
             node.allocate("exclusive_a", ["2", "4"])
-            node.observe_containers([told("p-uid", name, exclusive_a="2,4")])
+            node.observe_containers([reported("p-uid", name, exclusive_a="2,4")])
             assert cpus_of(node, "p-uid", f"{name}-id") == "2,4"
 
     def test_and_some_of_them(self) -> None:
@@ -392,28 +399,32 @@ class TestOfTheContainersOfAPod:
         init = builders.container("init", running=False, exclusive_a=1)
         node.allocate("exclusive_a", ["2"])
         node.allocate("exclusive_a", ["2", "4"])
-        node.observe_containers([told("p-uid", "init", exclusive_a="2")])
+        node.observe_containers([reported("p-uid", "init", exclusive_a="2")])
         node.accept(builders.given(builders.pod("p", init), "init", exclusive_a="2"))
-        node.observe_containers([told("p-uid", exclusive_a="2,4")])
+        node.observe_containers([reported("p-uid", exclusive_a="2,4")])
         assert cpus_of(node, "p-uid") == "2,4"
 
 
 class TestEverySighting:
     def test_it_replaces_what_was_sighted_before(self) -> None:
         node = manager()
-        observe_containers(node, told("a", "x", exclusive_a="2"), told("b", "y", exclusive_a="4"))
+        observe_containers(
+            node, reported("a", "x", exclusive_a="2"), reported("b", "y", exclusive_a="4")
+        )
         node.release(node.promised_until())
-        node.observe_containers([told("b", "y", exclusive_a="4"), told("c", "z")], every=True)
+        node.observe_containers(
+            [reported("b", "y", exclusive_a="4"), reported("c", "z")], every=True
+        )
         assert owned(node) == {"b": "4"}
         assert set(node.snapshot().resolution.pods) == {"b", "c"}
         assert offers.held_ids(node.snapshot().facts) == {"exclusive_a": {"4"}}
 
     def test_what_is_reported_again_wakes_no_role_and_decides_nothing_anew(self) -> None:
         node = manager()
-        observe_containers(node, told("s", exclusive_a="2"))
+        observe_containers(node, reported("s", exclusive_a="2"))
         before = node.snapshot().resolution
-        node.observe_containers([told("s", exclusive_a="2")])
-        node.observe_containers([told("s", exclusive_a="2")], every=True)
+        node.observe_containers([reported("s", exclusive_a="2")])
+        node.observe_containers([reported("s", exclusive_a="2")], every=True)
         node.forget_containers([ContainerID("unheard-of")])
         assert node.snapshot().resolution is before
 
@@ -424,13 +435,13 @@ def test_what_a_container_is_told_at_creation_is_what_allocate_told() -> None:
         **node.allocate("exclusive_b", ["6"]).environment,
         **node.allocate("shared_a", ["0", "1"]).environment,
     }
-    node.observe_containers([told("s", exclusive_b="6", shared_a="0,1")])
+    node.observe_containers([reported("s", exclusive_b="6", shared_a="0,1")])
     assert placed(node, "s").environment == allocated
 
 
 def test_a_cpu_of_its_own_that_a_shared_pool_lists_now_is_not_called_shared() -> None:
     node = manager()
-    observe_containers(node, told("s", exclusive_a="2", shared_a="0"))
+    observe_containers(node, reported("s", exclusive_a="2", shared_a="0"))
     node.reconfigure(
         NodePools.of(Pool.named("shared_a", "0,2"), Pool.named("default", "1")), MACHINE.topology()
     )
@@ -445,7 +456,7 @@ def test_a_cpu_of_its_own_that_a_shared_pool_lists_now_is_not_called_shared() ->
 def test_a_container_is_of_the_pod_that_the_runtime_names() -> None:
     node = manager()
     node.observe(pods=[builders.pod("p")])
-    node.observe_containers([told("q-uid"), told("q-uid", "")])
+    node.observe_containers([reported("q-uid"), reported("q-uid", "")])
     assert node.snapshot().resolution.containers.keys() == {("q-uid", "main-id")}
 
 
@@ -453,7 +464,7 @@ def test_what_the_runtime_no_longer_reports_so_has_no_cpus_any_more() -> None:
     node = manager()
     node.observe(pods=[builders.pod("one"), builders.pod("two")])
     listed = set(node.snapshot().resolution.containers)
-    first, second = (told("one-uid", identifier=name) for name in ("first", "second"))
+    first, second = (reported("one-uid", identifier=name) for name in ("first", "second"))
     # From here on nothing of the listed pods changes.
     observe_containers(node, first, second)
     assert node.snapshot().resolution.containers.keys() - listed == {

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cpupool.core.workloads import ContainerID
-from tests.runtimes import told
+from tests.runtimes import reported
 from tests.unit.manager.plugged import container, pod, ref
 from tests.unit.roles.test_resource_manager import FULL, Node, answer
 from tests.waiting import DEADLINE_S
@@ -35,7 +35,7 @@ def calls(plugin: PluginDouble) -> int:
 
 def appears(node: Node, instance: str) -> None:
     """Let the runtime be about to create an instance of the container."""
-    node.manager.observe_containers([told("a-uid", identifier=instance)])
+    node.manager.observe_containers([reported("a-uid", identifier=instance)])
 
 
 def ends(node: Node, instance: str) -> None:

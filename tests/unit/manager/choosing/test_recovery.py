@@ -14,7 +14,7 @@ from cpupool.manager.manager import Manager
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
-from tests.runtimes import told
+from tests.runtimes import reported
 from tests.unit.manager.choosing.nodes import (
     LINES,
     MACHINE,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def annotated(pod: Pod, cpus: str) -> RuntimeContainer:
     """Give what the runtime tells of a pod's only container, with an agent's annotation."""
     (container,) = pod.containers
-    known = told(pod.cgroup_uid, container.name)
+    known = reported(pod.cgroup_uid, container.name)
     return replace(known, chosen=CPUSet.parse(cpus))
 
 

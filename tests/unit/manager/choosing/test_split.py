@@ -13,7 +13,7 @@ from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
-from tests.runtimes import told
+from tests.runtimes import reported
 from tests.unit.manager.choosing.test_koordinator import MACHINE, POOLS, node, own, pod
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class TestRestart:
         manager.reconfigure(POOLS, MACHINE.topology())
         manager.observe(pods=(has,))
         manager.observe_containers(
-            replace(told("lsr-uid", name), chosen=CPUSet.parse(text))
+            replace(reported("lsr-uid", name), chosen=CPUSet.parse(text))
             for name, text in (living or {}).items()
         )
         recorded = {"lsr-uid": {name: CPUSet.parse(text) for name, text in entries.items()}}

@@ -13,7 +13,7 @@ from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager import offers
 from tests import builders
 from tests.machines import MACHINES
-from tests.runtimes import ModelRuntime, told
+from tests.runtimes import ModelRuntime, reported
 from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, here, learning
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class TestOfAContainerWithCPUsTheKubeletIsAsked:
         for now_s, pod, cpu in ((101.0, pods[0], "2"), (101.05, pods[1], "4")):
             manager.allocate("exclusive_a", [cpu])
             outside.listed = (*outside.listed, pod)
-            manager.observe_containers([told(pod.uid, identifier=pod.uid, exclusive_a=cpu)])
+            manager.observe_containers([reported(pod.uid, identifier=pod.uid, exclusive_a=cpu)])
             found = (*found, *here(pod.uid, pod.uid))
             learner.learn(found, now_s)
         return manager, learner, outside, found
@@ -245,7 +245,7 @@ def test_what_containers_were_told_is_recalled_once() -> None:
     outside = Outside((OWNER,), saved=with_sibling(OWNER.uid))
     manager, learner = learning(outside)
     manager.observe(pods=(OWNER,))
-    manager.observe_containers([told(OWNER.uid, exclusive_a="4")])
+    manager.observe_containers([reported(OWNER.uid, exclusive_a="4")])
     learner.learn(here(OWNER.uid, "main-id"), 100.0)
     assert builders.owned(manager) == {OWNER.uid: {"exclusive_a": CPUSet.of(4, 5)}}
 
@@ -255,7 +255,7 @@ def test_what_containers_were_told_is_recalled_once() -> None:
 
 @pytest.mark.parametrize("sighted_first", [False, True])
 def test_what_a_pod_that_nothing_lists_yet_was_told_is_recalled(*, sighted_first: bool) -> None:
-    runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="4"),))
+    runtime = ModelRuntime(here=True, containers=(reported("late-uid", exclusive_a="4"),))
     manager, learner = learning(Outside(saved=with_sibling("late-uid")), runtime)
     if sighted_first:
         manager.observe_containers(runtime.containers)

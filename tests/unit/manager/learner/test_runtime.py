@@ -6,14 +6,14 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager.ports import POD_ITSELF
 from tests import builders
-from tests.runtimes import ModelRuntime, told
+from tests.runtimes import ModelRuntime, reported
 from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, here, learning
 
 
 def test_a_container_that_no_source_has_reported_is_recognised_at_once() -> None:
     outside = Outside((OWNER,), saved={OWNER.uid: granted("4")})
     runtime = ModelRuntime(
-        here=True, containers=(told(OWNER.uid, identifier="new"), told(OWNER.uid, ""))
+        here=True, containers=(reported(OWNER.uid, identifier="new"), reported(OWNER.uid, ""))
     )
     manager, learner = learning(outside, runtime)
     learner.learn(here(OWNER.uid, "main-id", "new", "sandbox-id"), 100.0)
@@ -33,7 +33,7 @@ def test_of_a_pods_own_directory_the_runtime_is_not_asked() -> None:
 
 
 def test_what_the_runtime_does_not_know_is_asked_for_ever_more_seldom() -> None:
-    runtime = ModelRuntime(here=True, containers=(told("late-uid"),))
+    runtime = ModelRuntime(here=True, containers=(reported("late-uid"),))
     _, learner = learning(Outside(), runtime)
     found = here("late-uid", "main-id", "other")
     for now_s, due_s in ((100.0, 100.1), (100.05, 100.1), (100.2, 100.4)):
@@ -50,12 +50,12 @@ def test_what_the_runtime_does_not_know_is_asked_for_ever_more_seldom() -> None:
 
 
 def test_a_runtime_that_names_its_containers_by_nri_is_asked_a_moment_later() -> None:
-    runtime = ModelRuntime(here=True, containers=(told("late-uid", ""), told("late-uid")))
+    runtime = ModelRuntime(here=True, containers=(reported("late-uid", ""), reported("late-uid")))
     manager, learner = learning(Outside(), runtime, nri=lambda: True)
     learner.learn((), 100.0)
     learner.learn(here("late-uid", "sandbox-id"), 101.0)
     assert (runtime.asked, learner.due_s) == ([], 101.5)
-    manager.observe_containers([told("late-uid", "")])
+    manager.observe_containers([reported("late-uid", "")])
     learner.learn(here("late-uid", "sandbox-id"), 101.05)
     assert (runtime.asked, learner.due_s) == ([], math.inf)
 
@@ -75,14 +75,14 @@ def test_such_a_runtime_is_asked_twice_a_second_at_most_in_a_burst_of_pods() -> 
 
 
 def test_of_what_runs_when_the_agent_starts_the_runtime_is_asked_at_once() -> None:
-    runtime = ModelRuntime(here=True, containers=(told("late-uid"),))
+    runtime = ModelRuntime(here=True, containers=(reported("late-uid"),))
     _, learner = learning(Outside(), runtime, nri=lambda: True)
     learner.learn(here("late-uid", "main-id"), 100.0)
     assert runtime.asked == [{"main-id"}]
 
 
 def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
-    runtime = ModelRuntime(here=True, silent=True, containers=(told(OWNER.uid),))
+    runtime = ModelRuntime(here=True, silent=True, containers=(reported(OWNER.uid),))
     manager, learner = learning(Outside(), runtime)
     learner.learn(here(OWNER.uid, "main-id"), 100.0)
     assert learner.due_s == 100.1
@@ -92,7 +92,7 @@ def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
 
 
 def test_a_runtime_that_is_not_there_is_not_asked() -> None:
-    runtime = ModelRuntime(containers=(told("late-uid"),))
+    runtime = ModelRuntime(containers=(reported("late-uid"),))
     manager, learner = learning(Outside(), runtime)
     learner.learn(here("late-uid", "main-id"), 100.0)
     assert (runtime.asked, learner.due_s) == ([], math.inf)
@@ -102,10 +102,10 @@ def test_a_runtime_that_is_not_there_is_not_asked() -> None:
 
 
 def test_what_has_gone_is_forgotten_and_what_has_no_cgroup_yet_is_not() -> None:
-    runtime = ModelRuntime(here=True, containers=(told("late-uid"), told("late-uid", "")))
+    runtime = ModelRuntime(here=True, containers=(reported("late-uid"), reported("late-uid", "")))
     manager, learner = learning(Outside(), runtime)
     learner.learn(here("late-uid", "main-id", "sandbox-id"), 100.0)
-    manager.observe_containers([told("late-uid", identifier="created")])
+    manager.observe_containers([reported("late-uid", identifier="created")])
 
     learner.learn(here("late-uid", "sandbox-id"), 101.0)
     assert set(manager.snapshot().facts.sighted) == {"created", "sandbox-id"}
@@ -116,7 +116,7 @@ def test_what_has_gone_is_forgotten_and_what_has_no_cgroup_yet_is_not() -> None:
 def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
     bare = builders.pod("bare", builders.container(running=False, exclusive_a=1))
     outside = Outside((bare,), live={("default", "bare"): granted("4")})
-    runtime = ModelRuntime(here=True, containers=(told(bare.uid),))
+    runtime = ModelRuntime(here=True, containers=(reported(bare.uid),))
     manager, learner = learning(outside, runtime)
     learner.learn(here(bare.uid, "main-id"), 100.0)
     assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(4)}}
@@ -125,7 +125,7 @@ def test_the_kubelet_is_asked_what_a_sighted_container_does_not_tell() -> None:
 def test_what_an_annotation_says_counts_until_the_kubelet_has_confirmed_it() -> None:
     bare = builders.pod("bare", builders.container(running=False, exclusive_a=1))
     outside = Outside((bare,), saved=None, live=None)
-    runtime = ModelRuntime(here=True, containers=(told(bare.uid, exclusive_a="2"),))
+    runtime = ModelRuntime(here=True, containers=(reported(bare.uid, exclusive_a="2"),))
     manager, learner = learning(outside, runtime)
     manager.allocate("exclusive_a", ["2"])
     learner.learn(here(bare.uid, "main-id"), 100.0)
@@ -144,7 +144,7 @@ def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_say
     None
 ):
     outside = Outside((), saved={"late-uid": granted("2")})
-    runtime = ModelRuntime(here=True, containers=(told("late-uid", exclusive_a="2"),))
+    runtime = ModelRuntime(here=True, containers=(reported("late-uid", exclusive_a="2"),))
     manager, learner = learning(outside, runtime)
     manager.observe_containers(runtime.containers)
     assert builders.owned(manager) == {}

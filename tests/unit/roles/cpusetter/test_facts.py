@@ -18,7 +18,7 @@ from cpupool.manager import offers
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.cgroups import KernelModel
-from tests.runtimes import ModelRuntime, told
+from tests.runtimes import ModelRuntime, reported
 from tests.setters import EVERYTHING, MACHINE, Node, Source, ids, owner_on_2
 
 if TYPE_CHECKING:
@@ -296,8 +296,8 @@ def test_the_runtime_is_asked_once_what_was_chosen_for_containers_that_want_own_
     pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=static)
     node = Node(pools=pools, cri=ModelRuntime(here=True))
     node.run("own", builders.container(cpu=1000))
-    known = told("own-uid")
-    node.cri.containers = (replace(known, chosen=CPUSet.of(5)), told("plain-uid", "plain"))
+    known = reported("own-uid")
+    node.cri.containers = (replace(known, chosen=CPUSet.of(5)), reported("plain-uid", "plain"))
     node.setter.sweep()
     assert node.cpus("own") == "5"
 

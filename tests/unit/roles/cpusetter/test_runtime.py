@@ -13,7 +13,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.ports import Writer
 from tests import builders
-from tests.runtimes import ModelRuntime, told
+from tests.runtimes import ModelRuntime, reported
 from tests.setters import EVERYTHING, MACHINE, Node, ids, owner_on_2, running
 from tests.waiting import DEADLINE_S, eventually
 
@@ -41,7 +41,7 @@ def test_a_container_whose_start_has_waited_is_known_while_the_runtime_starts_it
     node = Node(nri=runtime)
     node.run("owner", builders.container(running=False, exclusive_a=1))
     node.source.saved = {"owner": {"exclusive_a": ids("2")}}
-    node.manager.observe_containers([told("owner-uid")])
+    node.manager.observe_containers([reported("owner-uid")])
     for begun in (set[str](), {"main-id"}, set[str]()):
         runtime.begun = begun
         node.setter.sweep()
@@ -324,7 +324,7 @@ def test_by_calls_a_burst_of_new_containers_is_written_without_a_question() -> N
         node.kernel.make(node.path(name, name), EVERYTHING)
     paths = {f"{name}-id": node.path(name, name) for name in names}
     runtime.lists = dict.fromkeys(paths, "")
-    runtime.containers = tuple(told(f"{name}-uid", name) for name in names)
+    runtime.containers = tuple(reported(f"{name}-uid", name) for name in names)
     runtime.written = lambda container, cpus: node.kernel.sets.update({paths[container]: cpus})
     node.setter.sweep()
     assert {node.cpus(name, name) for name in names} == {"1"}
@@ -406,8 +406,8 @@ def test_a_container_is_placed_as_soon_as_the_runtime_recognises_it() -> None:
     node = owner_on_2()
     node.cri.here = True
     node.cri.containers = (
-        told("owner-uid", identifier="again"),
-        told("stranger", identifier="other", exclusive_a="4"),
+        reported("owner-uid", identifier="again"),
+        reported("stranger", identifier="other", exclusive_a="4"),
     )
     node.manager.promise(builders.resource("exclusive_a"), ["4"])
     node.kernel.remove(node.path("owner"))
