@@ -78,17 +78,14 @@ def chosen(snapshot: Snapshot) -> Iterator[tuple[Pod, CPUSet]]:
     view = resolution.view
     for pod in oldest_first(view.pods):
         grant = view.chosen.get(pod.cgroup_uid)
-        orchestration = pod.orchestration
-        if (
-            grant is None
-            or orchestration is None
-            or not orchestration.owns
-            or orchestration.scheduled
-            or orchestration.fault
-        ):
-            continue
-        if pod.cgroup_uid == pod.uid and not pod.finished:
+        if grant and _chosen_here(pod) and pod.cgroup_uid == pod.uid and not pod.finished:
             yield pod, grant.cpus
+
+
+def _chosen_here(pod: Pod) -> bool:
+    """Return whether the agent chooses the CPUs of a pod, and no scheduler does."""
+    asked = pod.orchestration
+    return asked is not None and asked.owns and not asked.scheduled and not asked.fault
 
 
 def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
@@ -100,13 +97,9 @@ def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
         if pod is None:
             yield PodCPUs("", "", uid, cpus)
             continue
-        orchestration = pod.orchestration
+        asked = pod.orchestration
         # koord-scheduler keeps books of each pod with the annotation, by any writer.
-        scheduled = (
-            orchestration is not None
-            and bool(cpus)
-            and cpus in (orchestration.cpus, orchestration.published)
-        )
+        scheduled = bool(cpus) and cpus in ((asked.cpus, asked.published) if asked else ())
         yield PodCPUs(pod.namespace, pod.name, pod.uid, cpus, scheduled)
 
 
