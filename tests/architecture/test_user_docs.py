@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpupool import cli
@@ -79,6 +80,12 @@ def test_a_page_links_to_what_is_there(page: Path) -> None:
         assert linked.exists(), target
         if anchor:
             assert anchor in anchors(linked)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_yaml_that_a_page_shows_can_be_copied(page: Path) -> None:
+    for shown in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert list(yaml.safe_load_all(shown))
 
 
 def anchors(page: Path) -> set[str]:
