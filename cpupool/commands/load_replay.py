@@ -105,8 +105,8 @@ def _show(
         )
         for number, (title, values, unit) in enumerate(rows):
             name = pool if number == 0 else ""
-            low, high = min(values), max(values)
-            out.write(f"{name:{wide}}  {title:5} {_line(values)}  {low:.3g} to {high:.3g} {unit}\n")
+            low, high = round(min(values), 1), round(max(values), 1)
+            out.write(f"{name:{wide}}  {title:5} {_line(values)}  {low:g} to {high:g} {unit}\n")
         needs = "more CPUs than there are" if fixed[pool] is None else f"{fixed[pool]} CPUs"
         out.write(
             f"{'':{wide}}  99 % of the requests wait at most {_time(wait_s)} for a CPU; a pool of a"

@@ -132,6 +132,8 @@ def test_guide_and_readme_show_what_is_printed(
     assert cli.main(["simulate", *native, "--policy", "static", "kubelet-packed"]) == 0
     rows = [line.rstrip() for line in capsys.readouterr().out.splitlines()[-9:]]
     assert "\n".join(rows) in guide
+    assert cli.main(["simulate", *native[:4], "--load-trace", str(EXAMPLES / "load.csv")]) == 0
+    assert capsys.readouterr().out in guide
 
 
 POLICY_FILE = """
