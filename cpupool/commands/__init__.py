@@ -184,7 +184,7 @@ def writable(text: str) -> Path:
         usable = False
     if not usable:
         raise argparse.ArgumentTypeError(
-            f"{text} cannot be written; name a file in a folder that is there"
+            f"{text} cannot be written; name a file in a folder where you may write"
         )
     return path
 

@@ -304,7 +304,7 @@ def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iter
         used = {"shared pools": shared, given: default}
     harms = {
         "isolcpus": (topology.isolated, "the kernel does not spread a container's tasks over them"),
-        "nohz_full": (tickless, "with several tasks on one it only makes system calls dearer"),
+        "nohz_full": (tickless, "with several tasks on one CPU it only makes system calls slower"),
     }
     found = False
     for parameter, (cpus, harm) in harms.items():
@@ -391,7 +391,7 @@ def containers(status: NodeStatus) -> Iterator[Row]:
             "containers",
             Verdict.PROBLEM,
             f"{len(astray)} of {len(status.containers)} are on wrong CPUs: {named}",
-            "look at the agent's log for what the kernel refuses, or who writes against it",
+            "read in the agent's log what the kernel refuses, or which program overwrites them",
         )
     if confined:
         named = _listed(f"{container.name}: {container.reason}" for container in confined)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
     from cpupool.kube.views import Body
 
-_TITLES = ("process", "asks for", "environment", "belongs on", "runs on", "")
+_TITLES = ("process", "requests", "environment", "belongs on", "runs on", "")
 _RECONCILE_S = 0.2
 _EXAMPLES = """\
 examples:

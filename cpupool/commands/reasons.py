@@ -216,7 +216,7 @@ def _given(share: PoolShare) -> Step:
     elif share.reused_from:
         why = (
             f"the kubelet gave those of the init container {share.reused_from}: it reuses what its"
-            " pod's init containers had before it asks for others"
+            " pod's init containers had before others"
         )
     elif share.choice is None:
         why = "the kubelet gave these"

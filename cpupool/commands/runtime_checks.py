@@ -61,7 +61,7 @@ def agent_away(configurations: Sequence[Mapping[str, Any]]) -> Row:
     return Row(
         "agent away",
         Verdict.WARNING,
-        "while the agent is away, a pod that asks for CPUs of its own starts where all others run",
+        "while the agent is away, a pod that requests CPUs of its own starts where all others run",
         "switch on the runtime's default validator for NRI plugins, and `cpupool webhook"
         " --require-agent guaranteed`",
     )

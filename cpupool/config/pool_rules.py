@@ -300,7 +300,7 @@ def _against_machine(pools: NodePools, topology: CPUTopology) -> Iterator[Proble
                 pool,
                 absent,
                 f"this machine has no CPUs {absent}; it has {topology.present}",
-                "remove them from the pool",
+                "remove them, or use this file for a machine that has them",
             )
         if offline := pool.cpus & topology.present - topology.online:
             yield _problem(

@@ -211,7 +211,7 @@ class NotEnoughDevices(AllocationError):
         self.requested = requested
         self.free = free
         super().__init__(
-            pool, f"{requested} devices requested, {free} to choose from", "ask for fewer"
+            pool, f"{requested} devices requested, {free} to choose from", "request fewer"
         )
 
 
@@ -246,7 +246,7 @@ class NotEnoughCPUs(PlacementError):
         self.requested = requested
         self.available = available
         super().__init__(
-            f"{requested} CPUs requested, {available} free; ask for fewer, or free some",
+            f"{requested} CPUs requested, {available} free; request fewer, or free some",
             "Allocate failed due to not enough cpus available to satisfy request:"
             f" requested={requested}, available={available}, which is unexpected",
         )
@@ -270,13 +270,13 @@ class SMTAlignmentError(PlacementError):
         if available is None:
             what = (
                 f"{requested} CPUs requested of cores with {cpus_per_core};"
-                f" ask for a multiple of {cpus_per_core}"
+                f" request a multiple of {cpus_per_core}"
             )
             facts = f"requested {requested} cpus not multiple cpus per core = {cpus_per_core}"
         else:
             what = (
                 f"{requested} CPUs requested, {available} free on whole cores;"
-                " ask for fewer, or free some"
+                " request fewer, or free some"
             )
             facts = (
                 f"not enough free physical CPUs: available physical CPUs = {available},"
@@ -298,7 +298,7 @@ class TopologyAffinityError(PlacementError):
         self.policy = policy
         super().__init__(
             f"no NUMA nodes serve the request under the topology policy {policy};"
-            " ask for fewer CPUs, or free some",
+            " request fewer CPUs, or free some",
             "Resources cannot be allocated with Topology locality",
         )
 

@@ -113,7 +113,7 @@ class Quantity:
         if not 0 <= value < _END:
             raise self._error("an extended resource is counted from 0 to 2^63 - 1")
         if value != value.to_integral_value():
-            raise self._error("an extended resource is asked for in whole numbers")
+            raise self._error("an extended resource is requested in whole numbers")
         return int(value)
 
     def is_milli(self, milli: int | None) -> bool:

@@ -38,7 +38,7 @@ _EVENT: Final = "CPULoadBalancingRefused"
 _LASTS_S: Final = 5.0
 """An init container that has just ended may stand in the way of the next container on its CPUs."""
 
-_ASK: Final = "ask for exclusive pools only"
+_ASK: Final = "request exclusive pools only"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _PASSES_S: Final = 2.0
 _CONFINED: Final = {
     Cause.NO_POOL: (
         "CPUPoolMissing",
-        "ask for a pool of this node, or add that one to the node's pool file",
+        "request a pool of this node, or add that one to the node's pool file",
     ),
     Cause.NO_DEVICES: (
         "CPUDevicesUnknown",
@@ -41,7 +41,7 @@ _CONFINED: Final = {
     ),
     Cause.CONTESTED: (
         "CPUContested",
-        "look why that pod does not end, or create this one again: the kubelet chooses other CPUs",
+        "find out why that pod does not end, or create this one again: it then gets other CPUs",
     ),
     Cause.ANSWER: (
         "CPUContested",

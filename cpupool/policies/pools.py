@@ -137,7 +137,7 @@ def _without_devices(view: NodeView, request: CPURequest, resource: Resource) ->
         if view.kubelet_places or ENABLE_SHARED_CPUS not in request.amounts:
             why = "the kubelet has not named the CPUs that are its own"
             return view.confined(Cause.NO_DEVICES, why)
-        why = "it asks for shared CPUs in addition to its own, and has none of an exclusive pool"
+        why = "it requests shared CPUs in addition to its own, and has none of an exclusive pool"
         return view.confined(Cause.NO_POOL, why)
     if view.pools.behind(resource) is None:
         return view.confined(Cause.NO_POOL, f"there is no pool {resource}")

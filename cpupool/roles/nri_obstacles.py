@@ -175,7 +175,7 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
     if not now.facts.recovered:
         return _JUST_STARTED
     if not listed and not known.devices:
-        return "the API server has not listed its pod yet, which may ask for CPUs of its own"
+        return "the API server has not listed its pod yet, which may request CPUs of its own"
     return ""
 
 

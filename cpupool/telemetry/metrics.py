@@ -275,7 +275,7 @@ class Metrics(ProcessMetrics):
         )
         self._confined = Gauge(
             "cpupool_containers_confined",
-            "Containers that lack what they ask for, by what is missing",
+            "Containers that lack what they request, by what is missing",
             ("cause",),
             registry=registry,
         )

@@ -216,7 +216,7 @@ DENIALS = [
     ),
     pytest.param(
         pod(mixed(limits={**NATIVE, RESOURCE: "0.5"})),
-        f"{LIMITS}[{RESOURCE}]: '0.5' is not a quantity: an extended resource is asked for in whole"
+        f"{LIMITS}[{RESOURCE}]: '0.5' is not a quantity: an extended resource is requested in whole"
         " numbers; set the request to 1 or remove it",
         id="half a unit",
     ),

@@ -21,7 +21,7 @@ ROWS = [
     ),
     ("dpdk/user-plane-7d9f8b6c5d-x2x4z (sandbox)", "", "", "0,2,4,6,8,10,12", "0,2,4", "WRONG"),
 ]
-TITLES = ("process", "asks for", "environment", "belongs on", "runs on", "")
+TITLES = ("process", "requests", "environment", "belongs on", "runs on", "")
 
 
 def drawn(width: int) -> str:

@@ -101,7 +101,8 @@ def test_what_the_machine_refuses_is_said_where_it_stands() -> None:
     said = refusals(text, VM.topology())
 
     where = "p.yaml:8:15: spec.cpu.isolated:"
-    assert f"{where} this machine has no CPUs 8; it has 0-7; remove them from the pool" in said
+    remedy = "remove them, or use this file for a machine that has them"
+    assert f"{where} this machine has no CPUs 8; it has 0-7; {remedy}" in said
     assert f"{where} CPUs 2 in shared_mixed are siblings of its CPUs 3 on the same cores" in said[0]
 
 

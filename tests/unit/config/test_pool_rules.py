@@ -93,8 +93,8 @@ def test_pools_that_cannot_stand_together_are_reported_without_a_machine(
     [
         pytest.param(
             node(default="0", exclusive="2,30-33"),
-            "pools.exclusive.cpus: this machine has no CPUs 32-33; it has 0-31; remove them from"
-            " the pool",
+            "pools.exclusive.cpus: this machine has no CPUs 32-33; it has 0-31; remove them, or use"
+            " this file for a machine that has them",
             id="CPUs that the machine does not have",
         ),
         pytest.param(

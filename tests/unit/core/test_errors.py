@@ -96,7 +96,7 @@ def test_places_sort_in_the_order_of_reading() -> None:
         ),
         (
             NotEnoughDevices("exclusive", 3, 2),
-            "exclusive: 3 devices requested, 2 to choose from; ask for fewer",
+            "exclusive: 3 devices requested, 2 to choose from; request fewer",
         ),
         (
             ManifestError("default/web", "spec.containers", "this must be a list"),

@@ -150,7 +150,7 @@ class TestRequired:
 
         with pytest.raises(SMTAlignmentError, match="0 free on whole cores"):
             choose(2, held=busy, bind=FULL, required=True)
-        with pytest.raises(SMTAlignmentError, match="ask for a multiple of 2"):
+        with pytest.raises(SMTAlignmentError, match="request a multiple of 2"):
             choose(3, held=busy, bind=FULL, required=True)
 
     def test_the_end_verifies_it_on_a_machine_with_cores_of_two_sizes(self) -> None:

@@ -95,7 +95,7 @@ DENIALS = [
     pytest.param(
         limited({"exclusive-a": "500m"}, {}),
         f"{LIMITS}[nokia.k8s.io/exclusive-a]: '500m' is not a quantity: an extended resource is"
-        " asked for in whole numbers; an exclusive pool counts cores, a shared one milli-CPUs",
+        " requested in whole numbers; an exclusive pool counts cores, a shared one milli-CPUs",
         id="half a core",
     ),
     pytest.param(

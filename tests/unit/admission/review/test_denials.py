@@ -104,7 +104,7 @@ def test_all_problems_are_in_one_message() -> None:
         "4 problems:",
         (
             f"1. {LIMITS}[nokia.k8s.io/exclusive-a]: '1.5' is not a quantity: an extended resource"
-            " is asked for in whole numbers; an exclusive pool counts cores, a shared one"
+            " is requested in whole numbers; an exclusive pool counts cores, a shared one"
             " milli-CPUs"
         ),
         f"2. {ANNOTATED}[1].processes: there is no process; list at least one",

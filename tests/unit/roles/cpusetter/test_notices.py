@@ -44,7 +44,7 @@ def test_a_pool_that_is_missing_is_reported_to_the_pod_at_once() -> None:
 
     ((pod, reason, message),) = node.events.pods
     assert (pod, reason) == ("lost", "CPUPoolMissing")
-    assert message.startswith("container main: there is no pool exclusive_z; ask for a pool of")
+    assert message.startswith("container main: there is no pool exclusive_z; request a pool of")
     assert node.measured('cpupool_containers_confined{cause="no_pool"}') == 1
     assert node.measured('cpupool_containers{state="unknown"}') == 1
 

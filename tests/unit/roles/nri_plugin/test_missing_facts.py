@@ -180,7 +180,7 @@ def test_a_container_whose_cpu_another_pod_has_is_held(agent: Agent, plugin: Plu
     assert (pod, reason) == ("owner", "CPUContainerHeld")
     assert "CPUs 2 of exclusive_a" in message
     assert "pod default/earlier" in message
-    assert "look why that pod does not end" in message
+    assert "find out why that pod does not end" in message
 
 
 def test_or_released_until_it_can_have_its_cpu(folder: Path, runtime: FakeRuntime) -> None:
