@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 COMMANDS: Final = {
-    "demo": "run a whole node on this machine and watch containers stay on their CPUs",
-    "agent": "run on a Kubernetes node: advertise the pools, place every container",
+    "demo": "run a complete node on this machine, and show that containers stay on their CPUs",
+    "agent": "run on a Kubernetes node: offer the pools, and keep each container on its CPUs",
     "resource-plugin": "decide which CPUs, memory and NIC pods get, for the QoS Resource Manager",
-    "webhook": "check and complete the pods that ask for pools, for the API server",
-    "certs": "make and renew the webhook's certificates in the cluster",
-    "admit": "show what the webhook makes of a pod, or why it denies it",
-    "validate": "check pool files or the ConfigMap before a node sees them",
+    "webhook": "check and complete the pods that request pools, for the API server",
+    "certs": "make, renew and publish the webhook's certificates",
+    "admit": "show how the webhook changes a pod, or why it denies the pod",
+    "validate": "check pool files and ConfigMaps before a node reads them",
     "topology": "draw this machine, or a recorded one: sockets, NUMA nodes, cores, threads",
-    "status": "draw which container of the node runs where, as the agent last saw it",
-    "explain": "say step by step why a container has its CPUs, or none",
-    "simulate": "show where pods would land on a machine, and compare policies",
-    "doctor": "check a node, or a support bundle, for everything that keeps pools from working",
+    "status": "draw the CPUs of each container of the node, as the agent last saw them",
+    "explain": "explain step by step why a container has its CPUs, or none",
+    "simulate": "show the CPUs that pods would get on a machine, and compare policies",
+    "doctor": "find what prevents pools from working, on a node or in a support bundle",
     "kubelet-config": "print or check the kubelet settings that a pool file needs",
-    "import": "make a pool file and kubelet settings from OpenShift's PerformanceProfile",
-    "support-bundle": "collect what a diagnosis without the node needs, without secrets",
+    "import": "convert OpenShift's PerformanceProfile to a pool file and kubelet settings",
+    "support-bundle": "collect the data for a diagnosis in one file, without secrets",
 }
 _MODULES: Final = {"import": "import_profile"}
 """Of commands that no module can be called after: `import` is a word of Python's own."""
@@ -117,7 +117,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="cpupool",
         description="Splits a Kubernetes node's CPUs into pools and keeps every container on its"
-        " own.",
+        " CPUs.",
         epilog="Start with: cpupool demo",
     )
     parser.add_argument("--version", action="version", version=f"cpupool {VERSION}")

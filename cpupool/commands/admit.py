@@ -39,10 +39,10 @@ examples:
   cpupool admit pod.yaml --pool-files configmaps/cpu-pooler-configmap.yaml --diff
   cpupool admit pod.yaml --pool-files /etc/cpu-pooler --cfs-quotas shared
 
-Printed is the pod as the webhook completes it, for a workload one pod of its template; warnings
-stand before it as comments. Without --pool-files a pool is unknown only by the form of its name, a
-container with exclusive and shared CPUs gets no limit, and OpenShift's resource for shared CPUs and
-Koordinator's classes are passed over.
+The command prints the pod as the webhook completes it; of a workload it prints one pod of the
+template. Warnings are comments before the pod. Without --pool-files the command knows no pools: it
+checks only the form of a pool's name, sets no limit for a container with exclusive and shared CPUs,
+and ignores OpenShift's resource for shared CPUs and Koordinator's classes.
 
 Exit code 0: every pod in the file is admitted; 1: one is denied; 2: the command line is wrong, or a
 file that it names cannot be used.
@@ -55,7 +55,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "admit",
         summary,
-        "Prints what the webhook makes of a pod: the pod as it would be stored, or the denial.",
+        "Shows how the webhook changes a pod: prints the completed pod, or the denial.",
         _EXAMPLES,
     )
     parser.add_argument(

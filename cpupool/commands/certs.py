@@ -55,12 +55,13 @@ examples:
   cpupool certs --kubeconfig ~/.kube/config --context prod --namespace cpupool
   kubectl proxy & cpupool certs --api-server http://127.0.0.1:8001 --namespace cpupool
 
-A certificate authority of its own signs the webhook's certificate; both are renewed in time and
-kept in the Secret. The authorities to trust are written into the MutatingWebhookConfiguration.
-What is good is left alone, and several may run at once.
+The command makes a certificate authority (CA), which signs the webhook's certificate. It keeps both
+in the Secret, renews them before they expire, and writes the trusted CAs into caBundle of the
+MutatingWebhookConfiguration. It does not change valid certificates. Several processes may run at
+the same time.
 
-Exit code 0: all is well now, or with --watch, it was asked to end; 1: it did not come to that; 2:
-the command line is wrong.
+Exit code 0: the certificates are valid, or --watch was asked to end; 1: the work failed; 2: the
+command line is wrong.
 """
 
 
@@ -70,7 +71,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "certs",
         summary,
-        "Makes what the webhook's certificates lack in the cluster, and renews what is due.",
+        "Makes, renews and publishes the webhook's certificates in the cluster.",
         _EXAMPLES,
     )
     parser.add_argument(
@@ -97,7 +98,9 @@ def add_parser(commands: Commands, summary: str) -> None:
     add_kubeconfig(parser)
     add_setting(parser, "log-format")
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--watch", action="store_true", help="stay, and keep them good")
+    shape.add_argument(
+        "--watch", action="store_true", help="run until it is asked to end, and renew them in time"
+    )
     shape.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
 

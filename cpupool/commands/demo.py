@@ -89,12 +89,12 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "demo",
         summary,
-        "Runs a node on this machine: stand-ins for the kubelet and the runtime that speak the real"
-        " protocols, and cpupool's own roles as they run in a cluster. Starts pods, compares where"
-        " the kernel lets each process run with where it belongs, then moves one to wrong CPUs and"
-        " shows its repair. With a CPU manager policy the runtime asks the agent before it creates"
-        " a container: a pod without CPUs is held until another one ends. Everything is removed at"
-        " the end.",
+        "Runs a node on this machine: cpupool as in a cluster, and a kubelet and container"
+        " runtime that are simulated and speak the real protocols. The demo starts pods, and"
+        " compares the CPUs of each process with the CPUs of its pool. Then it moves one process"
+        " to wrong CPUs and shows the repair. With a CPU manager policy the runtime asks the"
+        " agent before it creates a container: a pod without CPUs is held until another one"
+        " ends. At the end the demo removes everything.",
         _EXAMPLES,
     )
     file = parser.add_mutually_exclusive_group()

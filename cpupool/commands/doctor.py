@@ -80,12 +80,12 @@ examples:
   cpupool doctor --bundle cpupool-support-node1.tar.gz --json
   cpupool doctor --bundle node1.tar.gz --kubeconfig ~/.kube/config --node-name node1
 
-With --kubeconfig or --context the API server gives what is not on the command line: the node's
-labels, the pool files, and the kubelet's configuration; and it tells who writes the node's
-NodeResourceTopology. It needs --node-name.
+With --kubeconfig or --context, and --node-name, the command asks the API server for the node's
+labels, the pool files and the kubelet's configuration, if the command line does not name them, and
+for the programs that write the node's NodeResourceTopology.
 
-Run it on the node as root, so that it sees the host's daemons and sockets; elsewhere it says what
-it could not see. A bundle is what `cpupool support-bundle` has written.
+Run it on the node as root, so that it sees the host's daemons and sockets. Elsewhere it marks facts
+that it cannot see as `unseen`. `cpupool support-bundle` writes a bundle.
 
 Exit code 0: nothing is wrong, warnings apart; 1: there is a problem; 2: the command line is wrong,
 or a file that it names cannot be used.

@@ -46,17 +46,17 @@ examples:
   cpupool explain default/web --kubeconfig ~/.kube/config
   cpupool explain --pools
 
-With --kubeconfig or --context the API server is asked: for the pod, its node's labels, the pool
-files, and the Events of the agent. Only its node knows the CPUs of the pod.
+With --kubeconfig or --context the command asks the API server for the pod, its node's labels, the
+pool files, and the agent's Events. Only the node knows the CPUs of the pod.
 
-With --pools it says why the pools of `cpupool resource-plugin cpu` have their CPUs.
+With --pools the command explains why the pools of `cpupool resource-plugin cpu` have their CPUs.
 
-A pod's name alone will do where it is the only one; without a container each of them is explained.
-Each line ends with the CPUs that are left after it.
+The namespace may be left out if only one pod has the name. Without a container the command explains
+all containers of the pod. Each line ends with the CPUs that remain after it.
 
-Exit code 0: it has the CPUs that it should have; 1: it has not, or the agent is silent, or has
-warned of the pod; 2: the command line is wrong, the file cannot be read, or there is no such
-container.
+Exit code 0: the container has the CPUs that it must have; 1: it does not, the agent has not written
+its status for a while, or the agent has warned of the pod; 2: the command line is wrong, the file
+cannot be read, or there is no such container.
 """
 
 
@@ -66,8 +66,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "explain",
         summary,
-        "Says why a container has its CPUs, from the request to its cgroup: on this node, as the"
-        " agent last saw it, or in a simulation.",
+        "Explains why a container has its CPUs, from the request to its cgroup: on this node, as"
+        " the agent last saw it, or in a simulation.",
         _EXAMPLES,
     )
     parser.add_argument(

@@ -67,7 +67,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         "--output",
         metavar="DIR",
         type=Path,
-        help="write files of their own into this folder, over none that is there",
+        help="write the pool file and the settings into this folder; existing files stay",
     )
     parser.set_defaults(run=run)
 

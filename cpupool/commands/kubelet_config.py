@@ -40,10 +40,10 @@ examples:
   kubectl get --raw /api/v1/nodes/NODE/proxy/configz \\
     | cpupool kubelet-config poolconfig-dpdk.yaml --check -
 
-What is printed is a part of a KubeletConfiguration: merge it into the kubelet's own, then restart
-the kubelet. --reserve is what the node's daemons and the kubelet usually need; it comes out of the
-default pool. With a CPU manager policy in the pool file its reserved CPUs are for them, and the
-scheduler gets the CPUs that the policy can give to containers.
+The command prints a part of a KubeletConfiguration: merge it into the kubelet's own, then restart
+the kubelet. --reserve is the cpu that the node's daemons and the kubelet usually need; the default
+pool has that much less for pods. With a CPU manager policy in the pool file its reserved CPUs are
+for the daemons, and the scheduler counts the CPUs that the policy can give to containers.
 
 Exit code 0: it is printed, or the kubelet's configuration suits the pools; 1: it does not; 2: the
 command line is wrong, or a file that it names cannot be used.

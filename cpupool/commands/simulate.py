@@ -54,16 +54,16 @@ examples:
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
   cpupool simulate --pools pools.yaml --load-trace load.csv
 
-Policies: pool is what the pool file says; static and koordinator are the pool file with this CPU
-manager policy, where it has one; first-fit takes the lowest ids, as a plugin without an opinion
-leaves it to the kubelet; kubelet-packed is the kubelet's own static CPU manager; packed,
-distributed, mostAllocated and leastAllocated are the pool file with that numaPolicy.
+Policies: pool is the pool file's own. static and koordinator are the pool file with this CPU
+manager policy, if it has one. first-fit takes the lowest free ids, as the kubelet does for a device
+plugin without preferences. kubelet-packed is the kubelet's static CPU manager. packed, distributed,
+mostAllocated and leastAllocated are the pool file with that numaPolicy.
 
-"On one node" and "behind one L3" are shares of the containers that could be on one NUMA node, or
-behind one L3 cache, if their pool were empty. "In use" is what exclusive pools have given, the mean
-over time; fragmentation, from 0 to nearly 1, tells how scattered over nodes is what they have left;
-the free block is the most that is free of one pool on one node at the end. Held are pods that wait
-for CPUs of the CPU manager policy; the kubelet refuses such a pod.
+"On one node" and "behind one L3" are shares of the containers that fit on one NUMA node, or behind
+one L3 cache, in an empty pool. "In use" is the share of the exclusive pools' CPUs that pods have,
+the mean over time. Fragmentation, from 0 to nearly 1, says how scattered the free CPUs are over
+NUMA nodes. The free block is the most free CPUs of one pool on one NUMA node at the end. "Held"
+pods wait for CPUs of the CPU manager policy; the kubelet refuses such pods.
 
 Exit code 0: it is simulated; 1: under the first policy a pod of --pods is refused, held, or shares
 because its CPUs are refused, or a file was not written; 2: the command line is wrong, or a file
@@ -78,8 +78,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         "simulate",
         summary,
         "Places pods on a machine as the scheduler, the kubelet and cpupool would, and compares"
-        " policies: what is refused and why, how containers lie, how scattered free CPUs are."
-        " Nothing runs, and no right is needed.",
+        " policies: the refused pods and why, the CPUs of containers, and how scattered the free"
+        " CPUs are. The command runs no pods, and needs no rights.",
         _EXAMPLES,
     )
     add_topology(parser, "the machine", "this")
@@ -102,10 +102,10 @@ def add_parser(commands: Commands, summary: str) -> None:
         " given again",
     )
     pods.add_argument(
-        "--trace", metavar="FILE", type=input_file, help="pods that come and go, as JSON lines"
+        "--trace", metavar="FILE", type=input_file, help="pods that start and end, as JSON lines"
     )
     pods.add_argument(
-        "--random", metavar="N", type=_count, help="make up so many pods that come and go"
+        "--random", metavar="N", type=_count, help="generate so many pods that start and end"
     )
     pods.add_argument(
         "--load-trace",
@@ -115,13 +115,13 @@ def add_parser(commands: Commands, summary: str) -> None:
         " CPUs for each pool",
     )
     parser.add_argument(
-        "--seed", type=int, help=f"the same makes the same random pods (default: {_SEED})"
+        "--seed", type=int, help=f"the same seed generates the same pods (default: {_SEED})"
     )
     parser.add_argument(
         "--load",
         metavar="SHARE",
         type=_load,
-        help=f"how much of the pools random pods ask for on average (default: {_LOAD})",
+        help=f"the mean share of each pool that random pods request (default: {_LOAD})",
     )
     parser.add_argument(
         "--save-trace", metavar="FILE", type=writable, help="write the pods as a trace, too"

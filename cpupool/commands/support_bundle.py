@@ -23,12 +23,12 @@ examples:
   kubectl logs -n NAMESPACE POD | cpupool support-bundle --log -
   kubectl exec -n NAMESPACE POD -- cpupool support-bundle --output - > node1.tar.gz
 
-In it: the machine's topology, the pool files, the cpusets of pods and services, names and CPUs of
-services and interrupts, the kubelet's settings that concern CPUs, which pods have its devices,
-what the agent says of itself and which CPUs it chose (that names pods and containers). Not in it:
-environments, arguments, tokens, other plugins' devices. bundle.json lists every file and what was
-left out.
-Look at it with `cpupool doctor --bundle FILE` and `cpupool topology --topology FILE`.
+The bundle contains the machine's topology, the pool files, the cpusets of pods and services, the
+names and CPUs of services and interrupts, the kubelet's settings for CPUs, the pods that have its
+devices, and the agent's health, metrics and choices of CPUs (with names of pods and containers).
+It contains no environments, arguments, tokens or devices of other plugins. bundle.json lists all
+files, and what is missing.
+Read it with `cpupool doctor --bundle FILE` and `cpupool topology --topology FILE`.
 
 Exit code 0: it is written; 1: it could not be written; 2: the command line is wrong, or a file that
 it names cannot be used.
@@ -43,7 +43,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "support-bundle",
         summary,
-        "Collects what it takes to examine this node from afar, without secrets.",
+        "Collects the data for a diagnosis of this node in one file, without secrets.",
         _EXAMPLES,
     )
     parser.add_argument(

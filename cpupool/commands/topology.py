@@ -53,8 +53,8 @@ examples:
   cpupool topology --pools poolconfig-dpdk.yaml --svg machine.svg
   cpupool topology --pools poolconfig-dpdk.yaml --nrt
 
-A machine is recorded with: tar czf recorded.tar.gz -C / sys/devices/system/cpu \\
-    sys/devices/system/node (tar tells of files that shrank: that does no harm)
+Record a machine with: tar czf recorded.tar.gz -C / sys/devices/system/cpu \\
+    sys/devices/system/node (tar reports that files shrank; this does no harm)
 
 Exit code 0: it is drawn; 1: the picture was not written; 2: the command line is wrong, or a file
 that it names cannot be used.
@@ -67,8 +67,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "topology",
         summary,
-        "Draws a machine as its sockets, NUMA nodes, L3 caches, cores and threads. A column of"
-        " tiles is a core, its threads below each other.",
+        "Draws the sockets, NUMA nodes, L3 caches, cores and threads of a machine. Each column is"
+        " a core, with its threads below each other.",
         _EXAMPLES,
     )
     add_topology(parser, "the machine", "this")

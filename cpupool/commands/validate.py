@@ -40,8 +40,8 @@ examples:
   cpupool validate poolconfig-dpdk.yaml poolconfig-controller.yaml
   cpupool validate /etc/cpu-pooler --topology this --node-labels nodeType=dpdk
 
-Files given together are taken for the files of one ConfigMap. With --node-labels only the file that
-the node takes must fit its machine.
+The command checks all given files as the files of one ConfigMap. With --node-labels only the file
+for that node must fit the machine.
 
 Exit code 0: every file can be used; 1: problems were found; 2: the command line is wrong, or a file
 that it names cannot be read, or is no YAML.

@@ -50,8 +50,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "webhook",
         summary,
-        "Answers the API server: a pod that asks for pools is checked and completed, or denied with"
-        " everything that is wrong with it.",
+        "Checks pods that request pools, for the API server: completes a correct pod, and denies"
+        " another one with all its problems.",
         _EXAMPLES,
     )
     parser.add_argument(

@@ -245,7 +245,7 @@ class AgentSettings:
     kubeconfig: str = _option(
         "kubeconfig",
         "",
-        "away from a cluster: log in to the API server as kubectl does with this file (default:"
+        "outside a cluster: log in to the API server with this file, as kubectl does (default:"
         " none; with --context the variable KUBECONFIG, else ~/.kube/config)",
         metavar="FILE",
     )
