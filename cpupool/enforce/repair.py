@@ -1,8 +1,9 @@
 """The repair machine: wanted, tried, right, overwritten, refused, and when to try again.
 
 It serves everything that is kept: the CPUs of containers, quotas, partitions, memory nodes. Each
-kept thing is a `Goal` in one file, and `Keeper` runs it. Only the CPUs have a loop of their own
-(`mover.py`): the order between containers matters there.
+kept thing is a `Goal` in one file, which `_goals` of `app.py` lists, and `Keeper` runs it. Memory
+nodes have a keeper in a thread of its own (`roles/memory_keeper.py`). Only the CPUs have a loop of
+their own (`mover.py`): the order between containers matters there.
 """
 
 from __future__ import annotations
