@@ -110,10 +110,10 @@ def _tell(problems: Iterable[Problem]) -> None:
 def _reservation(profile: PerformanceProfile, instead: str) -> Problem:
     path = "spec.cpu.reserved"
     return Problem(
-        f"reservedSystemCPUs {profile.reserved_system_cpus}, as the Node Tuning Operator sets it,"
-        " leaves the scheduler the cpu of the isolated CPUs, for which pods request none where"
-        " cpupool's webhook completes them: it sends others to the default pool for it",
-        f"reserve {instead} where cpupool gives out the isolated CPUs",
+        f"with reservedSystemCPUs {profile.reserved_system_cpus}, as the Node Tuning Operator sets"
+        " it, the scheduler counts the cpu of the isolated CPUs; cpupool's webhook removes this cpu"
+        " from pods with pools, and other pods get it, more than the default pool has",
+        f"reserve {instead} if cpupool gives out the isolated CPUs",
         Severity.WARNING,
         path,
         location=profile.locate(path),
@@ -143,17 +143,17 @@ def _kubelet(profile: PerformanceProfile, pool_file: str, instead: str) -> str:
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 
-# cpupool gives out the isolated CPUs. Where the kubelet is to do that, write static, and remove the
-# pools exclusive_isolated and default from the pool file: cpupool then adds the shared CPUs only.
+# cpupool gives out the isolated CPUs. If the kubelet must give them out, write static, and remove
+# the pools exclusive_isolated and default from the pool file: cpupool then adds the shared CPUs.
 cpuManagerPolicy: {settings["cpuManagerPolicy"]}
 
-# The profile's {kept} CPUs, as the Node Tuning Operator sets it: right where the
-# kubelet gives out the isolated CPUs, or pods request as much cpu as CPUs of exclusive_isolated.
+# The profile's {kept} CPUs, as the Node Tuning Operator sets it. This is right if the
+# kubelet gives out the isolated CPUs, or if pods request as much cpu as CPUs of exclusive_isolated.
 reservedSystemCPUs: "{settings["reservedSystemCPUs"]}"
 
-# cpupool's webhook takes that cpu out of pods with pools. The scheduler would give it to others,
-# more than the default pool can carry: then reserve, as `cpupool kubelet-config` does for the pool
-# file and its --check asks for, everything but that pool instead:
+# cpupool's webhook removes that cpu from pods with pools, and the scheduler gives it to other pods:
+# more than the default pool has. Then reserve all CPUs outside the default pool instead, as
+# `cpupool kubelet-config` prints for the pool file and its --check requires:
 # reservedSystemCPUs: "{instead}"
 """
 

@@ -144,7 +144,7 @@ def _settings(needs: KubeletNeeds, name: str) -> str:
         return _static_settings(needs, name)
     amount, left = as_quantity(needs.reserved_milli), as_quantity(needs.schedulable_milli)
     usual = f", and {as_quantity(needs.usual_milli)} for daemons" if needs.usual_milli else ""
-    given = "the default pool can carry"
+    given = "the default pool has for pods"
     if needs.chooses:
         usual = f", and the {len(needs.default - needs.given)} that {CPU_MANAGER} reserves"
         given = "the CPU manager can give"
@@ -155,20 +155,20 @@ def _settings(needs: KubeletNeeds, name: str) -> str:
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 
-# cpupool writes every container's cpuset, and a static CPU manager would write the same ones. On a
-# node that had one: drain it, stop the kubelet, delete cpu_manager_state in its folder, start it.
+# cpupool writes the cpuset of every container, and a static CPU manager writes the same cpusets. On
+# a node that had one: drain it, stop the kubelet, delete cpu_manager_state in its folder, start it.
 # With none the kubelet does not start if cpuManagerPolicyOptions has options: remove them.
 cpuManagerPolicy: {NONE}
 
-# The CPUs outside the default pool{usual}: the scheduler's
-# cpu of this node is then {left}, what {given}. The cpu in kubeReserved, if any,
-# counts besides.
+# The CPUs outside the default pool{usual}. The scheduler
+# then counts {left} cpu for this node: what {given}.
+# The kubelet also subtracts the cpu in kubeReserved, if any.
 systemReserved:
   cpu: "{amount}"
 
-# reservedSystemCPUs is best left out. Where it is set, the number of its CPUs takes the place of
-# the cpu in systemReserved and kubeReserved, and no daemon moves to or from a CPU by it. To the
-# same end as above it must list {listed} CPUs, which leaves the scheduler {instead}:
+# Leave reservedSystemCPUs out if you can. If it is set, the kubelet reserves the number of its CPUs
+# instead of the cpu in systemReserved and kubeReserved; it moves no daemon. For the same
+# reservation it must list {listed} CPUs, so that the scheduler counts {instead}:
 # reservedSystemCPUs: "{needs.reserved_cpus}"
 
 {_topology_manager(needs)}
@@ -177,8 +177,8 @@ systemReserved:
 
 def _static_settings(needs: KubeletNeeds, name: str) -> str:
     return f"""\
-# For {name}: {len(needs.online)} CPUs online. With mixedCPUs and shared pools alone it is the
-# kubelet that gives containers CPUs of their own, and cpupool adds the shared ones to them.
+# For {name}: {len(needs.online)} CPUs online. With mixedCPUs and shared pools alone the
+# kubelet gives containers CPUs of their own, and cpupool adds the shared CPUs to them.
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 

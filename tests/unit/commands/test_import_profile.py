@@ -61,8 +61,8 @@ def test_pool_file_and_settings_are_printed(
     assert max(map(len, printed.out.splitlines())) <= 100
     idle, reserved = printed.err.splitlines()
     assert "CPUs 5,7 are threads of cores that exclusive_isolated lists once" in idle
-    assert "profile.yaml:5:19: warning: spec.cpu.reserved: reservedSystemCPUs 0-3" in reserved
-    assert "; reserve 2-7 where cpupool gives out the isolated CPUs" in reserved
+    assert "profile.yaml:5:19: warning: spec.cpu.reserved: with reservedSystemCPUs 0-3" in reserved
+    assert "; reserve 2-7 if cpupool gives out the isolated CPUs" in reserved
 
 
 @pytest.mark.parametrize("mixed", ["true", "false"])
