@@ -70,7 +70,9 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         # A full disk behind the output, or behind what a command writes.
         where = error.filename or "the output"
-        return _say(f"{where}: {error.strerror}; write where there is room, and a right", FAILED)
+        return _say(
+            f"{where}: {error.strerror}; name a place with free space where you may write", FAILED
+        )
     return code
 
 

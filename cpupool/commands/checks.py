@@ -158,7 +158,7 @@ def cgroups(version: CgroupVersion, looked_for: Iterable[str], there: Collection
     drivers = sorted({"systemd" if place.endswith(".slice") else "cgroupfs" for place in there})
     fact = f"version {version.value}, driver {' and '.join(drivers)} ({', '.join(there)})"
     if len(drivers) > 1:
-        remedy = "the kubelet's driver was changed: reboot the node to be rid of the old cgroups"
+        remedy = "the kubelet's driver was changed: reboot the node to remove the old cgroups"
         return Row("cgroups", Verdict.WARNING, fact, remedy)
     if version is CgroupVersion.V1:
         remedy = "move to version 2; until then a kubelet from 1.35 on needs failCgroupV1: false"

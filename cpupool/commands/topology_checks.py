@@ -51,7 +51,7 @@ def node_topology(metrics: str | None, asked: InCluster | None) -> Iterator[Row]
         yield Row(CHECK, Verdict.WARNING, "the API server has refused the agent", GRANT)
     if asked is None:
         if publishes:
-            fact = "the agent publishes it; who else writes it is not known here"
+            fact = "the agent publishes it; other programs that write it are not known here"
             remedy = "name the API server with --kubeconfig, and the node with --node-name"
             yield Row(CHECK, Verdict.UNSEEN, fact, remedy)
     elif asked.object is not None:

@@ -208,9 +208,9 @@ def _mixed(pools: NodePools) -> Iterator[Problem]:
     elif not pools.of_kind(PoolKind.EXCLUSIVE):
         for default in pools.of_kind(PoolKind.DEFAULT):
             yield Problem(
-                what="without an exclusive pool it is the kubelet's static CPU manager that gives"
-                " out CPUs, and that places the containers of a default pool itself",
-                remedy="remove this pool, for on a node with that CPU manager this file is refused",
+                what="without an exclusive pool the kubelet's static CPU manager gives out CPUs,"
+                " and places the containers of a default pool itself",
+                remedy="remove this pool: a node with that CPU manager refuses this file",
                 severity=Severity.WARNING,
                 path=f"pools.{default.name}",
                 pool=default.name,

@@ -291,9 +291,9 @@ class AgentSettings:
     move_pinned: str = _option(
         "move-pinned",
         "auto",
-        "when the shared pool of a container changes that has CPUs of its own, too: always move it;"
-        " or (auto) before Linux 6.2, where its pinned threads would roam, leave it until it"
-        " restarts (default: {default})",
+        "when a shared pool changes: always move its containers that also have CPUs of their own;"
+        " or (auto) before Linux 6.2, which forgets the pinning of their threads, move them when"
+        " they restart (default: {default})",
         choices=("auto", "always"),
     )
     enforcement: str = _option(

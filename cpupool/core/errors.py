@@ -399,7 +399,9 @@ class MemoryInUse(HostError):
         self.limit_bytes = limit_bytes
         self.used_bytes = used_bytes
         # A text with what it uses would be another one at each try.
-        what = f"{path}: it uses more than the {limit_bytes} bytes of memory that it is to have"
+        what = (
+            f"{path}: it uses more than the {limit_bytes} bytes of memory that its new limit allows"
+        )
         super().__init__(f"{what}; wait until it uses less, or raise the limit")
 
 

@@ -171,7 +171,7 @@ def _refusal(placed: PlacedContainer, obstacle: str) -> Notice | None:
 
 def _outcome(placed: PlacedContainer, target: Target[CPUSet]) -> Iterator[Notice]:
     if target.stuck:
-        notice = _notice(placed, target.stuck, "wait, it is tried again")
+        notice = _notice(placed, target.stuck, "wait: cpupool tries again")
         yield replace(notice, lasts_s=_LASTS_S)
     elif target.contested:
         why = "another program takes its cgroup out of isolation again and again"

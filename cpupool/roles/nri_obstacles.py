@@ -64,8 +64,8 @@ class Obstacle:
     def releases(self, container: NRIContainer) -> str:
         """Return the text about a container that is created in the default pool."""
         return (
-            f"container {_name(container)} starts in the default pool: {self.why}; it is moved when"
-            f" that has changed. If it stays so, {self.remedy}"
+            f"container {_name(container)} starts in the default pool: {self.why}; cpupool moves it"
+            f" when that changes. If it stays so, {self.remedy}"
         )
 
     def stops(self, container: NRIContainer) -> str:

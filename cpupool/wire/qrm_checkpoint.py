@@ -17,7 +17,7 @@ from cpupool.wire.checkpoints import Reader, dump_slice
 _REPLACED: Final = "\ufffd"
 _READER: Final = Reader(
     "kubelet_qrm_checkpoint",
-    "nothing of it is imported: remove it, and plugins are asked for every container",
+    "the agent imports nothing: remove the file, and it asks plugins for every container",
 )
 
 

@@ -237,9 +237,9 @@ def test_openshifts_resource_can_stand_for_a_shared_pool(found: NodePools) -> No
         ),
         pytest.param(
             mixed(default="0", shared_mixed="1"),
-            "warning: pools.default: without an exclusive pool it is the kubelet's static CPU"
-            " manager that gives out CPUs, and that places the containers of a default pool itself;"
-            " remove this pool, for on a node with that CPU manager this file is refused",
+            "warning: pools.default: without an exclusive pool the kubelet's static CPU manager"
+            " gives out CPUs, and places the containers of a default pool itself; remove this"
+            " pool: a node with that CPU manager refuses this file",
             id="a default pool that the kubelet would write against",
         ),
     ],

@@ -167,7 +167,7 @@ def test_memory_that_is_in_use_is_not_limited_below(folder: Path) -> None:
     node = Node(folder, V2, Properties(512, memory_bytes=GIB))
     node.there.put("memory.current", str(GIB + 1))
     (why,) = node.keep()
-    assert f"it uses more than the {GIB} bytes of memory that it is to have" in why
+    assert f"it uses more than the {GIB} bytes of memory that its new limit allows" in why
     assert node.there.has("memory.max", "cpu.weight") == ["max", "59"]
     assert node.keep() == [why]
     node.there.put("memory.current", str(GIB))

@@ -165,8 +165,8 @@ def test_a_damaged_file_is_named_and_the_plugins_are_asked(node: Moved) -> None:
     ((reason, message),) = node.events.nodes
     assert reason == "PluginAnswersNotImported"
     assert message == (
-        "kubelet_qrm_checkpoint is not readable: it is not of type dict; nothing of it is imported:"
-        " remove it, and plugins are asked for every container"
+        "kubelet_qrm_checkpoint is not readable: it is not of type dict; the agent imports nothing:"
+        " remove the file, and it asks plugins for every container"
     )
     node.plugin().answers("Allocate", answer("4-5"))
     node.until(lambda: node.cpus() == "4-5")

@@ -57,7 +57,7 @@ def test_a_wrong_checksum_is_refused_with_both_sums_and_a_remedy() -> None:
         qrm_checkpoint.parse(changed(CPUS, checksum=1))
     assert str(caught.value) == (
         "kubelet_qrm_checkpoint is not readable: its checksum is 1, and its content has 3874491097;"
-        " nothing of it is imported: remove it, and plugins are asked for every container"
+        " the agent imports nothing: remove the file, and it asks plugins for every container"
     )
 
 
