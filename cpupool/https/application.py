@@ -41,7 +41,7 @@ class Limits:
         connections: the most connections, more than an API server has open requests
             (`--max-mutating-requests-inflight`, 200); each costs about 300 KiB.
         waiting: the most clients that have connected and have not sent a byte, or have no place
-            yet, or have lost it; each costs some KiB of the kernel.
+            yet, or have lost it as strangers; each costs some KiB of the kernel.
         stranger_s: how long a client without a whole request keeps its place while others wait; a
             handshake and a request take some ms.
         stay_s: how long any other client keeps its place after its last request or answer.

@@ -1,9 +1,12 @@
 """Where clients wait that have connected and have no place yet, or have lost it.
 
 A client that sends nothing costs a socket and no work: one epoll set watches all of them. So
-thousands of silent clients take no place from those that speak. Clients that have lost their place,
-or that are too many to wait for one, stay here and are not read any more: a client that sees its
-connection closed would come back at once, take the turn of another, and cost a handshake.
+thousands of silent clients take no place from those that speak. Strangers that have lost their
+place, or that are too many to wait for one, stay here and are not read any more: a client that sees
+its connection closed would come back at once, take the turn of another, and cost a handshake.
+
+A client that has sent a whole request does not stay here: it may be an API server, and would wait
+for the answer to its next request in vain.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ class Lobby:
         return None
 
     def park(self, client: Client) -> None:
-        """Keep the connection of a client that has lost its place, while there is room."""
+        """Keep the connection of a stranger that has lost its place, while there is room."""
         try:
             connection = client.socket.dup()
         except OSError:

@@ -65,6 +65,10 @@ class Places(Generic[_Client]):
         if self._leave_strangers(client, address) or self._known.pop(client, None) is not None:
             self._known[client] = now_s
 
+    def is_stranger(self, client: _Client, address: str) -> bool:
+        """Return whether a client has a place, and has not sent a whole request yet."""
+        return client in self._strangers.get(address, {})
+
     def leave(self, client: _Client, address: str) -> None:
         """Take the place of a client, if it has one."""
         if not self._leave_strangers(client, address):

@@ -46,7 +46,10 @@ _OTHER_FILES: Final = 128
 """File descriptors that are not connections, also while an old client's is being closed."""
 _FEWEST_WAITING: Final = 64
 _UNREAD_BYTES: Final = 32 * 1024
-"""What the kernel holds of a client that the server does not read yet."""
+"""What the kernel holds of a client that the server does not read yet, and of an answer that its
+client does not read; the kernel rounds it up."""
+_UNREAD_MS: Final = 10_000
+"""How long the kernel holds such an answer, also after the server has closed the connection."""
 _BACKLOG: Final = 4096
 """How many clients the kernel holds that the server has not seen yet."""
 _GOODBYE_S: Final = 2.0
@@ -234,8 +237,9 @@ class HTTPSServer:
                 oldest, until_s = in_the_way
                 if (pause_s := until_s - loop.time()) > 0:
                     return pause_s
+                if self._places.is_stranger(oldest, oldest.address):
+                    lobby.park(oldest)
                 self._places.leave(oldest, oldest.address)
-                lobby.park(oldest)
                 if task := self._connections.pop(oldest, None):
                     task.cancel()
             if client := lobby.next_of(address):
@@ -367,6 +371,8 @@ def _listening(address: str, port: int) -> socket.socket:
     # waits 40 ms for the client to acknowledge the first.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
     made.setblocking(False)  # noqa: FBT003 - the standard library's signature
     return made
 

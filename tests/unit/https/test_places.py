@@ -38,6 +38,7 @@ def test_a_client_with_a_whole_request_is_no_stranger_any_more() -> None:
     for client in "abcd":
         kept.take(client, HERE, 0.0)
     kept.know("a", HERE, 1.0)
+    assert [kept.is_stranger(client, HERE) for client in "abe"] == [False, True, False]
     assert kept.in_the_way(HERE) is None
     kept.take("e", HERE, 2.0)
     assert kept.in_the_way(HERE) == ("b", 1.0)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.https.server.clients import (
     HEAD,
+    LONG,
     WHOLE,
     answered_by,
     answers,
@@ -73,6 +74,27 @@ class TestFloods:
                 with pytest.raises(ssl.SSLWantReadError):
                     connection.recv(1)
 
+    def test_a_client_with_a_whole_request_that_loses_its_place_is_hung_up_on(
+        self, secret: Secret
+    ) -> None:
+        """An API server would wait for its next answer in vain."""
+        limits = replace(HASTY, stay_s=0.0, silent_s=LATE_S)
+        with serving_with(secret, limits) as server, ExitStack() as stack:
+            idle, *_, newest = (
+                answering(stack.enter_context(connected_to(server, secret))) for _ in range(4)
+            )
+            assert rest_of(idle) == b""
+            assert answers(newest)
+
+    def test_of_an_answer_that_is_not_read_the_kernel_holds_little(self, secret: Secret) -> None:
+        with serving_with(secret, STEADY) as server, ExitStack() as stack:
+            deaf = stack.enter_context(connected_to(server, secret))
+            deaf.sendall(LONG)
+            eventually(lambda: unsent(server, deaf) > 0, "its answer is on the way")
+            kept = stack.enter_context(connected_to(server, secret))
+            assert all(answers(kept) for _ in range(100))
+            assert unsent(server, deaf) < 2**18
+
     def test_of_clients_that_cannot_all_wait_the_oldest_have_to_go(self, secret: Secret) -> None:
         with serving_with(secret, replace(HASTY, waiting=10)) as server, ExitStack() as stack:
             crowd = [stack.enter_context(connected_to(server, secret)) for _ in range(20)]
@@ -112,11 +134,28 @@ class TestFloods:
             eventually(lambda: unread(server, crowd[2]) == 0, "it was too many")
 
 
+def answering(connection: socket.socket) -> socket.socket:
+    """Return a connection after an answer."""
+    assert answers(connection)
+    return connection
+
+
+def unsent(server: HTTPSServer, client: socket.socket) -> int:
+    """Return how many bytes of its answer the kernel holds for a client."""
+    return _queued(server, client)[0]
+
+
 def unread(server: HTTPSServer, client: socket.socket) -> int:
-    """Return how many bytes of a client the kernel holds: proc_net_tcp.rst."""
+    """Return how many bytes of a client the kernel holds."""
+    return _queued(server, client)[1]
+
+
+def _queued(server: HTTPSServer, client: socket.socket) -> tuple[int, int]:
+    """Return how many bytes the kernel holds for a client, and of it: proc_net_tcp.rst."""
     ports = [f":{port:04X}" for port in (server.port, client.getsockname()[1])]
     for line in Path("/proc/net/tcp").read_text().splitlines():
         _, ours, theirs, _, queues, *_ = line.split()
         if [ours[-5:], theirs[-5:]] == ports:
-            return int(queues.partition(":")[2], 16)
+            to_send, to_read = queues.split(":")
+            return int(to_send, 16), int(to_read, 16)
     raise AssertionError("the client is not connected")
