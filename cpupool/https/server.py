@@ -329,6 +329,13 @@ class _Connection(H11Protocol):
         super().on_response_complete()
         self._note_idle()
 
+    def send_400_response(self, msg: str) -> None:
+        # uvicorn also answers where the request was answered before its end, and h11 refuses that.
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         # uvicorn keeps its timer after a reset, and the timer keeps the connection's buffers.

@@ -255,3 +255,14 @@ class TestNonsense:
             end_of(connection, reset=ending == "reset")
         assert answered_by(server, secret)
         assert not caplog.records
+
+    def test_what_is_no_http_after_an_early_answer_is_not_answered_again(
+        self, server: HTTPSServer, secret: Secret, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        chunked = HEAD.replace(b"/echo", b"/nothing") + b"Transfer-Encoding: chunked\r\n\r\n"
+        with connected_to(server, secret) as connection:
+            connection.sendall(chunked)
+            assert status_of(connection) == 404
+            connection.sendall(b"xyz\r\n")
+            assert rest_of(connection) == b""
+        assert not caplog.records
