@@ -60,8 +60,8 @@ class _Change(NamedTuple):
 class LoadBalancingGoal:
     """Isolates the containers that want it and can have it, and no others; a `repair.Goal`.
 
-    A new agent reads once from the cgroups what is isolated, and goes on from there. While no
-    container asks, nothing more is read, and nothing is written.
+    A new agent reads what is isolated from the cgroups, until that succeeds, and goes on from it.
+    While no container asks, nothing more is read, and nothing is written.
 
     Args:
         tree: the isolated partitions.
@@ -72,8 +72,10 @@ class LoadBalancingGoal:
 
     def __init__(self, tree: PartitionTree) -> None:
         self._tree = tree
-        # Cgroup → the CPUs that it has for itself; None before the first read.
-        self._held: dict[str, CPUSet] | None = None
+        # Cgroup → the CPUs that it has for itself.
+        self._held: dict[str, CPUSet] = {}
+        # Why the cgroups are not read yet; None once they are.
+        self._unread: str | None = ""
         self._wishes: dict[str, _Wish] = {}
         self._refusals: dict[ContainerKey, Notice] = {}
 
@@ -83,6 +85,7 @@ class LoadBalancingGoal:
         """Return what to isolate and to release, each with its CPUs."""
         self._wishes, self._refusals = {}, {}
         strangers: set[str] = set()
+        self._learn()
         for container in found:
             key = (container.pod, ContainerID(container.id))
             placed = resolution.containers.get(key)
@@ -98,7 +101,7 @@ class LoadBalancingGoal:
         # The releases come first: a restarted container has the CPUs of its predecessor.
         released = {
             _Change(path, isolated=False): cpus
-            for path, cpus in self._known().items()
+            for path, cpus in self._held.items()
             if path not in strangers
             and (path not in self._wishes or self._wishes[path].cpus != cpus)
         }
@@ -109,17 +112,16 @@ class LoadBalancingGoal:
         self, key: _Change, want: CPUSet, _now_s: float, /, *, was_right: bool
     ) -> Reason | None:
         """Isolate or release a cgroup."""
-        held = self._known()
         if not key.isolated:
             self._tree.release(key.path, want)
-            del held[key.path]
+            del self._held[key.path]
             log.info("load balancing restored", cgroup=key.path, cpus=want)
             return Reason.MOVED
         if self._tree.partition(key.path) == Partition(ISOLATED, want):
-            held[key.path] = want
+            self._held[key.path] = want
             return None
         self._tree.isolate(key.path, want)
-        held[key.path] = want
+        self._held[key.path] = want
         log.info("load balancing off", cgroup=key.path, cpus=want)
         return Reason.UNKNOWN if was_right else Reason.NEW
 
@@ -137,14 +139,17 @@ class LoadBalancingGoal:
             for notice in _outcome(wish.placed, targets[_Change(path, isolated=True)]):
                 yield (wish.key, notice.event), notice
 
-    def _known(self) -> dict[str, CPUSet]:
-        if self._held is None:
-            self._held = {}
-            try:
-                self._held = dict(self._tree.reserved())
-            except HostError as error:
+    def _learn(self) -> None:
+        """Read what is isolated; try again in the next sweep where that fails."""
+        if self._unread is None:
+            return
+        try:
+            self._held = {**dict(self._tree.reserved()), **self._held}
+            self._unread = None
+        except HostError as error:
+            if self._unread != str(error):
                 log.warning("isolated partitions cannot be read", error=error)
-        return self._held
+            self._unread = str(error)
 
 
 def _own(container: FoundContainer, assignment: CPUAssignment) -> CPUSet:

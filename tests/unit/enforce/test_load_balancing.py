@@ -387,6 +387,21 @@ def test_a_tree_that_cannot_be_read_does_not_stop_the_agent(node: Node) -> None:
     assert "no list" in why
 
 
+def test_what_is_isolated_already_is_read_as_soon_as_it_can_be(node: Node) -> None:
+    former = builders.pod("former", builders.container(exclusive_a=1))
+    node.run(former, exclusive_a="3")
+    node.files.tree().isolate(node.path(former), CPUSet.of(3))
+    node.run(WEB, exclusive_a="4,5")
+    pod = "kubepods/podformer-uid"
+    node.files.write(pod, "cpuset.cpus.exclusive", "no list")
+    for _ in range(2):
+        assert node.keep() == {}
+    assert node.files.state(node.path(former)) == "isolated"
+    node.files.write(pod, "cpuset.cpus.exclusive", "3")
+    node.keep()
+    assert node.isolated() == ISOLATED
+
+
 def test_a_container_that_alternates_is_isolated_ever_more_patiently(node: Node) -> None:
     path = node.run(WEB, exclusive_a="4,5")
     isolated = 0
