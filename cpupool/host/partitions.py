@@ -184,9 +184,10 @@ class Partitions:
         # The cgroups in a container are the container's own.
         if left and not container:
             for name in self._files.directories(path):
-                for below, cpus in self._reserved(f"{path}/{name}"):
-                    yield below, cpus
-                    left -= cpus
+                below = f"{path}/{name}"
+                with suppress(CgroupNotFound):
+                    left -= self._files.cpus(below, _EXCLUSIVE)
+                yield from self._reserved(below)
         if left:
             yield path, left
 

@@ -208,9 +208,10 @@ class Sysfs:
         return self._cpus(_CPU, ("nohz_full",)) or CPUSet()
 
     def unbound_workqueues(self) -> CPUSet:
-        """Return the CPUs on which the admin lets unbound workqueues run; none where it is unknown.
+        """Return the CPUs on which the admin lets unbound workqueues run.
 
-        Source: Documentation/core-api/workqueue.rst. CPUs of partitions are included.
+        CPUs of partitions are included. Without the file (before Linux 6.8) there are none: such a
+        kernel changes no workqueue for a partition. Source: Documentation/core-api/workqueue.rst.
 
         Raises:
             HostFileError: the file cannot be read or holds no mask.

@@ -143,8 +143,9 @@ def test_what_a_container_nests_and_what_the_administrator_has_made_is_not_walke
         files.write(above, "cpuset.cpus.exclusive", "4-5")
     assert list(tree.reserved()) == [(path, CPUS)]
 
-    files.write("kubepods", "cpuset.cpus.partition", "root")
-    assert list(tree.reserved()) == []
+    for above in ("kubepods/burstable", "kubepods"):
+        files.write(above, "cpuset.cpus.partition", "root")
+        assert list(tree.reserved()) == []
 
 
 def test_a_list_that_is_none_is_reported_with_its_file(files: PartitionFiles) -> None:
