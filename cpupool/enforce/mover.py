@@ -278,7 +278,8 @@ class Mover:
 
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""
-        pools, resources = self._manager.pools(), self.current().assignment(key).resources
+        pools = self._manager.pools()
+        resources = self.current().assignment(key).resources
         shared = (resource for resource in resources if not resource.kind.exclusive)
         behind = (pools.behind(resource) for resource in shared)
         return frozenset(pool.name for pool in behind if pool is not None)

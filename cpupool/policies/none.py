@@ -92,14 +92,14 @@ class NonePolicy:
             why = f"its plugin has named CPUs {lost} for it alone, which {owner} owns"
             return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
-            shared = _pool_cpus(view, demand.container)
+            pooled = _pool_cpus(view, demand.container)
             plugged = chosen.source is Source.PLUGIN
             return CPUAssignment(
                 Placement.PLUGIN if plugged else Placement.POLICY,
                 exclusive=online,
-                shared=CPUSet.union(shared.values()),
+                shared=CPUSet.union(pooled.values()),
                 offline=own - online,
-                resources={POLICY_CPUS: online, **shared},
+                resources={POLICY_CPUS: online, **pooled},
                 limit=None if plugged else Limit(None),
             )
         if own:
