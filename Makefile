@@ -58,7 +58,7 @@ picture: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(PYTHON) -m benchmarks
 
-# For 30 minutes: the webhook under 12,000 bad clients, beside a good one; ARGS="--minutes 1" for one.
+# For 30 minutes: the webhook under 12,500 bad clients, beside a good one; ARGS="--minutes 1" for one.
 flood: $(VENV)/.dev
 	@$(PYTHON) -m benchmarks.flood $(ARGS)
 

@@ -1,10 +1,10 @@
 """The webhook under a flood: how long good clients wait, and how much memory it takes.
 
 `make flood`, or `python -m benchmarks.flood --minutes 1`. One process floods the webhook: clients
-that say nothing, clients that send a byte of their headers now and then, and clients that do so
-with their body. They connect again at once when the webhook closes. A good client asks at a fixed
-rate, by turns over a new connection and over one that it keeps. A request counts from the time
-at which it is due.
+that say nothing, clients that send a byte of their headers now and then, clients that do so with
+their body, and clients that send a whole request now and then. They connect again at once when the
+webhook closes. A good client asks at a fixed rate, by turns over a new connection and over one that
+it keeps. A request counts from the time at which it is due.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 _HEAD: Final = b"POST /mutating-pods HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 _BODY: Final = _HEAD + b"Content-Length: 100000\r\n\r\n"
+_WHOLE: Final = _HEAD + b"Content-Length: 2\r\n\r\n{}"
 _DRIP_S: Final = 1.0
-"""How often a slow client sends a byte."""
+"""How often a client that speaks sends something."""
 _AGAIN_S: Final = 0.05
 """When a client that could not connect tries again."""
 _BIND_ADDRESS_NO_PORT: Final = 24
@@ -46,11 +47,12 @@ _MOST_ASKING: Final = 64
 
 
 class Kind(Enum):
-    """What a client of the flood sends before it sends a byte now and then."""
+    """What a client of the flood sends first; then it sends a byte, or this again, now and then."""
 
     SILENT = None
     SLOW_HEADERS = _HEAD + b"X: "
     SLOW_BODY = _BODY
+    WHOLE = _WHOLE
 
 
 @dataclass
@@ -61,9 +63,9 @@ class Flood:
         port: the webhook's.
         addresses: how many addresses of 127.0.0.0/8 the clients have.
         clients: the open connections, by file descriptor.
-        speaking: those that have TLS and send a byte now and then.
+        speaking: those that have TLS and send something now and then.
         opened: how many connections it has opened.
-        spoken: on how many of them it has sent a byte.
+        spoken: on how many of them it has sent something.
     """
 
     port: int
@@ -146,8 +148,9 @@ class Flood:
             self._again(number)
 
     def _drip(self, number: int) -> None:
+        client, kind = self.clients[number]
         try:
-            self.clients[number][0].send(b" ")
+            client.send(_WHOLE if kind is Kind.WHOLE else b" ")
         except OSError:
             self._again(number)
 
@@ -206,6 +209,10 @@ class GoodClient:
     Args:
         port: the webhook's.
         secret: its certificate.
+
+    Attributes:
+        waits: kind of connection → how long its requests have taken.
+        hung_up: how often the webhook has closed the kept connection between two requests.
     """
 
     def __init__(self, port: int, secret: Secret) -> None:
@@ -214,6 +221,7 @@ class GoodClient:
         self._body = document()
         self._kept = self._client()
         self._turn = threading.Lock()
+        self.hung_up = 0
         self.waits = {"new connections": Waits(), "a kept connection": Waits()}
 
     def ask_at(self, rate: float, seconds: float) -> None:
@@ -235,9 +243,17 @@ class GoodClient:
 
     def _ask_kept(self, due_s: float) -> None:
         with self._turn:
+            if self._is_closed():
+                # An API server sees this, too, and connects again.
+                self.hung_up += 1
+                self._kept.close()
             if not self._ask(self._kept, due_s, self.waits["a kept connection"]):
                 self._kept.close()
                 self._kept = self._client()
+
+    def _is_closed(self) -> bool:
+        kept: socket.socket | None = self._kept.connection.sock
+        return kept is not None and bool(select.select([kept], [], [], 0)[0])
 
     def _ask(self, client: Client, due_s: float, waits: Waits) -> bool:
         try:
@@ -273,6 +289,7 @@ def measure(
                 yield kind, waits.shown()
                 for reason in sorted(set(waits.failed)):
                     yield "  failed", f"{waits.failed.count(reason)} times {reason}"
+            yield "a kept connection", f"closed {good.hung_up} times between two requests"
             yield "webhook, CPU", f"{(cpu_s(pid) - used_s) / seconds:.2f} of one CPU"
             yield "webhook, peak RSS", f"{peak_mib(pid):.0f} MiB"
             if cgroup:
@@ -295,6 +312,7 @@ def main() -> int:
     parser.add_argument("--silent", type=int, default=10_000)
     parser.add_argument("--slow-headers", type=int, default=1000)
     parser.add_argument("--slow-bodies", type=int, default=1000)
+    parser.add_argument("--whole", type=int, default=500, help="clients with whole requests")
     parser.add_argument("--addresses", type=int, default=1, help="of the flood; 1: the good one's")
     parser.add_argument("--cgroup", type=Path, help="an empty one with a memory controller")
     asked = parser.parse_args()
@@ -302,6 +320,7 @@ def main() -> int:
         Kind.SILENT: asked.silent,
         Kind.SLOW_HEADERS: asked.slow_headers,
         Kind.SLOW_BODY: asked.slow_bodies,
+        Kind.WHOLE: asked.whole,
     }
     seconds = asked.minutes * 60
     for figure in measure(seconds, asked.rate, amounts, asked.addresses, asked.cgroup):

@@ -44,7 +44,8 @@ class Limits:
             yet, or have lost it as strangers; each costs some KiB of the kernel.
         stranger_s: how long a client without a whole request keeps its place while others wait; a
             handshake and a request take some ms.
-        stay_s: how long any other client keeps its place after its last request or answer.
+        stay_s: how long any other client keeps its place from its first request on, while others
+            wait; it always has its answer first.
         body_bytes: the body of one request; an API server accepts objects of 3 MiB.
         held_bytes: all requests without an answer, and all answers that are not sent yet.
         asking: how many of those may have sent something; each costs up to 64 KiB of the kernel.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import resource
 import socket
 import ssl
@@ -236,7 +237,7 @@ class HTTPSServer:
             if in_the_way := self._places.in_the_way(address):
                 oldest, until_s = in_the_way
                 if (pause_s := until_s - loop.time()) > 0:
-                    return pause_s
+                    return None if until_s == math.inf else pause_s
                 if self._places.is_stranger(oldest, oldest.address):
                     lobby.park(oldest)
                 self._places.leave(oldest, oldest.address)
@@ -256,7 +257,14 @@ class HTTPSServer:
         task.add_done_callback(partial(self._leave, client))
 
     async def _serve_client(self, client: Client, context: ssl.SSLContext) -> None:
-        connection = _Connection(self._http, self._state, self._limits, client, self._places)
+        connection = _Connection(
+            self._http,
+            self._state,
+            self._limits,
+            client,
+            places=self._places,
+            answered=self._changed.set,
+        )
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
@@ -292,6 +300,7 @@ class _Connection(H11Protocol):
         limits: the limits of the server.
         client: the client.
         places: the places of all clients.
+        answered: called when the client has an answer.
     """
 
     def __init__(
@@ -300,13 +309,16 @@ class _Connection(H11Protocol):
         state: ServerState,
         limits: Limits,
         client: Client,
+        *,
         places: Places[Client],
+        answered: Callable[[], None],
     ) -> None:
         super().__init__(http, state, {})
         self.ended = asyncio.Event()
         self._limits = limits
         self._client = client
         self._places = places
+        self._answered = answered
         self._idle = True
         self._limit: asyncio.TimerHandle | None = None
 
@@ -319,14 +331,16 @@ class _Connection(H11Protocol):
             self._idle = False
             self._restart_timer(self._limits.request_s)
         super().data_received(data)
-        self._note_known()
+        self._note_request()
         self._note_idle()
 
     def on_response_complete(self) -> None:
         # A client with an early answer has the same time again to send the rest of its request.
         self._restart_timer(self._limits.request_s)
-        self._note_known()
+        self._places.has_answer(self._client, self._client.address)
+        self._answered()
         super().on_response_complete()
+        self._note_request()
         self._note_idle()
 
     def send_400_response(self, msg: str) -> None:
@@ -344,10 +358,11 @@ class _Connection(H11Protocol):
                 limit.cancel()
         self.ended.set()
 
-    def _note_known(self) -> None:
-        """Note that the client has sent a whole request, and that it keeps its place for longer."""
-        if self.conn.their_state in {h11.DONE, h11.MUST_CLOSE}:
-            self._places.know(self._client, self._client.address, self.loop.time())
+    def _note_request(self) -> None:
+        """Note that the client has sent a whole request, and waits for the answer."""
+        whole = self.conn.their_state in {h11.DONE, h11.MUST_CLOSE}
+        if whole and self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}:
+            self._places.asks(self._client, self._client.address, self.loop.time())
 
     def _note_idle(self) -> None:
         """Note the connection as idle if neither side has begun anything."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 from cpupool.https.places import Places
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
@@ -37,27 +39,64 @@ def test_a_client_with_a_whole_request_is_no_stranger_any_more() -> None:
     kept = places()
     for client in "abcd":
         kept.take(client, HERE, 0.0)
-    kept.know("a", HERE, 1.0)
+    kept.asks("a", HERE, 1.0)
     assert [kept.is_stranger(client, HERE) for client in "abe"] == [False, True, False]
     assert kept.in_the_way(HERE) is None
     kept.take("e", HERE, 2.0)
     assert kept.in_the_way(HERE) == ("b", 1.0)
 
 
-def test_if_all_places_are_taken_the_known_client_goes_that_is_idle_for_longest() -> None:
+def full(addresses: str = "HHHHHH") -> Places[str]:
+    """Fill the places with known clients, a second apart: H or T for each one's address."""
     kept = places()
-    for client in "abcdef":
-        kept.take(client, HERE, 0.0)
-        kept.know(client, HERE, 0.0)
-    kept.know("a", HERE, 3.0)
-    assert kept.in_the_way(HERE) == ("b", 10.0)
+    for second, (client, letter) in enumerate(zip("abcdef", addresses, strict=True)):
+        address = {"H": HERE, "T": THERE}[letter]
+        kept.take(client, address, float(second))
+        kept.asks(client, address, float(second))
+        kept.has_answer(client, address)
+    return kept
+
+
+def test_if_all_places_are_taken_the_known_client_goes_that_has_had_its_place_for_longest() -> None:
+    kept = full()
+    kept.asks("a", HERE, 9.0)
+    kept.has_answer("a", HERE)
+    assert kept.in_the_way(THERE) == ("a", 10.0), "another request keeps no place"
+
+
+def test_a_client_has_its_answer_before_it_goes() -> None:
+    kept = full()
+    kept.asks("a", HERE, 9.0)
+    assert kept.in_the_way(THERE) == ("b", 11.0)
+    for client in "bcdef":
+        kept.asks(client, HERE, 9.0)
+    assert kept.in_the_way(THERE) == ("a", math.inf)
+    kept.has_answer("c", HERE)
+    assert kept.in_the_way(THERE) == ("c", 12.0)
+
+
+def test_the_address_with_the_most_known_clients_loses_one() -> None:
+    kept = full("THHTHH")
+    assert kept.in_the_way(THERE) == ("b", 11.0)
+    kept.leave("b", HERE)
+    kept.take("g", THERE, 20.0)
+    kept.asks("g", THERE, 20.0)
+    assert kept.in_the_way(THERE) == ("a", 10.0), "both have three"
+
+
+def test_of_addresses_with_equally_many_the_oldest_client_goes() -> None:
+    kept = full("THHHTT")
+    kept.asks("a", THERE, 9.0)
+    kept.has_answer("a", THERE)
+    assert kept.in_the_way(HERE) == ("a", 10.0)
 
 
 def test_a_client_that_has_gone_does_not_become_known() -> None:
     kept = places()
     kept.take("a", HERE, 0.0)
     kept.leave("a", HERE)
-    kept.know("a", HERE, 1.0)
+    kept.asks("a", HERE, 1.0)
+    kept.has_answer("a", HERE)
     assert len(kept) == 0
 
 

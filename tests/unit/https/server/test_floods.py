@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.https.server import HTTPSServer
 from tests.unit.https.server.clients import (
+    FUNCTIONS,
     HEAD,
     LONG,
     WHOLE,
@@ -19,14 +22,13 @@ from tests.unit.https.server.clients import (
     plain_to,
     rest_of,
     serving_with,
+    status_of,
 )
 from tests.waiting import DEADLINE_S, eventually
-from tests.webhooks import PATIENT, Secret
+from tests.webhooks import LOCALHOST, PATIENT, Secret, serving
 
 if TYPE_CHECKING:
     import socket
-
-    from cpupool.https.server import HTTPSServer
 
 ELSEWHERE = "127.0.0.2"
 LATE_S = 2 * DEADLINE_S
@@ -84,6 +86,28 @@ class TestFloods:
                 answering(stack.enter_context(connected_to(server, secret))) for _ in range(4)
             )
             assert rest_of(idle) == b""
+            assert answers(newest)
+
+    def test_a_client_has_its_answer_before_it_loses_its_place(self, secret: Secret) -> None:
+        asked, answer = threading.Semaphore(0), threading.Event()
+
+        def wait(_document: object) -> object:
+            asked.release()
+            return answer.wait(DEADLINE_S)
+
+        limits = replace(PATIENT, connections=4, stay_s=0.0)
+        server = HTTPSServer(LOCALHOST, 0, {**FUNCTIONS, "/wait": wait}, limits=limits)
+        server.present(secret.certificate, secret.key)
+        with serving(server), ExitStack() as stack:
+            waiting = [stack.enter_context(connected_to(server, secret)) for _ in range(3)]
+            for connection in waiting:
+                connection.sendall(WHOLE.replace(b"/echo", b"/wait"))
+                assert asked.acquire(timeout=DEADLINE_S)
+            idle = answering(stack.enter_context(connected_to(server, secret)))
+            newest = stack.enter_context(connected_to(server, secret))
+            assert rest_of(idle) == b"", "it is the youngest, and has its answer"
+            answer.set()
+            assert [status_of(connection) for connection in waiting] == [200] * 3
             assert answers(newest)
 
     def test_of_an_answer_that_is_not_read_the_kernel_holds_little(self, secret: Secret) -> None:
