@@ -289,7 +289,7 @@ def measure(
                 yield kind, waits.shown()
                 for reason in sorted(set(waits.failed)):
                     yield "  failed", f"{waits.failed.count(reason)} times {reason}"
-            yield "a kept connection", f"closed {good.hung_up} times between two requests"
+            yield "  closed", f"{good.hung_up} times between two requests"
             yield "webhook, CPU", f"{(cpu_s(pid) - used_s) / seconds:.2f} of one CPU"
             yield "webhook, peak RSS", f"{peak_mib(pid):.0f} MiB"
             if cgroup:

@@ -112,7 +112,7 @@ def test_a_label_moves_running_pods_to_other_pools_and_back(world: World) -> Non
         world.await_pool("shared_b", 10)
         world.await_pool("exclusive_a", 3)
         world.await_cpus(owner="2-4", sharer="0", plain="0")
-        assert "there is no pool shared_b; ask for" in world.await_event("CPUPoolMissing", "sharer")
+        assert "there is no pool shared_b; request" in world.await_event("CPUPoolMissing", "sharer")
 
         world.api.set_labels({"role": "worker"})
         world.await_pool("shared_b", 2000)
