@@ -45,8 +45,8 @@ class Places(Generic[_Client]):
         """Find who must go before a stranger from an address can have a place.
 
         Returns:
-            None if a place is free; otherwise the client, and the time at which it must go: never
-            while every known client waits for its answer.
+            None if a place is free; otherwise the client, and the time at which it must go:
+            infinite before a client of the largest crowd has its answer.
         """
         if len(self._strangers) >= self._most_strangers:
             crowd = max(self._strangers.addresses, key=self._strangers.count)
@@ -56,10 +56,11 @@ class Places(Generic[_Client]):
         if len(self) < self._most:
             return None
         # Strangers do not have all places, so at least one client is known.
-        if not self._idle:
-            oldest, _ = self._asking.oldest(next(iter(self._asking.addresses)))
+        crowd = max({*self._idle.addresses, *self._asking.addresses}, key=self._precedence)
+        if not self._idle.count(crowd):
+            oldest, _ = self._asking.oldest(crowd)
             return oldest, math.inf
-        oldest, since_s = self._idle.oldest(max(self._idle.addresses, key=self._precedence))
+        oldest, since_s = self._idle.oldest(crowd)
         return oldest, since_s + self._stay_s
 
     def take(self, client: _Client, address: str, now_s: float) -> None:
@@ -89,8 +90,9 @@ class Places(Generic[_Client]):
 
     def _precedence(self, address: str) -> tuple[int, float]:
         """Return how many known clients an address has, and how long ago the oldest came."""
-        _, since_s = self._idle.oldest(address)
-        return self._asking.count(address) + self._idle.count(address), -since_s
+        idle = self._idle.count(address)
+        since_s = self._idle.oldest(address)[1] if idle else math.inf
+        return idle + self._asking.count(address), -since_s
 
 
 class _Clients(Generic[_Client]):

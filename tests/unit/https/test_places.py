@@ -84,6 +84,15 @@ def test_the_address_with_the_most_known_clients_loses_one() -> None:
     assert kept.in_the_way(THERE) == ("a", 10.0), "both have three"
 
 
+def test_a_crowd_whose_clients_all_wait_for_answers_takes_no_place_of_others() -> None:
+    kept = full("THHHHH")
+    for client in "bcdef":
+        kept.asks(client, HERE, 9.0)
+    assert kept.in_the_way(THERE) == ("b", math.inf)
+    kept.has_answer("c", HERE)
+    assert kept.in_the_way(THERE) == ("c", 12.0)
+
+
 def test_of_addresses_with_equally_many_the_oldest_client_goes() -> None:
     kept = full("THHHTT")
     kept.asks("a", THERE, 9.0)
