@@ -1,10 +1,10 @@
 """The webhook under a flood: how long good clients wait, and how much memory it takes.
 
-`make flood`, or `python -m benchmarks.flood --minutes 1`. One process floods the webhook: clients
-that say nothing, clients that send a byte of their headers now and then, clients that do so with
-their body, and clients that send a whole request now and then. They connect again at once when the
-webhook closes. A good client asks at a fixed rate, by turns over a new connection and over one that
-it keeps. A request counts from the time at which it is due.
+`make flood`, or `python -m benchmarks.flood --minutes 1`. Each kind of bad client has a process.
+One kind sends nothing. The others send a byte of the headers, a byte of the body, or a whole
+request every second. A bad client connects again at once when the webhook closes its connection. A
+good client asks at a fixed rate, by turns over a new connection and over one that it keeps. A
+request counts from the time at which it is due.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from cpupool.enforce.drift import Reason
 from cpupool.enforce.notices import Notice
 from cpupool.manager.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,8 +75,8 @@ class LoadBalancingGoal:
         self._tree = tree
         # Cgroup → the CPUs that it has for itself.
         self._held: dict[str, CPUSet] = {}
-        # Why the cgroups are not read yet; None once they are.
-        self._unread: str | None = ""
+        self._has_read = False
+        self._failures = Failures()
         self._wishes: dict[str, _Wish] = {}
         self._refusals: dict[ContainerKey, Notice] = {}
 
@@ -141,15 +142,14 @@ class LoadBalancingGoal:
 
     def _learn(self) -> None:
         """Read what is isolated; try again in the next sweep where that fails."""
-        if self._unread is None:
+        if self._has_read:
             return
         try:
             self._held = {**dict(self._tree.reserved()), **self._held}
-            self._unread = None
+            self._has_read = True
         except HostError as error:
-            if self._unread != str(error):
+            if self._failures.begins(error):
                 log.warning("isolated partitions cannot be read", error=error)
-            self._unread = str(error)
 
 
 def _own(container: FoundContainer, assignment: CPUAssignment) -> CPUSet:

@@ -185,6 +185,7 @@ class Partitions:
         if left and not container:
             for name in self._files.directories(path):
                 below = f"{path}/{name}"
+                # An administrator's partition below needs its CPUs in the lists above it, too.
                 with suppress(CgroupNotFound):
                     left -= self._files.cpus(below, _EXCLUSIVE)
                 yield from self._reserved(below)

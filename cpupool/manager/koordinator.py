@@ -84,8 +84,10 @@ def chosen(snapshot: Snapshot) -> Iterator[tuple[Pod, CPUSet]]:
 
 def _chosen_here(pod: Pod) -> bool:
     """Return whether the agent chooses the CPUs of a pod, and no scheduler does."""
-    asked = pod.orchestration
-    return asked is not None and asked.owns and not asked.scheduled and not asked.fault
+    orchestration = pod.orchestration
+    if orchestration is None or orchestration.scheduled or orchestration.fault:
+        return False
+    return orchestration.owns
 
 
 def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
@@ -97,9 +99,10 @@ def _pods(resolution: Resolution) -> Iterator[PodCPUs]:
         if pod is None:
             yield PodCPUs("", "", uid, cpus)
             continue
-        asked = pod.orchestration
+        orchestration = pod.orchestration
+        recorded = (orchestration.cpus, orchestration.published) if orchestration else ()
         # koord-scheduler keeps books of each pod with the annotation, by any writer.
-        scheduled = bool(cpus) and cpus in ((asked.cpus, asked.published) if asked else ())
+        scheduled = bool(cpus) and cpus in recorded
         yield PodCPUs(pod.namespace, pod.name, pod.uid, cpus, scheduled)
 
 

@@ -164,8 +164,8 @@ def _encoded(text: bytes) -> str:
 
 
 def _with_data(secret: Body, entries: Mapping[str, bytes]) -> Body:
-    contents = secret.get("data")
-    kept = contents if isinstance(contents, dict) else {}
+    data = secret.get("data")
+    kept = data if isinstance(data, dict) else {}
     new = {name: _encoded(text) for name, text in entries.items()}
     return {**secret, "data": {**kept, **new}}
 
