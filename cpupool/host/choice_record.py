@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
-from cpupool.core.grants import Source
+from cpupool.core.grants import Sharing, Source
 from cpupool.host import files
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
@@ -22,9 +23,10 @@ from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cpupool.core.grants import Grant
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import EventSink
     from cpupool.manager.resolve import Snapshot
@@ -122,7 +124,8 @@ class ChoiceRecord:
             if entries or settled or self._written:
                 policy, boot_id = view.pools.cpu_manager.policy, self._boot()
                 shared = view.cpus - owned
-                self._write(State(policy, shared, entries, boot_id=boot_id, settled=settled))
+                state = State(policy, shared, entries, boot_id=boot_id, settled=settled)
+                self._write(replace(state, sharing=_sharing(now, chosen)))
         except CPUPoolError as error:
             self._due_s = self._now_s() + _AGAIN_S
             self._complain(str(error))
@@ -157,6 +160,19 @@ class ChoiceRecord:
             self._events.node("CPUChoiceNotRecorded", f"{what}: {why}")
         elif not why and self._failures.ends():
             log.info("chosen CPUs are recorded again", file=self._path)
+
+
+def _sharing(now: Snapshot, chosen: Mapping[str, Grant]) -> Mapping[str, Sharing]:
+    """Return with whom pods share their CPUs, for pods that Koordinator's words concern.
+
+    Without such words no policy lets others run on the CPUs of an owner.
+    """
+    pods = now.resolution.pods
+    return {
+        uid: grant.sharing
+        for uid, grant in chosen.items()
+        if grant.sharing is not Sharing.NONE or (uid in pods and pods[uid].orchestration)
+    }
 
 
 def _read(path: Path) -> bytes:

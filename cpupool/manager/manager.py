@@ -293,7 +293,7 @@ class Manager:
             policy = self._facts.policy.remembering(recorded.settled)
             facts = replace(self._facts, recovered=True, policy=policy)
             seen = self._resolution.view
-            before = recovering.recover(facts, seen, found, recorded.entries)
+            before = recovering.recover(facts, seen, found, recorded)
             if not self._moves_pinned:
                 kept = pinned.found_stale(facts, self._resolution, found)
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})

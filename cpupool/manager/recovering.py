@@ -1,14 +1,22 @@
-"""The choices of an earlier agent, found again after a restart."""
+"""The choices of an earlier agent, found again after a restart.
+
+A choice stands by itself: it is checked against the machine and the other owners, and never against
+the pod of today, whose request, labels and annotations may have changed since. So a restart of the
+agent changes no grant. Three sources name a choice, the best first:
+
+* the annotation of a living container, which an agent wrote when the runtime created it;
+* the record of the agent, which also has the pods that have ended and still have a cgroup;
+* the CPUs on which a container runs, if they are as many as it requests today, and the policy could
+  give them: unlike the others, any program can have written them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError
-from cpupool.core.grants import WHOLE_POD, Grants, PodOwner, Source
+from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Sharing, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
 from cpupool.manager import choosing, homes, requested, sightings
@@ -16,133 +24,202 @@ from cpupool.manager.choosing import Admission
 from cpupool.policies.base import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
-    from cpupool.core.grants import Grant
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Container, Pod
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.ports import FoundContainer
     from cpupool.policies.base import NodeView
+    from cpupool.wire.cpu_manager_state import State
 
 
 def recover(
-    facts: NodeFacts,
-    before: NodeView,
-    found: Iterable[FoundContainer],
-    recorded: Mapping[str, Mapping[str, CPUSet]],
+    facts: NodeFacts, before: NodeView, found: Iterable[FoundContainer], recorded: State
 ) -> Admission:
     """Return the decisions with the choices of an earlier agent.
 
-    The sources, the best first: the annotations of living containers, which an agent wrote when the
-    runtime created them; the record of the agent; the CPUs where containers run. CPUs count only if
-    the machine has them, the container requests as many, and no other owner has one of them. Of two
-    pods that claim a CPU the older pod has it. CPUs that only a cgroup names must be CPUs that the
-    policy could give.
+    Of two pods that claim a CPU by the same source the older pod has it.
 
     Args:
         facts: the node's facts.
         before: the policies' view of the node.
         found: the containers with their present CPUs.
-        recorded: the id in a pod's cgroup name → container → the CPUs that an agent gave it.
+        recorded: the record of an earlier agent.
     """
-    found, pods, grants = tuple(found), before.pods, before.grants
+    found = tuple(found)
     # The earlier agent confined the container that the kubelet gave a CPU of an owner.
-    of_kubelet = [grant for grant in grants if grant.source is Source.KUBELET]
-    grants = Grants({key: each for key, each in grants.all.items() if each not in of_kubelet})
+    of_kubelet = [grant for grant in before.grants if grant.source is Source.KUBELET]
+    grants = before.grants
+    if not requested.kubelet_owns(facts):
+        grants = Grants({key: each for key, each in grants.all.items() if each not in of_kubelet})
+        with_cgroup = {container.pod for container in found}
+        annotated = _annotated(facts, before, recorded)
+        for claim in (*annotated, *_recorded(facts, before, recorded, with_cgroup)):
+            grants = _granted(facts, grants, claim)
+        grants = grants.adding(of_kubelet)
+        grants = _from_cgroups(facts, before.pods, grants, found)
+    return Admission(grants, before.refused, {**before.homes, **homes.recovered(before, found)})
+
+
+class _Claim(NamedTuple):
+    """What a source says of a pod.
+
+    Attributes:
+        uid: the id in the pod's cgroup name.
+        pod: the pod; None where only the source has it.
+        parts: container → its CPUs; `WHOLE_POD` → those of all containers of the pod.
+        sharing: which others may run there.
+    """
+
+    uid: str
+    pod: Pod | None
+    parts: Mapping[str, CPUSet]
+    sharing: Sharing
+
+
+def _recorded(
+    facts: NodeFacts, before: NodeView, recorded: State, with_cgroup: AbstractSet[str]
+) -> Iterator[_Claim]:
+    """Yield the claims of the record: pods by their age, then those that the API server forgot.
+
+    A pod that has ended keeps its CPUs until none of its containers has a cgroup.
+    """
+    known = {pod.cgroup_uid: pod for pod in oldest_first(before.pods)}
+    ended = (recorded.entries.keys() & with_cgroup) - known.keys()
+    for uid in (*known, *sorted(ended)):
+        if parts := recorded.entries.get(uid):
+            pod = known.get(uid)
+            yield _Claim(uid, pod, parts, _sharing(facts, pod, recorded, uid))
+
+
+def _annotated(facts: NodeFacts, before: NodeView, recorded: State) -> Iterator[_Claim]:
+    """Yield the claims of annotations, pods by their age.
+
+    An annotation has the CPUs of one container. Whether its pod has them as a whole is in the
+    record, or follows from containers that run beside each other on one CPU.
+    """
     living: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
     for sighted in facts.sighted.values():
         if sighted.chosen:
             living[sighted.pod][sighted.name] = sighted.chosen
-    for source in (living, recorded):
-        for pod in oldest_first(pods):
-            has = source.get(pod.cgroup_uid, {})
-            if source is living and WHOLE_POD in choosing.wanted(facts, pod):
-                # Each container has all CPUs of the pod, or a part of them.
-                has = {**has, WHOLE_POD: CPUSet.union(has.values())}
-            for container, cpus in has.items():
-                names = _parts(facts, pod, container) if source is living else (container,)
-                for name in names:
-                    if _could_be_chosen(facts, grants, pod, name, cpus):
-                        parts = _split(name, cpus, has)
-                        grants = _whole(grants, choosing.granted(facts, pod, parts))
-    grants = _from_cgroups(facts, pods, grants.adding(of_kubelet), found)
-    return Admission(grants, before.refused, {**before.homes, **homes.recovered(before, found)})
+    for pod in oldest_first(before.pods):
+        if not (has := living.get(pod.cgroup_uid)):
+            continue
+        entry = recorded.entries.get(pod.cgroup_uid, {})
+        sharing = _sharing(facts, pod, recorded, pod.cgroup_uid)
+        if all((entry.get(name) or entry.get(WHOLE_POD)) == cpus for name, cpus in has.items()):
+            parts = entry
+        elif _together(facts, pod, has, entry):
+            parts = _as_whole(has)
+        else:
+            parts = has
+        yield _Claim(pod.cgroup_uid, pod, parts, sharing)
 
 
-def _split(name: str, cpus: CPUSet, has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
-    """Return the parts of a grant; with the CPUs of a pod also those of containers that have less.
+def _together(
+    facts: NodeFacts, pod: Pod, has: Mapping[str, CPUSet], entry: Mapping[str, CPUSet]
+) -> bool:
+    """Return whether all containers of a pod have their CPUs as one set."""
+    if WHOLE_POD in entry or WHOLE_POD in choosing.wanted(facts, pod):
+        return True
+    lasting = [
+        has[each.name]
+        for each in pod.containers
+        if each.name in has and each.kind is not ContainerKind.INIT
+    ]
+    return sum(map(len, lasting)) > len(CPUSet.union(lasting))
+
+
+def _as_whole(has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
+    """Return the parts of a pod that owns CPUs as one set: a container with less has a part.
 
     Args:
-        name: the container, or `WHOLE_POD`.
-        cpus: its CPUs.
-        has: the CPUs of each container of the pod.
+        has: container → its CPUs.
     """
-    if name != WHOLE_POD:
-        return {name: cpus}
-    return {name: cpus} | {part: less for part, less in has.items() if less and less < cpus}
+    whole = CPUSet.union(has.values())
+    return {WHOLE_POD: whole} | {name: cpus for name, cpus in has.items() if cpus < whole}
+
+
+def _sharing(facts: NodeFacts, pod: Pod | None, recorded: State, uid: str) -> Sharing:
+    """Return who may run on a pod's CPUs: as recorded, or else as the policy has it today."""
+    if uid in recorded.sharing or pod is None:
+        return recorded.sharing.get(uid, Sharing.NONE)
+    return facts.policy.sharing(pod)
+
+
+def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
+    """Return the grants with those parts of a claim that nothing contradicts."""
+    # The whole comes before its parts.
+    for name, cpus in sorted(claim.parts.items(), key=lambda part: part[0] != WHOLE_POD):
+        if _can_be(facts, grants, claim, name, cpus):
+            owner = PodOwner(claim.uid)
+            grant = Grant(
+                owner, POLICY_CPUS, Source.POLICY, {name: cpus}, claim.sharing, whole_cores=False
+            )
+            added = grants.adding([grant])
+            # A part that would be cut has another owner.
+            grants = added if added.part(claim.uid, POLICY_CPUS, name) == cpus else grants
+    return grants
+
+
+def _can_be(facts: NodeFacts, grants: Grants, claim: _Claim, name: str, cpus: CPUSet) -> bool:
+    """Return whether the machine has these CPUs, and no other container owns one of them.
+
+    The core of an owner of whole cores is its own. In a pod only an init container leaves its CPUs
+    to later containers. Names and kinds of containers, and their requests of pools, never change.
+    """
+    parts = grants.parts(claim.uid, POLICY_CPUS)
+    cores = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
+    if (
+        not cpus
+        or name in parts
+        or not cpus <= facts.topology.present - facts.topology.with_siblings(cores)
+    ):
+        return False
+    containers = claim.pod.containers if claim.pod and claim.pod.qos is not None else None
+    if name == WHOLE_POD:
+        outside = containers is None or all(map(requested.outside_pools, containers))
+        return outside and not parts
+    if WHOLE_POD in parts:
+        return cpus < parts[WHOLE_POD]
+    return containers is None or _can_be_beside(parts, containers, name, cpus)
+
+
+def _can_be_beside(
+    parts: Mapping[str, CPUSet], containers: Iterable[Container], name: str, cpus: CPUSet
+) -> bool:
+    """Return whether a container of a pod can have CPUs beside those that the others have."""
+    busy, there = CPUSet(), False
+    for container in containers:
+        mine = container.name == name
+        there |= mine and requested.outside_pools(container)
+        own = cpus if mine else parts.get(container.name, CPUSet())
+        if not own.isdisjoint(busy):
+            return False
+        if container.kind is not ContainerKind.INIT:
+            busy |= own
+    return there
 
 
 def _from_cgroups(
     facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, found: Iterable[FoundContainer]
 ) -> Grants:
-    """Return the grants with the CPUs on which containers run, if the policy could give them."""
-    runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
-    for identifier, pod, wanting in sightings.instances(pods, facts.sighted):
-        text = runs.get((pod.cgroup_uid, identifier), "")
-        wants = choosing.wanted(facts, pod)
-        name = WHOLE_POD if WHOLE_POD in wants else wanting.name
-        if not text or name not in wants:
-            continue
-        with suppress(CPUSetParseError):
-            cpus = CPUSet.parse(text)
-            free = cpus <= choosing.available(facts, choosing.view(facts, pods, grants))
-            if free and _could_be_chosen(facts, grants, pod, name, cpus):
-                claimed = _whole(grants, choosing.granted(facts, pod, {name: cpus}))
-                # A pod that shares may run on as many CPUs as it requests: the last ones.
-                if facts.policy.extents(choosing.view(facts, pods, claimed))[DEFAULT]:
-                    grants = claimed
-    return grants
+    """Return the grants with the CPUs on which containers run, if the policy could give them.
 
-
-def _could_be_chosen(facts: NodeFacts, grants: Grants, pod: Pod, name: str, cpus: CPUSet) -> bool:
-    """Return whether an agent can have chosen these CPUs for a container that has none yet.
-
-    Only init containers leave their CPUs to later containers of their pod. No CPU is a sibling in a
-    core that another owner has as a whole. The labels and annotations of a pod may have changed
-    since it got its CPUs.
+    Another program may have written them, so they are as many as the container requests today.
     """
-    parts = grants.parts(pod.cgroup_uid, POLICY_CPUS)
-    counts = {**requested.countable(pod), WHOLE_POD: requested.together(pod)}
-    whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
-    if (
-        requested.kubelet_owns(facts)
-        or name in parts
-        or (parts and WHOLE_POD in {name, *parts})
-        or not cpus
-        or len(cpus) != counts.get(name)
-        or not cpus <= facts.topology.present - facts.topology.with_siblings(whole)
-    ):
-        return False
-    busy = CPUSet()
-    for container in pod.containers:
-        own = cpus if container.name == name else parts.get(container.name, CPUSet())
-        if not own.isdisjoint(busy):
-            return False
-        if container.kind is not ContainerKind.INIT:
-            busy |= own
-    return True
-
-
-def _parts(facts: NodeFacts, pod: Pod, container: str) -> tuple[str, ...]:
-    """Return the names under which a grant can have the CPUs of a container, the likely first."""
-    wants = choosing.wanted(facts, pod)
-    if WHOLE_POD in wants:
-        return (WHOLE_POD,)
-    return (container,) if container in wants else (container, WHOLE_POD)
-
-
-def _whole(grants: Grants, claim: Grant) -> Grants:
-    """Return the grants with a claim, or without it if another owner has one of its CPUs."""
-    added = grants.adding([claim])
-    has = added.parts(claim.owner.uid, POLICY_CPUS) if isinstance(claim.owner, PodOwner) else {}
-    return added if claim.parts.items() <= has.items() else grants
+    runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
+    for identifier, pod, container in sightings.instances(pods, facts.sighted):
+        cpus = CPUSet.parse_or_empty(runs.get((pod.cgroup_uid, identifier), ""))
+        wants = choosing.wanted(facts, pod)
+        name = WHOLE_POD if WHOLE_POD in wants else container.name
+        if not cpus or len(cpus) != wants.get(name):
+            continue
+        if cpus <= choosing.available(facts, choosing.view(facts, pods, grants)):
+            claim = _Claim(pod.cgroup_uid, pod, {name: cpus}, facts.policy.sharing(pod))
+            claimed = _granted(facts, grants, claim)
+            # A pod that shares may run on as many CPUs as it requests: the last ones.
+            if facts.policy.extents(choosing.view(facts, pods, claimed))[DEFAULT]:
+                grants = claimed
+    return grants

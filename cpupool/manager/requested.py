@@ -59,7 +59,12 @@ def native(container: Container) -> bool:
 
     A container that requests a pool gets the pool's CPUs only. OpenShift's resource is no pool.
     """
-    return bool(container.whole_cpus) and container.requests.keys() <= {ENABLE_SHARED_CPUS}
+    return bool(container.whole_cpus) and outside_pools(container)
+
+
+def outside_pools(container: Container) -> bool:
+    """Return whether a container requests no pool; its requests of pools never change."""
+    return container.requests.keys() <= {ENABLE_SHARED_CPUS}
 
 
 def countable(pod: Pod) -> Mapping[str, int]:
@@ -76,8 +81,7 @@ def countable(pod: Pod) -> Mapping[str, int]:
 
 def together(pod: Pod) -> int:
     """Return the number of CPUs that the containers of a pod can own as one set; 0 for none."""
-    asked = {resource for each in pod.containers for resource in each.requests}
-    return pod.whole_cpus if asked <= {ENABLE_SHARED_CPUS} else 0
+    return pod.whole_cpus if all(map(outside_pools, pod.containers)) else 0
 
 
 def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:

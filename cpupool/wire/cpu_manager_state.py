@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
+from cpupool.core.grants import Sharing
 from cpupool.wire.checkpoints import Reader, dump_map
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class State:
         version: the version of the file's shape.
         boot_id: the boot in which the agent wrote the file; empty in a file of the kubelet.
         settled: what the policy has settled for its configuration; empty in a file of the kubelet.
+        sharing: pod UID → which others may run on its CPUs, for pods of Koordinator's classes.
     """
 
     policy: str
@@ -63,6 +65,7 @@ class State:
     version: int = _WRITTEN
     boot_id: str = ""
     settled: Mapping[str, str] = field(default_factory=dict)
+    sharing: Mapping[str, Sharing] = field(default_factory=dict)
 
 
 def parse(data: bytes) -> State:
@@ -75,7 +78,9 @@ def parse(data: bytes) -> State:
     if "data" not in document:
         boot_id = _READER.typed(document.get("bootid", ""), str, "bootId")
         settled = _texts(document.get("settled", {}), "settled")
-        return replace(_state(document, _verified(document)), boot_id=boot_id, settled=settled)
+        sharing = _sharing(_texts(document.get("sharing", {}), "sharing"))
+        state = _state(document, _verified(document))
+        return replace(state, boot_id=boot_id, settled=settled, sharing=sharing)
     text = _READER.typed(document["data"], str, "data")
     _verify(
         _READER.typed(document.get("datachecksum"), int, "dataChecksum"),
@@ -102,7 +107,16 @@ def encode(state: State) -> bytes:
         "bootId": state.boot_id,
         "settled": dict(state.settled),
     }
+    if state.sharing:
+        document["sharing"] = {pod: sharing.value for pod, sharing in state.sharing.items()}
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _sharing(texts: Mapping[str, str]) -> Mapping[str, Sharing]:
+    try:
+        return {pod: Sharing(text) for pod, text in texts.items()}
+    except ValueError as error:
+        raise _READER.damaged(f"sharing: {str(error)[:80]}") from error
 
 
 def _lower(document: Mapping[str, Any]) -> dict[str, Any]:

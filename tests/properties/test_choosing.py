@@ -21,9 +21,12 @@ from tests.machines import MACHINES
 from tests.searching import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from cpupool.core.grants import Grant
     from cpupool.core.workloads import Pod
+    from cpupool.manager.facts import ContainerKey
+    from cpupool.manager.resolve import PlacedContainer
 
 MACHINE = MACHINES["arm_no_smt"]
 STATIC = CPUManager("static", reserved=CPUSet.of(0))
@@ -48,6 +51,7 @@ class Choosing(RuleBasedStateMachine):
         self.pods: dict[str, Pod] = {}
         self.ended: set[str] = set()
         self.had: dict[str, CPUSet] = {}
+        self.parts: dict[tuple[str, str], CPUSet] = {}
         self.numbers = iter(range(10_000))
         self.start(())
 
@@ -55,12 +59,15 @@ class Choosing(RuleBasedStateMachine):
         self,
         found: tuple[FoundContainer, ...],
         recorded: Mapping[str, Mapping[str, CPUSet]] | None = None,
+        living: Iterable[RuntimeContainer] = (),
     ) -> None:
         self.manager = Manager()
         self.manager.reconfigure(self.pools, MACHINE.without(self.offline).topology())
         self.manager.observe(pods=self.pods.values())
-        self.ended.clear()
+        self.manager.observe_containers(living)
         self.manager.adopt(found, State("static", entries=recorded or {}))
+        there = {container.pod for container in found}
+        self.ended &= there
 
     @rule(
         asked=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 4)), min_size=1, max_size=3)
@@ -76,6 +83,23 @@ class Choosing(RuleBasedStateMachine):
         )
         self.pods[name] = replace(builders.pod(name, *made), created=f"{len(name)} {name}")
         self.manager.observe(pods=self.pods.values())
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def a_pod_is_edited(self, data: st.DataObject) -> None:
+        self.edit(data)
+        self.manager.observe(pods=self.pods.values())
+
+    def edit(self, data: st.DataObject) -> None:
+        """Resize a container in place, or let the pod matter more to the node."""
+        pod = data.draw(st.sampled_from(list(self.pods.values())))
+        resized, cpus = data.draw(st.sampled_from(pod.containers)), data.draw(st.integers(0, 4))
+        containers = (
+            replace(each, whole_cpus=cpus) if each is resized else each for each in pod.containers
+        )
+        self.pods[pod.name] = replace(
+            pod, containers=tuple(containers), node_critical=data.draw(st.booleans())
+        )
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data(), sandbox=st.booleans())
@@ -116,39 +140,65 @@ class Choosing(RuleBasedStateMachine):
     @precondition(lambda self: not self.offline and self.pools == FILES[0])
     @rule()
     def the_agent_restarts(self) -> None:
-        """Containers are found where they were; init containers have ended."""
-        resolution = self.manager.snapshot().resolution
-        running = {
-            key: placed
-            for key, placed in resolution.containers.items()
-            if placed.container.kind is not ContainerKind.INIT
-        }
+        """Containers are found where they were, as many as they request; init containers ended."""
+        placed = self.running()
+        grants = self.manager.snapshot().resolution.grants
         before = {
-            (uid, placed.container.name): resolution.grants.part(
-                uid, POLICY_CPUS, placed.container.name
-            )
-            for (uid, _), placed in running.items()
+            (uid, each.container.name): own
+            for (uid, _), each in placed.items()
+            if (own := grants.part(uid, POLICY_CPUS, each.container.name))
+            if len(own) == each.container.whole_cpus
         }
         found = tuple(
-            FoundContainer(uid, identifier, f"{uid}/{identifier}", str(placed.assignment.cpus))
-            for (uid, identifier), placed in running.items()
+            FoundContainer(uid, identifier, f"{uid}/{identifier}", str(each.assignment.cpus))
+            for (uid, identifier), each in placed.items()
         )
         inside = CPUSet.union(self.owned().values()) <= CPUSet.parse("1-7")
-        self.had.clear()
+        self.forget()
         self.start(found)
         grants = self.manager.snapshot().resolution.grants
         for (uid, name), cpus in before.items() if inside else ():
-            assert not cpus or grants.part(uid, POLICY_CPUS, name) == cpus
+            assert grants.part(uid, POLICY_CPUS, name) == cpus
 
-    @rule()
-    def the_agent_restarts_with_its_record(self) -> None:
-        """Whatever was edited or went offline: who has recorded CPUs has them again."""
+    @rule(data=st.data(), edited=st.booleans())
+    def the_agent_restarts_with_its_record(self, data: st.DataObject, *, edited: bool) -> None:
+        """Whatever was edited or went offline, also meanwhile: each grant is as it was."""
+        before = self.manager.snapshot().resolution.view.chosen
+        there = {uid: grant for uid, grant in before.items() if uid in self.pods_and_ended()}
+        if edited and self.pods:
+            self.edit(data)
+        # Of pods that have ended only the cgroups are there.
+        ended = (FoundContainer(uid, "x", f"{uid}/x", "0") for uid in self.ended)
+        self.start(tuple(ended), {uid: grant.parts for uid, grant in before.items()})
+        self.assert_kept(there)
+
+    @rule(data=st.data(), edited=st.booleans())
+    def the_agent_restarts_without_its_record(self, data: st.DataObject, *, edited: bool) -> None:
+        """The containers that run have annotations with their CPUs."""
+        living = [
+            RuntimeContainer(
+                identifier,
+                uid,
+                "default",
+                each.pod.name,
+                each.container.name,
+                chosen=each.assignment.exclusive | each.assignment.offline,
+            )
+            for (uid, identifier), each in self.running().items()
+        ]
         chosen = self.manager.snapshot().resolution.view.chosen
-        before = {uid: cpus for uid, cpus in self.owned().items() if uid not in self.ended}
-        self.had = before
-        self.start((), {uid: grant.parts for uid, grant in chosen.items()})
-        for uid, cpus in before.items():
-            assert self.owned()[uid] >= cpus
+        names = {(each.pod, each.name) for each in living}
+        there = {
+            uid: replace(grant, parts={n: c for n, c in grant.parts.items() if (uid, n) in names})
+            for uid, grant in chosen.items()
+            if uid in {pod.cgroup_uid for pod in self.pods.values()}
+        }
+        if edited and self.pods:
+            self.edit(data)
+        self.forget()
+        self.parts = {(uid, n): c for uid, grant in there.items() for n, c in grant.parts.items()}
+        self.start((), living=living)
+        self.assert_kept(there)
 
     @rule(data=st.data())
     def the_agent_restarts_with_a_forged_record(self, data: st.DataObject) -> None:
@@ -157,8 +207,40 @@ class Choosing(RuleBasedStateMachine):
             pod.cgroup_uid: {container.name: data.draw(cpus) for container in pod.containers}
             for pod in self.pods.values()
         }
-        self.had.clear()
+        self.forget()
         self.start((), forged)
+        self.parts = self.all_parts()
+
+    def running(self) -> dict[ContainerKey, PlacedContainer]:
+        """Return the containers of known pods, without init containers."""
+        containers = self.manager.snapshot().resolution.containers
+        uids = {pod.cgroup_uid for pod in self.pods.values()}
+        return {
+            key: placed
+            for key, placed in containers.items()
+            if placed.container.kind is not ContainerKind.INIT and key[0] in uids
+        }
+
+    def pods_and_ended(self) -> set[str]:
+        return {pod.cgroup_uid for pod in self.pods.values()} | self.ended
+
+    def forget(self) -> None:
+        """Expect nothing of the grants until now."""
+        self.had.clear()
+        self.parts.clear()
+
+    def assert_kept(self, before: Mapping[str, Grant]) -> None:
+        now = self.manager.snapshot().resolution.view.chosen
+        for uid, grant in before.items():
+            if grant.parts:
+                assert grant.parts.items() <= now[uid].parts.items()
+                assert grant.sharing is now[uid].sharing
+
+    def all_parts(self) -> dict[tuple[str, str], CPUSet]:
+        chosen = self.manager.snapshot().resolution.view.chosen
+        return {
+            (uid, name): cpus for uid, grant in chosen.items() for name, cpus in grant.parts.items()
+        }
 
     def owned(self) -> dict[str, CPUSet]:
         return {
@@ -198,14 +280,17 @@ class Choosing(RuleBasedStateMachine):
         self.had = owned
 
     @invariant()
-    def a_container_has_as_many_as_it_asks_for_or_shares(self) -> None:
+    def a_container_gets_as_many_as_it_asks_for_once_or_shares(self) -> None:
         facts, resolution = self.manager.snapshot()
+        parts = self.all_parts()
         for placed in resolution.containers.values():
             uid, name = placed.pod.cgroup_uid, placed.container.name
             own = resolution.grants.part(uid, POLICY_CPUS, name)
-            assert len(own) in {0, placed.container.whole_cpus}
+            assert own == self.parts.get((uid, name), own)
+            assert (uid, name) in self.parts or len(own) in {0, placed.container.whole_cpus}
             online = own & facts.topology.online
             assert placed.assignment.cpus == (online or resolution.view.default.cpus)
+        self.parts = parts
 
     @invariant()
     def nobody_else_runs_on_owned_cpus(self) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import Sharing
+from cpupool.core.koordinator import Orchestration, QoS
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.choice_record import ChoiceRecord
@@ -111,6 +114,31 @@ def test_the_file_has_the_kubelets_shape(node: Node) -> None:
     # As the kubelet's tools verify it: they do not know the agent's keys.
     del content["bootId"], content["settled"]
     cpu_manager_state.parse(json.dumps({**content, "checksum": checksum}).encode())
+
+
+def test_the_next_agent_lets_the_same_others_run_on_the_cpus_of_a_pod(node: Node) -> None:
+    policy = CPUManager("koordinator", reserved=CPUSet.of(0))
+    pools = NodePools.of(*LINES, cpu_manager=policy)
+    node.start(pools)
+    for name, qos in (("lse", QoS.LSE), ("lsr", QoS.LSR)):
+        container = replace(builders.container(f"{name}-main"), request_milli=1000)
+        labelled = replace(
+            builders.pod(name, container), orchestration=Orchestration(qos, prod=True)
+        )
+        node.pods.append(labelled)
+        node.manager.observe(pods=node.pods)
+        node.record.decided()
+    before = node.manager.snapshot().resolution.grants
+    assert {grant.sharing for grant in before} == {Sharing.NONE, Sharing.BEST_EFFORT}
+
+    # Meanwhile the classes change places.
+    lse, lsr = node.pods
+    node.pods = [
+        replace(lse, orchestration=lsr.orchestration),
+        replace(lsr, orchestration=lse.orchestration),
+    ]
+    node.start(pools)
+    assert node.manager.snapshot().resolution.grants == before
 
 
 def test_a_node_without_choices_has_no_file(node: Node) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
+from cpupool.core.grants import Sharing
 from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
 
@@ -106,6 +107,15 @@ def test_what_the_agent_writes_is_version_2_with_its_boot_and_what_is_settled() 
     written = cpu_manager_state.encode(state)
     assert json.loads(written) == {**json.loads(V2), "bootId": "b", "settled": settled}
     assert cpu_manager_state.parse(written) == state
+
+
+def test_what_others_may_share_is_read_as_it_was_written() -> None:
+    sharing = {"pod": Sharing.BEST_EFFORT, "other": Sharing.NONE}
+    state = State("koordinator", FIRST, {"pod": {"": SECOND}}, boot_id="b", sharing=sharing)
+    written = cpu_manager_state.encode(state)
+    assert cpu_manager_state.parse(written) == state
+    with pytest.raises(RemoteProtocolError, match="sharing: 'anybody' is not a valid Sharing"):
+        cpu_manager_state.parse(written.replace(b"best effort", b"anybody"))
 
 
 def test_no_checksum_is_checked_where_the_kubelet_has_written_none() -> None:

@@ -375,6 +375,23 @@ class TestRestart:
         assert own(manager) == {"lsr": "9,25"}
         assert cpus_of(manager, lsr) == "9,25"
 
+    @pytest.mark.parametrize("sharing", [Sharing.NONE, Sharing.BEST_EFFORT])
+    @pytest.mark.parametrize("qos", [QoS.LSE, QoS.LSR, QoS.LS])
+    @pytest.mark.parametrize("policy", ["koordinator", "static"])
+    def test_who_may_share_the_cpus_of_a_pod_is_recorded(
+        self, policy: str, qos: QoS, sharing: Sharing
+    ) -> None:
+        changed = pod("changed", qos)
+        pools = NodePools.of(*LINES, cpu_manager=replace(POLICY, policy=policy))
+        entries = {"changed-uid": {WHOLE_POD: CPUSet.parse("9,25")}}
+        manager = Manager()
+        manager.reconfigure(pools, MACHINE.topology())
+        manager.observe(pods=(changed,))
+        recorded = State("koordinator", entries=entries, sharing={"changed-uid": sharing})
+        manager.adopt((), recorded)
+
+        assert manager.snapshot().resolution.grants.chosen["changed-uid"].sharing is sharing
+
     def test_the_cpus_on_which_a_pod_runs_are_recognised(self) -> None:
         lsr = pod("lsr")
         manager = Manager()

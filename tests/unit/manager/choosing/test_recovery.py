@@ -11,6 +11,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
+from cpupool.manager.ports import FoundContainer
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
@@ -58,7 +59,6 @@ def test_the_best_source_of_an_earlier_choice_counts() -> None:
 @pytest.mark.parametrize(
     "cpus",
     [
-        pytest.param("3-4", id="more than it asks for"),
         pytest.param("", id="none"),
         pytest.param("99", id="a CPU that the machine does not have"),
         pytest.param("8", id="a CPU of another pod's devices"),
@@ -78,6 +78,67 @@ def test_a_forged_choice_is_not_believed(source: str, cpus: str) -> None:
     else:
         node.adopt((), State("static", entries={"web-uid": {"web-main": CPUSet.parse(cpus)}}))
     assert owned(node) == {"web-uid": "1"}
+
+
+RESIZED = [
+    pytest.param(4000, id="more"),
+    pytest.param(1000, id="fewer"),
+    pytest.param(1500, id="no whole number"),
+    pytest.param(3000, id="no whole cores"),
+    pytest.param(None, id="none"),
+]
+
+
+@pytest.mark.parametrize("cpu", RESIZED)
+@pytest.mark.parametrize("pools", [POOLS, NodePools.of(*LINES)], ids=["static", "none"])
+@pytest.mark.parametrize("sources", ["annotation", "record", "both", "record, cgroup elsewhere"])
+def test_a_choice_outlives_what_its_pod_requests_today(
+    sources: str, pools: NodePools, cpu: int | None
+) -> None:
+    pod = builders.pod("web", builders.container("web-main", cpu=cpu))
+    node = manager(
+        *(pod, replace(web("other"), created="2026")),
+        pools=pools,
+        living=(annotated(pod, "2-3"),) if sources in {"annotation", "both"} else (),
+        recorded=None if sources == "annotation" else {"web-uid": {"web-main": "2-3"}},
+        found=(on(pod, "5"),) if "cgroup" in sources else (),
+    )
+    assert cpus_of(node, pod, "web-main") == "2-3"
+    assert owned(node)["web-uid"] == "2-3"
+
+
+def test_where_sources_differ_the_annotation_comes_before_the_record() -> None:
+    first, second = web("first", 2000), web("second", 2000)
+    node = manager(
+        *(first, second),
+        living=(annotated(second, "2-3"),),
+        recorded={"first-uid": {"first-main": "2-3"}, "second-uid": {"second-main": "4-5"}},
+        found=(on(first, "6-7"),),
+    )
+    # Of the first pod's sources only the cgroup has CPUs that no other owner has.
+    assert owned(node) == {"first-uid": "6-7", "second-uid": "2-3"}
+
+
+def test_a_pod_that_has_ended_keeps_its_recorded_cpus_until_its_cgroup_is_gone() -> None:
+    new = web("new", 7000)
+    left = FoundContainer("gone-uid", "main-id", "kubepods/gone/main", "1-2")
+    recorded = {"gone-uid": {"main": "1-2"}, "long-gone-uid": {"main": "3"}}
+    node = manager(new, recorded=recorded, found=(left,))
+    assert owned(node) == {"gone-uid": "1-2"}
+
+    node.observe(idle=frozenset({"gone-uid"}))
+    assert owned(node) == {"new-uid": "1-7"}
+
+
+def test_containers_with_one_annotated_set_own_it_together() -> None:
+    both = builders.pod("web", builders.container("one"), builders.container("two"))
+    living = (
+        replace(reported(both.cgroup_uid, name), chosen=CPUSet.parse("2-3"))
+        for name in ("one", "two")
+    )
+    node = manager(both, living=tuple(living))
+    assert [cpus_of(node, both, name) for name in ("one", "two")] == ["2-3", "2-3"]
+    assert owned(node) == {"web-uid": "2-3"}
 
 
 def test_of_two_pods_with_the_same_recorded_cpu_the_older_has_it() -> None:
