@@ -104,3 +104,23 @@ def expanded(word: str, variables: Mapping[str, str]) -> str:
         else:
             done.append(b"$" + chr(given[dollar + 1]).encode())
     return b"".join([*done, given[place:]]).decode(errors="replace")
+
+
+def resized(body: Mapping[str, Any], cpu: str) -> dict[str, Any]:
+    """Return a body whose containers request another amount of cpu, as after an in-place resize."""
+    containers = [
+        {
+            **container,
+            "resources": {
+                kind: {**amounts, "cpu": cpu}
+                for kind, amounts in container.get("resources", {}).items()
+            },
+        }
+        for container in body["spec"]["containers"]
+    ]
+    return {**body, "spec": {**body["spec"], "containers": containers}}
+
+
+def labelled(body: Mapping[str, Any], **labels: str) -> dict[str, Any]:
+    """Return a body with other labels."""
+    return {**body, "metadata": {**body["metadata"], "labels": labels}}

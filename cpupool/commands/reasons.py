@@ -288,6 +288,8 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         yield Step("kubelet", why, CPUSet.parse(container.found))
     elif container.placement in {Placement.POLICY, Placement.PLUGIN}:
         yield _owned(status, container)
+        if container.reason:
+            yield Step("resize", container.reason, container.wanted)
     elif container.placement is Placement.DEFAULT:
         if BEST_EFFORT in status.sets:
             yield _classed(status, container)

@@ -127,7 +127,8 @@ class CPUAssignment:
         exclusive: the container's own online CPUs, siblings under multiThreaded included.
         shared: CPUs of its shared pools, or those that a plugin names for several containers.
         default: CPUs of the default pool.
-        reason: what is missing, for a confined container.
+        reason: what is missing, for a confined container; for an owner, that it has another number
+            of CPUs than it requests.
         cause: the same as a value; None for a container that is not confined.
         offline: the container's own CPUs that are offline.
         stale: `shared` holds the CPUs that its shared pools had before they changed.

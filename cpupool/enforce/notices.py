@@ -187,6 +187,15 @@ def _of(placed: PlacedContainer, refusal: Refusal | None) -> Iterator[Notice]:
         confined = assignment.placement is Placement.CONFINED
         phrase = f"container {'confined to the default pool' if confined else 'waits for CPUs'}"
         yield Notice(event, phrase, pod, name, assignment.reason, what_to_do, lasts_s)
+    if assignment.reason and assignment.placement in {Placement.POLICY, Placement.PLUGIN}:
+        yield Notice(
+            "CPUResizeIgnored",
+            "resize changes no CPUs",
+            pod,
+            name,
+            assignment.reason,
+            "create the pod again to give it as many as it requests",
+        )
     if assignment.offline:
         yield Notice(
             "CPUOffline",

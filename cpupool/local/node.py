@@ -193,6 +193,17 @@ class EmbeddedNode:
             hosted.take(hosted.with_ephemeral(container))
         self._start(hosted, hosted.pod.containers[-1].name)
 
+    def edit_pod(self, uid: PodUID, edited: Callable[[views.Body], views.Body]) -> Pod:
+        """Take another body of a running pod, as after an in-place resize or `kubectl label`.
+
+        Raises:
+            ManifestError: the new body is not a pod; nothing is changed.
+        """
+        hosted = self._pods[uid]
+        with self._changing():
+            hosted.take(edited(hosted.body))
+        return hosted.pod
+
     def restart_runtime(self) -> None:
         """End and start the runtime again, while the containers run; any thread may call this."""
         self._runtime.restart()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.assignments import Cause
 from cpupool.core.errors import CPUPoolError, DevicesUnnamed
-from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.core.workloads import ContainerID, ContainerRef, QoSClass
 from cpupool.manager import kubelet_conflict, requested, resolve, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
@@ -167,13 +167,16 @@ class Learner:
             self._forget_promises(now_s)
 
     def recall_choices(self, found: Collection[FoundContainer]) -> None:
-        """Ask the runtime for the CPUs that an earlier agent chose for running containers, once."""
+        """Ask the runtime for the CPUs that an earlier agent chose for running containers, once.
+
+        The request of a pod may have changed since then; its QoS class never does.
+        """
         resolution = self._manager.snapshot().resolution
         keys = ((container.pod, ContainerID(container.id)) for container in found)
         asked = frozenset(
             key[1]
             for key in keys
-            if key in resolution.containers and requested.countable(resolution.containers[key].pod)
+            if key in resolution.containers and _may_own(resolution.containers[key].pod)
         )
         if asked and self._containers.connected():
             chosen = self._sources.ask("runtime", lambda: self._containers.chosen(asked))
@@ -405,3 +408,11 @@ class _Retry:
 def _created(resolution: Resolution) -> AbstractSet[ContainerRef]:
     placed = resolution.containers.items()
     return {ContainerRef(pod, container.container.name) for (pod, _), container in placed}
+
+
+def _may_own(pod: Pod) -> bool:
+    """Return whether a policy may have chosen CPUs for a pod, whatever it requests today."""
+    guaranteed = pod.qos is QoSClass.GUARANTEED and any(
+        map(requested.outside_pools, pod.containers)
+    )
+    return bool(guaranteed or pod.orchestration or requested.countable(pod))

@@ -24,6 +24,7 @@ from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.properties import NO_PROPERTIES
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, requested, sightings
+from cpupool.manager.choosing import Admission
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.policies.base import BEST_EFFORT, DEFAULT, Demand
 from cpupool.policies.pools import PoolsPolicy
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.choosing import Admission
     from cpupool.manager.facts import ContainerKey, NodeFacts, Promise
     from cpupool.policies.base import NodeView
 
@@ -158,11 +158,15 @@ class Snapshot(NamedTuple):
 def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) -> Resolution:
     """Return a resolution with more answers of Allocate among the grants.
 
-    The placement of containers does not change: the pod of an answer is not known yet.
+    The pod of an answer is not known yet. So the placement of containers changes only where a
+    shared set is empty without the answered CPUs, and others stand in for it.
     """
-    claims = ownership.answers(facts, promises)
-    grants = before.grants.adding(claims, facts.topology)
-    return replace(before, view=replace(before.view, grants=grants))
+    view = before.view
+    grants = view.grants.adding(ownership.answers(facts, promises), facts.topology)
+    taken = facts.topology.with_siblings(grants.cpus - view.grants.cpus)
+    if all(map(taken.isdisjoint, view.extents.values())):
+        return replace(before, view=replace(view, grants=grants))
+    return resolve(facts, view.pods, replace(Admission.of(view), grants=grants))
 
 
 def resolve(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpu_time import CPUUse
+    from cpupool.core.grants import Grant
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container, Pod
     from cpupool.policies.base import Ask, Choice, CPUManagerPolicy, Demand, NodeView, Size
@@ -98,6 +99,7 @@ class NonePolicy:
                 Placement.PLUGIN if plugged else Placement.POLICY,
                 exclusive=online,
                 shared=CPUSet.union(pooled.values()),
+                reason=_resized(chosen, demand),
                 offline=own - online,
                 resources={POLICY_CPUS: online, **pooled},
                 limit=None if plugged else Limit(None),
@@ -108,6 +110,24 @@ class NonePolicy:
         if refusal and self.wants(demand.pod).keys() & {demand.container.name, WHOLE_POD}:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
         return view.default
+
+
+def _resized(grant: Grant, demand: Demand) -> str:
+    """Return that a pod requests another number of CPUs than it has; empty if it does not.
+
+    An owner keeps its CPUs until it ends, whatever an in-place resize changes (KEP-1287).
+    """
+    pod, container = demand.pod, demand.container
+    if pod.qos is None or grant.source is Source.PLUGIN:
+        return ""
+    together = WHOLE_POD in grant.parts
+    requested = pod.whole_cpus if together else container.whole_cpus
+    has = len(grant.parts[WHOLE_POD] if together else grant.parts[container.name])
+    if requested == has:
+        return ""
+    requester = "its pod" if together else "it"
+    now = f"{requested} CPUs" if requested else "no whole number of CPUs"
+    return f"{requester} requests {now} since a resize, and keeps its {has} CPUs until the pod ends"
 
 
 def _pool_cpus(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:

@@ -26,6 +26,7 @@ from tests.machines import MACHINES
 from tests.setters import setter_on
 
 if TYPE_CHECKING:
+    from cpupool.core.grants import Grant
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
 
@@ -178,16 +179,43 @@ class Node(RuleBasedStateMachine):
     def start_agent(self, pools: NodePools) -> None:
         self.owned: dict[str, dict[str, CPUSet]] = {}
         self.manager = Manager(NAMES)
-        self.manager.reconfigure(pools, MACHINE.topology())
+        self.manager.reconfigure(pools, self.topology())
         self.setter = setter_on(self.kernel, self.manager, self.kubelet)
 
     @precondition(lambda self: not self.off)
-    @rule()
-    def restart_agent(self) -> None:
+    @rule(data=st.data(), edited=st.booleans())
+    def restart_agent(self, data: st.DataObject, *, edited: bool) -> None:
         """All that it knew is gone, and the kubelet has written down what containers were told."""
         self.kubelet.checkpoint = True
+        self.all_are_seen()
+        before = self.granted()
+        if edited and self.kubelet.lives:
+            self.edit(data)
         self.start_agent(self.manager.pools())
         self.all_are_seen()
+        assert self.granted() == before
+
+    def granted(self) -> dict[str, dict[str, Grant]]:
+        """Return what pods own whose containers have not ended: pod → resource → grant."""
+        found: dict[str, dict[str, Grant]] = {life.pod.cgroup_uid: {} for life in self.kubelet.lives}
+        for uid, grant in self.manager.snapshot().resolution.grants.of_pods:
+            if uid in found:
+                found[uid][grant.resource] = grant
+        return found
+
+    @precondition(lambda self: self.kubelet.lives)
+    @rule(data=st.data())
+    def edit_pod(self, data: st.DataObject) -> None:
+        self.edit(data)
+        self.sweep()
+
+    def edit(self, data: st.DataObject) -> None:
+        """Resize a pod in place, and let it matter more to the node."""
+        life, cpus = data.draw(st.sampled_from(self.kubelet.lives)), data.draw(st.integers(0, 3))
+        (main,) = life.pod.containers
+        main = replace(main, whole_cpus=cpus, request_milli=1000 * cpus)
+        critical = data.draw(st.booleans())
+        life.pod = replace(life.pod, containers=(main,), node_critical=critical)
 
     @rule(data=st.data(), seen=st.booleans(), obeys=st.booleans())
     def allocate(self, data: st.DataObject, seen: bool, obeys: bool) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+from tests.pods import labelled, resized
 from tests.scenarios.chaos import BAD, GOOD, KINDS, PREFIX, ChaosNode, Held, cores
 
 STEPS: Final = 200
@@ -88,12 +89,22 @@ class Chaos(ChaosNode):
     def restart_agent(self) -> None:
         self.kill()
         meanwhile = self.dice.choice(
-            [self.end, self.disturb, self.offline, self.online_again, None]
+            [self.end, self.disturb, self.offline, self.online_again, self.edit_pod, None]
         )
         if meanwhile:
             self.note(f"meanwhile {meanwhile.__name__}")
             meanwhile()
         self.start()
+
+    def edit_pod(self) -> None:
+        """Edit what an author may edit of a running pod: no container has other CPUs for it."""
+        if uid := self.some_pod():
+            cpu, label = self.dice.choice(["0", "500m", "1", "3"]), self.dice.choice(["LSR", "BE"])
+            self.note(f"{self.pods[uid].pod.name} to cpu {cpu}, {label}")
+            self.node.edit_pod(
+                self.pods[uid].pod.uid,
+                lambda body: labelled(resized(body, cpu), **{"koordinator.sh/qosClass": label}),
+            )
 
     def edit(self) -> None:
         self.pools = self.in_force = self.dice.choice(GOOD)
@@ -144,6 +155,7 @@ class Chaos(ChaosNode):
             (6, self.restart_kubelet),
             (5, self.restart_agent),
             (8, self.edit),
+            (8, self.edit_pod),
             (4, self.edit_badly),
             (7, self.offline),
             (7, self.online_again),

@@ -7,12 +7,15 @@ The rows and scenarios are those of "Policy 2: static cpuset control" in the CPU
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool import cli
 from cpupool.core.cpuset import CPUSet
 from tests.machines import MACHINES
+from tests.pods import resized
 from tests.scenarios.test_agent_process import APPLIED, living
 from tests.unit import test_app
 from tests.waiting import eventually
@@ -180,6 +183,40 @@ def test_cpus_that_go_offline_come_back_to_their_owner(world: World) -> None:
         right(world, "0-1,4-7")
         world.machine.switch_on(CPUSet.of(2, 3))
         right(world, "0-1,4-7", pod__a="2-3")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "now"),
+    [("3", "3 CPUs"), ("1", "1 CPUs"), ("1500m", "no whole number of CPUs")],
+    ids=["more", "fewer", "no whole number"],
+)
+def test_a_resize_changes_no_cpus_and_is_reported_also_over_restarts(
+    world: World, capsys: pytest.CaptureFixture[str], cpu: str, now: str
+) -> None:
+    def explained() -> str:
+        cli.main(["explain", "pod", "--file", str(world.node.root.status)])
+        return capsys.readouterr().out
+
+    with world.agent(end=signal.SIGKILL):
+        pod = run(world, "pod", a="2")
+        right(world, "0-1,4-7", pod__a="2-3")
+        world.node.edit_pod(pod.uid, lambda body: resized(body, cpu))
+        fact = f"it requests {now} since a resize, and keeps its 2 CPUs until the pod ends"
+        told = world.await_event("CPUResizeIgnored", "pod")
+        assert (
+            told == f"container a: {fact}; create the pod again to give it as many as it requests"
+        )
+        eventually(lambda: "resize" in explained(), explained)
+        right(world, "0-1,4-7", pod__a="2-3")
+    # The cgroup says nothing, and another pod wants the CPUs.
+    world.overwrite(world.path("pod", "a"), EVERYTHING)
+    with world.agent():
+        right(world, "0-1,4-7", pod__a="2-3")
+        run(world, "large", a="4")
+        right(world, "0-1", pod__a="2-3", large__a="4-7")
+        # What it requested first is right again.
+        world.node.edit_pod(pod.uid, lambda body: resized(body, "2"))
+        eventually(lambda: "resize" not in explained(), explained)
 
 
 def test_the_metrics_count_what_the_policy_decided(world: World) -> None:
