@@ -180,3 +180,12 @@ class TestOfflineCPUs:
         assert "threads of one core" in str(problems[0])
         assert cpus_of(node, "p") == "2"
         assert health(node, "exclusive_a") == {"2": True, "3": False}
+
+
+def test_what_stands_in_for_an_empty_default_pool_has_no_cpu_of_an_answer() -> None:
+    node = manager(offline="1")
+    node.observe(pods=[builders.pod("plain")])
+    assert cpus_of(node, "plain") == "0,2-7"
+
+    node.allocate("exclusive_a", ["2"])
+    assert cpus_of(node, "plain") == "0,4-7"
