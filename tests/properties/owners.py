@@ -197,7 +197,9 @@ class Node(RuleBasedStateMachine):
 
     def granted(self) -> dict[str, dict[str, Grant]]:
         """Return what pods own whose containers have not ended: pod → resource → grant."""
-        found: dict[str, dict[str, Grant]] = {life.pod.cgroup_uid: {} for life in self.kubelet.lives}
+        found: dict[str, dict[str, Grant]] = {
+            life.pod.cgroup_uid: {} for life in self.kubelet.lives
+        }
         for uid, grant in self.manager.snapshot().resolution.grants.of_pods:
             if uid in found:
                 found[uid][grant.resource] = grant

@@ -85,16 +85,17 @@ class Edits:
 
 
 cpu_sets = st.frozensets(st.integers(0, 31), max_size=6).map(CPUSet)
+arrivals = st.builds(
+    Arrives,
+    st.sampled_from(CLASSES),
+    st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple),
+    st.one_of(st.just(CPUSet()), cpu_sets),
+    st.sampled_from([None, *BindPolicy]),
+    st.booleans(),
+    st.booleans(),
+)
 events = st.one_of(
-    st.builds(
-        Arrives,
-        st.sampled_from(CLASSES),
-        st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple),
-        st.one_of(st.just(CPUSet()), cpu_sets),
-        st.sampled_from([None, *BindPolicy]),
-        st.booleans(),
-        st.booleans(),
-    ),
+    arrivals,
     st.builds(Ends, st.integers(0, 20)),
     st.builds(Restarts),
     st.builds(
@@ -112,7 +113,7 @@ events = st.one_of(
 )
 
 
-def _pools(default: CPUSet) -> NodePools:
+def pool_file(default: CPUSet) -> NodePools:
     return NodePools.of(
         Pool.named("exclusive_a", "4-7"),
         Pool.named("default", str(default)),
@@ -120,7 +121,7 @@ def _pools(default: CPUSet) -> NodePools:
     )
 
 
-def _pod(number: int, arrives: Arrives) -> Pod:
+def arriving(number: int, arrives: Arrives) -> Pod:
     containers = (
         replace(
             builders.container(f"main-{number}-{index}", cpu=count * 1000 or None),
@@ -155,7 +156,7 @@ class Settings:
 def _node(pods: list[Pod], settings: Settings, before: Manager | None = None) -> Manager:
     """Start an agent, with what an earlier one has left."""
     node = Manager()
-    node.reconfigure(_pools(settings.default), MACHINE)
+    node.reconfigure(pool_file(settings.default), MACHINE)
     node.observe(pods=pods, rules=settings.rules)
     node.adopt(_sharing(before) if before else (), _recorded(before) if before else None)
     return node
@@ -236,7 +237,7 @@ def test_classes_keep_to_their_cpus_and_history_is_not_in_the_sets(story: list[o
         parts, homes = _parts(node), _homes(node)
         match event:
             case Arrives():
-                pods.append(_pod(number, event))
+                pods.append(arriving(number, event))
                 node.observe(pods=pods)
             case Ends(which) if pods:
                 ended = pods.pop(which % len(pods))
@@ -246,7 +247,7 @@ def test_classes_keep_to_their_cpus_and_history_is_not_in_the_sets(story: list[o
                 node.observe(rules=rules)
             case Edits(default):
                 settings = replace(settings, default=default)
-                node.reconfigure(_pools(default), MACHINE)
+                node.reconfigure(pool_file(default), MACHINE)
             case Restarts():
                 node = _node(pods, settings, node)
             case _:
