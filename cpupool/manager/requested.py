@@ -93,12 +93,12 @@ def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
 
     Beside Koordinator's classes the CPUs that the kubelet gives count without that resource, too.
     """
-    asked = container.requests
-    if not asked and not container.whole_cpus:
+    asked, whole = container.requests, _whole_cpus(facts, pod, container)
+    if not asked and not whole:
         return NO_REQUEST
-    if facts.pools.cpu_manager.chooses and native(container):
+    if facts.pools.cpu_manager.chooses and whole and outside_pools(container):
         return _of_kubelet(facts, pod, container)
-    if ENABLE_SHARED_CPUS not in asked and not container.whole_cpus:
+    if ENABLE_SHARED_CPUS not in asked and not whole:
         return CPURequest(asked)
     enabled = ENABLE_SHARED_CPUS in asked and (
         facts.pools.mixed is not None
@@ -108,9 +108,8 @@ def counted(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     if not exclusive and container.kind is not ContainerKind.INIT:
         # For a pod that is not listed yet, only its annotations are known.
         unlisted = enabled and pod.qos is None
-        whole = container.whole_cpus and (enabled or (asked and kubelet_owns(facts)))
-        if unlisted or whole:
-            return CPURequest({**asked, KUBELET_CPUS: container.whole_cpus})
+        if unlisted or (whole and (enabled or (asked and kubelet_owns(facts)))):
+            return CPURequest({**asked, KUBELET_CPUS: whole})
     if enabled and exclusive:
         return CPURequest(asked)
     return CPURequest(
@@ -127,9 +126,19 @@ def _of_kubelet(facts: NodeFacts, pod: Pod, container: Container) -> CPURequest:
     orchestration = pod.orchestration
     if (
         not beside_kubelet(facts)
-        or not native(container)
+        or not outside_pools(container)
+        or not (whole := _whole_cpus(facts, pod, container))
         or container.kind is ContainerKind.INIT
         or (orchestration and orchestration.qos in {QoS.LS, QoS.BE})
     ):
         return NO_REQUEST
-    return CPURequest({KUBELET_CPUS: container.whole_cpus})
+    return CPURequest({KUBELET_CPUS: whole})
+
+
+def _whole_cpus(facts: NodeFacts, pod: Pod, container: Container) -> int:
+    """Return how many CPUs the kubelet's static CPU manager has given, or gives, to a container.
+
+    It refuses an in-place resize of such a container, whose spec has the new request nevertheless.
+    """
+    given = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {}).get(KUBELET_CPUS)
+    return container.whole_cpus or (len(given.ids) if given else 0)

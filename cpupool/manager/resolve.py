@@ -336,7 +336,7 @@ def join_devices(
         for container in pod.containers:
             resources = _recorded(pod, container, live or {}, by_pod_uid)
             by_pool = of_pools(resources, names)
-            if (own := resources.get(NATIVE_CPU)) and (container.requests or container.whole_cpus):
+            if own := resources.get(NATIVE_CPU):
                 by_pool[KUBELET_CPUS] = own
             if by_pool:
                 joined[ContainerRef(pod.cgroup_uid, container.name)] = by_pool

@@ -72,6 +72,24 @@ def test_before_the_kubelet_has_named_them_the_container_waits() -> None:
     assert [ref.name for ref in manager.snapshot().resolution.missing] == ["whole-main"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("cpu", [1000, 1500, 4000])
+def test_a_resize_that_the_kubelet_refuses_takes_no_cpu_of_it(cpu: int, *, restarted: bool) -> None:
+    (main,) = WHOLE.containers
+    whole = 0 if cpu % 1000 else cpu // 1000
+    resized = replace(WHOLE, containers=(replace(main, whole_cpus=whole, request_milli=cpu),))
+    manager = node(WHOLE, PLAIN)
+    give(manager, whole="2,3")
+    if restarted:
+        manager = node(resized, PLAIN)
+        give(manager, whole="2,3")
+    else:
+        manager.observe(pods=(resized, PLAIN))
+
+    assert cpus_of(manager, resized) == "2-3"
+    assert cpus_of(manager, PLAIN) == "0-1,4-7"
+
+
 @pytest.mark.parametrize("qos", [QoS.LS, QoS.BE])
 def test_a_pod_of_a_sharing_class_shares_the_cpus_that_the_kubelet_gave_it(qos: QoS) -> None:
     sharer = pod("sharer", qos, 2000)
