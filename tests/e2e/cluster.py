@@ -38,11 +38,18 @@ def missing(*, node: bool = True) -> list[str]:
 
 def patiently(condition: Callable[[], object], what: Callable[[], object]) -> None:
     """Return once the condition holds; fail with `what` when it does not in time."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    if not within(PATIENCE_S, condition):
+        raise AssertionError(f"not within {PATIENCE_S:g} s: {what()}")
+
+
+def within(limit_s: float, condition: Callable[[], object]) -> bool:
+    """Return whether the condition comes to hold in so many seconds, as soon as that is known."""
+    deadline_s = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline_s:
-            raise AssertionError(f"not within {PATIENCE_S:g} s: {what()}")
+            return False
         threading.Event().wait(_LOOK_S)
+    return True
 
 
 def kubectl(*arguments: str, given: object = None) -> str:
