@@ -82,6 +82,7 @@ SCHEDULER = (
     "--as=system:serviceaccount:koordinator-system:koord-scheduler",
     "--as-group=system:masters",
 )
+ALIEN = "only the object of its own node"
 NOT_A_SCHEDULER, CLASS_STAYS = "only a scheduler may write", "cannot change"
 
 
@@ -100,7 +101,8 @@ def policies() -> list[Body]:
 def typed(body: Body) -> Body:
     """Return a copy under another name, which is in no force, for resources that have types.
 
-    The API server checks neither subresources nor all versions at once.
+    The API server checks neither subresources nor all versions at once, and of the expressions only
+    the validations.
     """
     copied = copy.deepcopy(body)
     copied["metadata"]["name"] += "-e2e"
@@ -111,12 +113,27 @@ def typed(body: Body) -> Body:
     return copied
 
 
-def faults(body: Body) -> list[Body]:
-    """Return what the check of a policy's types says, once it has."""
+def faults(body: Body) -> list[str]:
+    """Create a policy, and return what the check of its types says, once it has.
+
+    A policy is checked once, for those types whose schema the API server publishes by then.
+    """
     kind, name = "validatingadmissionpolicy", body["metadata"]["name"]
-    patiently(lambda: "typeChecking" in read(kind, name).get("status", {}), lambda: "no check")
-    found: list[Body] = read(kind, name)["status"]["typeChecking"].get("expressionWarnings", [])
-    return found
+    with present((body,)):
+        patiently(lambda: "typeChecking" in read(kind, name).get("status", {}), lambda: "no check")
+        checked = read(kind, name)["status"]["typeChecking"]
+    return [fault["warning"] for fault in checked.get("expressionWarnings", ())]
+
+
+def types(body: Body) -> set[str]:
+    """Return how a fault names each type of a policy."""
+    rules = body["spec"]["matchConstraints"]["resourceRules"]
+    return {
+        f"{group}/{version}, Kind="
+        for rule in rules
+        for group in rule["apiGroups"]
+        for version in rule["apiVersions"]
+    }
 
 
 @pytest.fixture
@@ -143,11 +160,13 @@ def test_the_api_server_finds_no_fault_in_the_types_of_a_policy(body: Body) -> N
     wrong["metadata"]["name"] += "-wrong"
     wrong["spec"]["validations"][0]["expression"] += " && object.metadata.nonsense == ''"
 
-    with present((right, wrong)):
-        assert faults(right) == []
-        (found,) = faults(wrong)
+    # The schema of a CRD is published some moments after it is served.
+    def unknown() -> set[str]:
+        found = "".join(fault for fault in faults(wrong) if "undefined field 'nonsense'" in fault)
+        return {name for name in types(wrong) if name not in found}
 
-    assert "undefined field 'nonsense'" in found["warning"]
+    patiently(lambda: not unknown(), unknown)
+    assert faults(right) == []
 
 
 def test_an_agent_fails_pending_pods_of_its_node_alone(nodes: tuple[PaperNode, PaperNode]) -> None:
@@ -224,9 +243,8 @@ def test_an_agent_writes_the_topology_of_its_node_alone(nodes: tuple[PaperNode, 
     own, others = one.agent(), other.agent()
     needs_named_nodes(own)
     nobodys = one.server(kubectl("-n", NAMESPACE, "create", "token", ACCOUNT))
-    alien = "only the object of its own node"
-    patiently(lambda: alien in apply(others, one), lambda: apply(others, one))
-    assert alien in apply(nobodys, one)
+    patiently(lambda: ALIEN in apply(others, one), lambda: apply(others, one))
+    assert ALIEN in apply(nobodys, one)
 
     sink = NodeTopologyObject(own, one.name, restarted=lambda *_: None)
     with running(sink.run, wake=sink.wake):
@@ -239,8 +257,8 @@ def test_an_agent_writes_the_topology_of_its_node_alone(nodes: tuple[PaperNode, 
         fewer = {field: value for field, value in GIVEN.items() if field.name in (ZONES, LABEL)}
         sink.apply(one.uid, fewer)
 
-    assert alien in apply(others, one)
-    assert alien in apply(nobodys, one)
+    assert ALIEN in apply(others, one)
+    assert ALIEN in apply(nobodys, one)
     target = NODE_TOPOLOGIES[V1ALPHA2].object(one.name)
     body = read(f"{PLURAL}.{V1ALPHA2}.{GROUP}", one.name)
     assert "403 Forbidden" in refused(lambda: APIConnection(own).update(target, body))
@@ -270,7 +288,7 @@ def test_an_agent_writes_no_other_field_of_its_object(
     one, other = nodes
     own, others = one.agent(), other.agent()
     needs_named_nodes(own)
-    patiently(lambda: apply(others, one), lambda: "the policy is not in force")
+    patiently(lambda: ALIEN in apply(others, one), lambda: apply(others, one))
 
     assert why in apply(own, one, **metadata)
     assert apply(own, one) == ""
@@ -393,8 +411,11 @@ def test_no_other_subresource_brings_an_annotation(lsr: str, subresource: str) -
     pod = json.loads(kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{lsr}"))
     pod["metadata"]["annotations"] = ASSIGNED["annotations"]
 
-    denied(lambda: kubectl("replace", "--raw", place, "-f", "-", given=pod))
+    refusal = denied(lambda: kubectl("replace", "--raw", place, "-f", "-", given=pod))
 
+    if "could not find the requested resource" in refusal:
+        pytest.skip(f"this API server has no pods/{subresource}")
+    assert refusal == ""
     assert STATUS not in read("-n", NAMESPACE, "pod", lsr)["metadata"].get("annotations", {})
 
 

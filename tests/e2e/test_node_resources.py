@@ -149,11 +149,10 @@ def test_a_successor_of_the_node_is_not_written(nodes: tuple[PaperNode, PaperNod
 
 def test_a_node_that_is_gone_is_not_made(nodes: tuple[PaperNode, PaperNode]) -> None:
     node, _ = nodes
-    server = node.agent()
-    kubectl("-n", "cpupool", "delete", "pod", node.name, "--force")
+    sink = NodeStatusObject(node.agent(), node.name)
     kubectl("delete", "node", node.name)
 
-    assert refused(lambda: NodeStatusObject(server, node.name).apply(node.uid, {BANDWIDTH: 1}))
+    assert "404 NotFound" in refused(lambda: sink.apply(node.uid, {BANDWIDTH: 1}))
     assert not kubectl("get", "node", node.name, "--ignore-not-found")
 
 
