@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from urllib3.exceptions import HTTPError
 
+from cpupool.kube import pages
 from cpupool.kube.client import APIError, NoAPIServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from urllib3 import HTTPResponse
 
@@ -97,8 +98,28 @@ class APIConnection:
         Raises:
             APIError: there is no answer, or it is a refusal.
         """
+        items: list[Any] = []
+        page = self.visit(collection, parameters, items.append)
+        return {"items": items, **page}
+
+    def visit(
+        self, collection: APIPath, parameters: Mapping[str, str], take: Callable[[Any], None]
+    ) -> dict[str, Any]:
+        """List one page of a collection, and return it without its objects.
+
+        Args:
+            collection: which objects.
+            parameters: of the query.
+            take: called with each object as it comes; the others need not be in memory.
+
+        Raises:
+            APIError: there is no answer, or it is a refusal; some objects may have been taken.
+        """
         with self._answer("list", collection, parameters) as response:
-            return _decoded("list", collection.resource, response.read())
+            try:
+                return pages.read(_pieces(response), LONGEST_LINE_BYTES, take)
+            except pages.PageError as error:
+                raise APIError("list", collection.resource, "malformed", str(error)) from error
 
     @contextmanager
     def watch(
@@ -294,10 +315,15 @@ def _refusal(verb: str, resource: str, response: HTTPResponse) -> APIError:
     return APIError.refused(verb, resource, body, code=response.status, after_s=after_s)
 
 
+def _pieces(response: HTTPResponse) -> Iterator[bytes]:
+    while piece := response.read1(_READ_BYTES):
+        yield piece
+
+
 def _lines(resource: str, response: HTTPResponse) -> Iterator[bytes]:
     """Cut what comes into lines; a last one that was cut off is none."""
     line = bytearray()
-    while piece := response.read1(_READ_BYTES):
+    for piece in _pieces(response):
         *ends, rest = piece.split(b"\n")
         for end in ends:
             yield bytes(line + end)

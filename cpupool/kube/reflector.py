@@ -36,8 +36,8 @@ T = TypeVar("T")
 class Reflector(Generic[T]):
     """Follows the objects of a collection: of a namespace or the whole cluster, all or selected.
 
-    What is known stays known while the API server is away. Only what `convert` returns is kept: a
-    body lives as long as its page of a list, or its event.
+    What is known stays known while the API server is away. Only what `convert` returns is kept: of
+    the bodies, one at a time is in memory.
 
     Args:
         server: the API server.
@@ -129,16 +129,18 @@ class Reflector(Generic[T]):
         asked = {**selected, "resourceVersion": "0"} if self._cache_will_do else selected
         found: dict[str, T] = {}
         listed: set[str] = set()
+
+        def take(body: Body) -> None:
+            uid, version = self._identity("list", body)
+            self._keep(found, uid, version, body)
+            listed.add(uid)
+
         while True:
             beat()
-            page = self._connection.page(self._collection, asked)
-            metadata, bodies = page.get("metadata"), page.get("items") or []
-            if not isinstance(metadata, dict) or not isinstance(bodies, list):
+            page = self._connection.visit(self._collection, asked, take)
+            metadata = page.get("metadata")
+            if not isinstance(metadata, dict) or page.get("items"):
                 raise self._malformed("list", "this is no list of objects")
-            for body in bodies:
-                uid, version = self._identity("list", body)
-                self._keep(found, uid, version, body)
-                listed.add(uid)
             more = metadata.get("continue")
             if not more:
                 break

@@ -9,10 +9,13 @@ from cpupool.kube.client import APIError, APIServer
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.resources import NODES, PODS, Resource
 from tests.apiserver import FakeAPIServer
+from tests.apiserver.http import Listener
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.apiserver.http import Handler
 
 
 @pytest.fixture
@@ -63,6 +66,35 @@ def test_a_server_that_is_not_there_is_distinguished_from_a_broken_answer(
     with pytest.raises(APIError, match="check that the API server runs") as refused:
         connection.page(NODES.collection(), {})
     assert (silent.value.reason, refused.value.reason) == ("broken", "unreachable")
+
+
+def test_each_object_of_a_page_is_taken_before_the_next_one_is_there() -> None:
+    first, waited = threading.Event(), []
+
+    def answer(handler: Handler, _method: str) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b'{"metadata": {"resourceVersion": "1"}, "items": ["a"')
+        waited.append(first.wait(DEADLINE_S))
+        handler.wfile.write(b', "b"]}')
+        handler.close_connection = True
+
+    def take(item: object) -> None:
+        taken.append(item)
+        first.set()
+
+    taken: list[object] = []
+    listener = Listener(answer, tls=None)
+    listener.start()
+    try:
+        connection = APIConnection(APIServer.at(listener.url))
+        page = connection.visit(PODS.collection(), {}, take)
+    finally:
+        listener.stop()
+        listener.hang_up()
+    assert page == {"metadata": {"resourceVersion": "1"}}
+    assert taken == ["a", "b"]
+    assert waited == [True]
 
 
 def test_an_interruption_ends_a_request_that_waits(server: FakeAPIServer) -> None:
