@@ -33,6 +33,7 @@ ANSWER_S: Final = 30.0
 TOKEN_AGE_S: Final = 60.0
 
 _SHOWN: Final = 300
+_NOT_FOUND: Final = 404
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 # A peer that vanished without a word is noticed after a minute of silence.
 _KEEPALIVE: Final = (
@@ -46,6 +47,7 @@ _REMEDIES: Final = {
     403: "apply this pod's RBAC, which must grant {verb} on {resource}",
     404: "check that --api-server names the API server",
 }
+_GONE: Final = "it was deleted, or never was there"
 
 
 class NoAPIServer(CPUPoolError):
@@ -113,7 +115,9 @@ class APIError(RemoteProtocolError):
         given = status.get("code")
         code = code or (given if isinstance(given, int) else 0)
         details = status.get("details")
-        causes = details.get("causes") if isinstance(details, dict) else None
+        details = details if isinstance(details, dict) else {}
+        # Only an API server names the object that it does not have.
+        gone = code == _NOT_FOUND and details.get("name")
         return cls(
             verb,
             resource,
@@ -121,9 +125,10 @@ class APIError(RemoteProtocolError):
             str(status.get("message") or "it does not say why"),
             status=code,
             # The second: an API server that is younger than the version, as after a restore.
-            version_lost=code == 410 or "ResourceVersionTooLarge" in json.dumps(causes),
+            version_lost=code == 410
+            or "ResourceVersionTooLarge" in json.dumps(details.get("causes")),
             retry_after_s=after_s,
-            remedy=remedy,
+            remedy=remedy or (_GONE if gone else ""),
         )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,27 @@ def test_a_refusal_carries_the_servers_words_and_a_remedy(server: FakeAPIServer)
         "API server: list nodes: 403 Forbidden: refused by the test; apply this pod's RBAC, which"
         " must grant list on nodes"
     )
+
+
+def test_an_object_that_is_gone_is_no_fault_of_the_address(server: FakeAPIServer) -> None:
+    # As Kubernetes 1.36 answers.
+    gone = {
+        "kind": "Status",
+        "reason": "NotFound",
+        "message": 'nodes "a" not found',
+        "details": {"name": "a", "kind": "nodes"},
+        "code": 404,
+    }
+    server.refuse(404, body=json.dumps(gone).encode())
+    server.refuse(404, body=b"404 page not found")
+    connection = APIConnection(APIServer.at(server.url))
+    refusals = []
+    for _ in range(2):
+        with pytest.raises(APIError) as refused:
+            connection.get(NODES.object("a"))
+        refusals.append(str(refused.value))
+    assert refusals[0].endswith('nodes "a" not found; it was deleted, or never was there')
+    assert refusals[1].endswith("check that --api-server names the API server")
 
 
 def test_a_long_refusal_is_cut_short(server: FakeAPIServer) -> None:
