@@ -117,13 +117,14 @@ def _setting(name: str, default: str) -> str:
 def _this_node() -> Any:
     named = _setting("NODE", "")
     boot_id = _BOOT_ID.read_text().strip()
-    bodies = [
-        body
+    here = {
+        body["metadata"]["name"]: body
         for body in read("nodes")["items"]
-        if named in ("", body["metadata"]["name"])
-        and body["status"]["nodeInfo"]["bootID"] == boot_id
-    ]
-    if len(bodies) != 1:
-        found = [body["metadata"]["name"] for body in bodies]
-        pytest.skip(f"this machine is not one node of the cluster but {found}: CPUPOOL_E2E_NODE")
-    return bodies[0]
+        if body["status"]["nodeInfo"]["bootID"] == boot_id
+    }
+    meant = [name for name in here if named in ("", name)]
+    if len(meant) != 1:
+        names = ", ".join(here) or "none"
+        given = f"CPUPOOL_E2E_NODE: {named or 'not set'}"
+        pytest.skip(f"nodes of the cluster with this machine's boot id: {names}; {given}")
+    return here[meant[0]]

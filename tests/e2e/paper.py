@@ -172,7 +172,8 @@ def needs_named_nodes(agent: APIServer) -> None:
         "kind": "TokenReview",
         "spec": {"token": token},
     }
-    user = created(review)["status"]["user"]
-    if _NODE_NAME not in user.get("extra", {}):
+    status = created(review)["status"]
+    assert status.get("authenticated"), status
+    if _NODE_NAME not in status["user"].get("extra", {}):
         version = json.loads(kubectl("get", "--raw", "/version"))["gitVersion"]
         pytest.skip(f"API server {version}: the token of a pod does not name the pod's node")
