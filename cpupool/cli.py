@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from cpupool.commands import BAD_INPUT, FAILED, UsageError
+from cpupool.commands import BAD_INPUT, FAILED, UsageError, door
 from cpupool.core.errors import CPUPoolError
 from cpupool.version import VERSION
 
@@ -49,6 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and give its exit code: 0, 1 for a failure, 2 for bad usage."""
     # gRPC's core tells of every closed connection; our own log says what matters.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with door.guard():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     # With a closed output (`>&-`) there is no message.
     out = sys.stdout or io.StringIO()
     try:
@@ -78,12 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _say(message: str, code: int) -> int:
     if sys.stderr:
-        # Words of an API server or of a file, too: they command no terminal.
-        shown = "".join(
-            char if char.isprintable() or char == "\n" else f"\\u{ord(char):04x}"
-            for char in message
-        )
-        sys.stderr.write(f"cpupool: {shown}\n")
+        sys.stderr.write(f"cpupool: {message}\n")
     return code
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.admission import checks, koordinator, mixed_cpus
 from cpupool.admission.pod_requests import REQUESTING, PodRequests, check_crowd, mapping
 from cpupool.admission.rules import RequiredAgent
+from cpupool.core import visible
 from cpupool.core.errors import Problem, QuantityError, errors_in
 from cpupool.core.names import (
     CONTAINER_NAME,
@@ -159,7 +160,7 @@ def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
 
 
 def _cut(warning: Problem) -> str:
-    text = f"{warning.path}: {warning.what}; {warning.remedy}"
+    text = visible.line(f"{warning.path}: {warning.what}; {warning.remedy}")
     return text if len(text) <= _WARNING_LENGTH else f"{text[: _WARNING_LENGTH - 3]}..."
 
 

@@ -16,6 +16,7 @@ from cpupool.commands import UsageError, add_command, input_file, read_file, rea
 from cpupool.commands.rules import add_rules, rules
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
+from cpupool.core import visible
 from cpupool.core.errors import ConfigError, HostFileError, ManifestError, refuse_errors
 from cpupool.core.names import MIXED_CPUS_ALLOWED, Names
 from cpupool.host.pool_files import read_pool_files
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     pods, decisions = _decide(arguments.file, going_by)
     if arguments.json:
         listed = [_as_json(*pair) for pair in zip(pods, decisions, strict=True)]
-        print(json.dumps({"pods": listed}, indent=2), file=out)
+        out.write(json.dumps({"pods": listed}, indent=2) + "\n")
     else:
         write = _diff if arguments.diff else _manifest
         texts = ("".join(write(*pair)) for pair in zip(pods, decisions, strict=True))
@@ -127,7 +128,7 @@ def _pools(paths: Sequence[Path], names: Names) -> list[NodePools]:
         files = poolconfig.parse_all(sources, names, problems)
         refuse_errors(problems)
     except (ConfigError, HostFileError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     if not files:
         raise UsageError(f"{paths[0]}: there is no pool file in it; name another, or none")
     return [file.pools for file in files]
@@ -193,13 +194,20 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _yaml(body: Body) -> str:
-    return yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    def written(*, allow_unicode: bool) -> str:
+        return yaml.dump(
+            body, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=100
+        )
+
+    text = written(allow_unicode=True)
+    # What is printed is read again: a mark that no terminal shows is an escape of YAML's own.
+    return text if text == visible.lines(text) else written(allow_unicode=False)
 
 
 def _name(body: Body) -> str:
     metadata = body.get("metadata") or {}
     name = metadata.get("name") or metadata.get("generateName") or "(no name)"
-    return f"{_namespace(body)}/{name}"
+    return visible.line(f"{_namespace(body)}/{name}")
 
 
 def _namespace(body: Body) -> str:

@@ -186,7 +186,7 @@ def _settings(arguments: argparse.Namespace) -> AgentSettings:
     try:
         written = settings_file.parse(str(path), read_file(path)) if path else {}
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     variables = {"node_name": os.environ.get(NODE_NAME, "")}
     flags = flags_given(arguments)
     if flags.keys() & _API_SERVERS:

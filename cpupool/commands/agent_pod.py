@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.commands import UsageError
@@ -26,14 +24,10 @@ CONTAINER: Final = "agent"
 """The agent's container in them."""
 _SELECTOR: Final = ",".join(f"{key}={value}" for key, value in LABELS.items())
 _NODES: Final = "kubectl get nodes"
-_CONTROL: Final = re.compile(r"(\x1b\[[0-9;]*m)|[^\n\t -~\xa0-\U0010ffff]")
-"""A colour, or a character that a terminal takes for a command."""
 
 
 def run(server: APIServer, node: str, command: Sequence[str]) -> Ended:
-    """Run a command in the agent's container on a node.
-
-    The node may be in wrong hands, so its texts command no terminal; colours stay.
+    """Run a command in the agent's container on a node, which may be in wrong hands.
 
     Raises:
         UsageError: there is no such node, or not one agent that runs on it.
@@ -45,12 +39,7 @@ def run(server: APIServer, node: str, command: Sequence[str]) -> Ended:
 
     namespace, name = _find(APIConnection(server), node)
     target = PODS.object(name, namespace, subresource="exec")
-    ended = pod_exec.run(server, target, CONTAINER, command)
-    return replace(ended, stdout=_harmless(ended.stdout), stderr=_harmless(ended.stderr))
-
-
-def _harmless(text: str) -> str:
-    return _CONTROL.sub(lambda found: found[1] or "\N{REPLACEMENT CHARACTER}", text)
+    return pod_exec.run(server, target, CONTAINER, command)
 
 
 def _find(connection: APIConnection, node: str) -> tuple[str, str]:

@@ -224,7 +224,7 @@ class Away:
             refuse_errors(problems)
             return poolconfig.select(files, labels)
         except ConfigError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(error) from error
 
     def _where(self, node: str, file: PoolFile | None) -> str:
         if not node:

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, add_setting
+from cpupool.commands import UsageError, add_command, add_setting, door
 from cpupool.commands.services import (
     add_kubeconfig,
     api_server,
@@ -121,9 +121,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         return 0
     outcome = _look(arguments)
     if arguments.json:
-        print(json.dumps(_as_json(outcome), indent=2), file=out)
+        out.write(json.dumps(_as_json(outcome), indent=2) + "\n")
     else:
-        out.writelines(f"{line}\n" for line in _lines(outcome))
+        for line in _lines(outcome):
+            door.tell(line, out)
     return 0
 
 

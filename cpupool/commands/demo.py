@@ -17,6 +17,7 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_shape,
+    door,
     drawing,
     input_file,
     open_machine,
@@ -150,7 +151,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         def tell(line: str) -> None:
             check()
             if not arguments.json:
-                print(line, file=out, flush=True)
+                door.tell(line, out)
+                out.flush()
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-")))
         config = _mounted(folder / "etc", source)
@@ -199,7 +201,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         }
         out.write(json.dumps(document, indent=2) + "\n")
     else:
-        print(_verdict(rows, moved, refused, held, live.astray), file=out)
+        door.tell(_verdict(rows, moved, refused, held, live.astray), out)
     return 0 if verified else 1
 
 

@@ -197,7 +197,7 @@ def _examine(examined: NodeSources) -> list[Row]:
     try:
         topology = Sysfs.at(examined.root.sysfs).topology()
     except HostFileError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     rows: list[Row] = []
     looks = dict(_CHECKS)
     status: tuple[NodeStatus, float] | None = None

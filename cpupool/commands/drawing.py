@@ -18,14 +18,16 @@ from rich.box import ROUNDED, SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cpupool.commands import columns, plugin_checks
+from cpupool.commands import columns, door, plugin_checks
 from cpupool.commands.checks import Verdict
-from cpupool.commands.painting import LegendRow, Mark, paint
+from cpupool.commands.painting import LegendRow, Mark, paint, summary
+from cpupool.core import visible
 from cpupool.core.assignments import Placement
-from cpupool.core.cpuset import CPUSet, format_ids
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
 from cpupool.core.koordinator import QoS
 from cpupool.core.names import ENABLE_SHARED_CPUS
@@ -78,7 +80,7 @@ class Picture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the machine and its legend."""
         sketch = _Sketch(self.topology, self.painting.marks)
-        yield from (Text(line, "bold") for line in _summary(self.topology))
+        yield from (_text(line, "bold") for line in summary(self.topology))
         yield sketch.whole(options.max_width)
         yield _legend(self.topology, self.painting)
 
@@ -106,12 +108,12 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         " where they belong."
     )
     return Group(
-        Text(f"Enforcement: {status.enforcement.value}", "bold"),
+        _text(f"Enforcement: {status.enforcement.value}", "bold"),
         Picture(topology, painting),
         *_pools(status),
         *_cpu_manager(status),
         *_plugins(status),
-        Text(verdict, "bold"),
+        _text(verdict, "bold"),
         *([listed] if odd else []),
     )
 
@@ -124,14 +126,14 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
         return
     owners = [found for found in status.containers if found.placement is Placement.POLICY]
     own = CPUSet.union(owner.exclusive for owner in owners)
-    yield Text(
+    yield _text(
         f"CPU manager: {manager.policy}; reserved CPUs: {status.reserved or 'none'};"
         f" CPUs with an owner: {own or 'none'}.",
         "bold",
     )
     if BEST_EFFORT in status.sets:
         yield from _classes(status, owners)
-    yield from (Text(f"The load leaves {name} {size}.") for name, size in status.sizes.items())
+    yield from (_text(f"The load leaves {name} {size}.") for name, size in status.sizes.items())
     yield from _refused(status, "why it has no CPUs of its own")
 
 
@@ -166,7 +168,7 @@ def _classes(status: NodeStatus, owners: Iterable[ContainerStatus]) -> Iterator[
         titles = ("pod", "class", "CPUs of its own", "who else runs there")
         yield table(titles, [(pod, *cells) for pod, cells in rows.items()])
     shared, best_effort = status.sets[DEFAULT], status.sets[BEST_EFFORT]
-    yield Text(f"Shared CPUs: {shared}; CPUs of best-effort pods: {best_effort}.", "bold")
+    yield _text(f"Shared CPUs: {shared}; CPUs of best-effort pods: {best_effort}.", "bold")
 
 
 def _pools(status: NodeStatus) -> Iterator[RenderableType]:
@@ -199,15 +201,32 @@ def checks(rows: Sequence[Row]) -> RenderableType:
 
 def _check_cells(row: Row) -> Sequence[Text]:
     symbol, style = _VERDICTS[row.verdict]
-    fact = Text(row.fact)
+    fact = _text(row.fact)
     if row.remedy:
-        fact.append(f"\n> {row.remedy}", _QUIET if row.verdict is Verdict.UNSEEN else "bold")
-    return Text(symbol, style), Text(row.verdict.value, style), Text(row.check), fact
+        style_below = _QUIET if row.verdict is Verdict.UNSEEN else "bold"
+        fact.append(f"\n> {visible.line(row.remedy)}", style_below)
+    return Text(symbol, style), Text(row.verdict.value, style), _text(row.check), fact
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Return words from anywhere as one line; only this measures them as they are printed."""
+    return Text(visible.line(words), style)
+
+
+@dataclass(frozen=True, slots=True)
+class _Harmless:
+    """The door of pictures: whatever has made their words, they command no terminal."""
+
+    picture: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self.picture, options):
+            yield Segment(text if control else visible.lines(text), style, control)
 
 
 def show(picture: RenderableType, out: TextIO) -> None:
     """Print a picture, in colour where `out` is a terminal that has some."""
-    Console(file=out, highlight=False).print(picture)
+    Console(file=door.behind(out), highlight=False).print(_Harmless(picture))
 
 
 def terminal(out: TextIO) -> dict[str, str]:
@@ -233,7 +252,7 @@ def progress(title: str, total: int, out: TextIO) -> Iterator[Callable[[], None]
         what to call after each step.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(file=out)
+    console = Console(file=door.behind(out))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
@@ -245,10 +264,11 @@ def export_svg(picture: RenderableType, path: Path, title: str) -> None:
     Raises:
         HostFileError: the file cannot be written.
     """
-    lines = _recorder(_SVG_COLUMNS).render_lines(picture, pad=False)
+    harmless = _Harmless(picture)
+    lines = _recorder(_SVG_COLUMNS).render_lines(harmless, pad=False)
     used = max(len("".join(segment.text for segment in line).rstrip()) for line in lines)
     console = _recorder(used)
-    console.print(picture)
+    console.print(harmless)
     # Without the web fonts: a picture that is looked at asks no other host for anything.
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
     try:
@@ -283,7 +303,7 @@ class _Block:
     def boxed(self, width: int, height: int) -> Panel:
         return Panel(
             self.content,
-            title=Text(self.title, _QUIET),
+            title=_text(self.title, _QUIET),
             title_align="left",
             box=ROUNDED,
             border_style=_QUIET,
@@ -405,25 +425,6 @@ def _rows(items: Sequence[_Item], unit: int, width: int) -> Iterable[Sequence[_I
     return (items[start : start + length] for start in range(0, len(items), length))
 
 
-def _summary(topology: CPUTopology) -> Iterable[str]:
-    counts = [
-        (len(topology.online), "CPU online", "CPUs online"),
-        (len(topology.cores), "core", "cores"),
-        (len(topology.sockets), "socket", "sockets"),
-        (len(topology.nodes), "NUMA node", "NUMA nodes"),
-        (len(topology.l3), "L3 cache", "L3 caches"),
-    ]
-    yield ", ".join(
-        f"{count} {singular if count == 1 else plural}"
-        for count, singular, plural in counts
-        if count
-    )
-    if without := format_ids(node for node, cpus in topology.nodes.items() if not cpus):
-        yield f"NUMA nodes without CPUs: {without}"
-    if topology.isolated:
-        yield f"isolated from the scheduler (isolcpus): {topology.isolated}"
-
-
 def _legend(topology: CPUTopology, painting: Painting) -> RenderableType:
     rows = list(painting.legend)
     if rows:
@@ -434,9 +435,9 @@ def _legend(topology: CPUTopology, painting: Painting) -> RenderableType:
         [
             (
                 Text(f" {row.mark.symbol} ", row.mark.style),
-                Text(row.name),
-                Text(str(row.cpus)),
-                Text(row.note, _QUIET),
+                _text(row.name),
+                _text(str(row.cpus)),
+                _text(row.note, _QUIET),
             )
             for row in rows
             if row.cpus
@@ -446,7 +447,7 @@ def _legend(topology: CPUTopology, painting: Painting) -> RenderableType:
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     """Lay out rows of plain text below their titles."""
-    return _Columns([tuple(map(Text, row)) for row in rows], titles)
+    return _Columns([tuple(map(_text, row)) for row in rows], titles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from cpupool.commands import (
     add_shape,
     add_topology,
     away,
+    door,
     input_file,
     open_machine,
 )
@@ -252,11 +253,9 @@ def _find(names: Sequence[str], asked: str, otherwise: str) -> set[str]:
 
 def _tell(explanation: Explanation, out: TextIO) -> None:
     cpus = "known on its node" if explanation.cpus is None else explanation.cpus or "no CPUs"
-    out.write(f"{explanation.name}: {cpus}\n")
-    out.writelines(
-        f"{number:>3}. {step.rule}: {step.why} => {step.left or 'none'}\n"
-        for number, step in enumerate(explanation.steps, 1)
-    )
+    door.tell(f"{explanation.name}: {cpus}", out)
+    for number, step in enumerate(explanation.steps, 1):
+        door.tell(f"{number:>3}. {step.rule}: {step.why} => {step.left or 'none'}", out)
 
 
 def _draw(machine: str, explained: Iterable[Explanation], svg: Path | None, out: TextIO) -> None:

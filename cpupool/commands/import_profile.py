@@ -11,6 +11,7 @@ from cpupool.commands import (
     UsageError,
     add_command,
     add_topology,
+    door,
     input_file,
     open_machine,
     read_file,
@@ -85,12 +86,13 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         profile = performance_profile.parse(str(arguments.file), text)
         notes = refuse_errors(performance_profile.check(profile, topology))
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     pools = performance_profile.pool_file(profile, topology)
     pool_file = f"{POOL_FILE_PREFIX}{profile.name}{POOL_FILE_SUFFIX}"
     instead = str(profile.beside_default(topology))
     if arguments.json:
-        print(json.dumps(_as_json(profile, pool_file, pools, instead), indent=2), file=out)
+        document = _as_json(profile, pool_file, pools, instead)
+        out.write(json.dumps(document, indent=2) + "\n")
     else:
         kubelet = _kubelet(profile, pool_file, instead)
         if arguments.output:
@@ -167,7 +169,7 @@ def _write(folder: Path, files: Mapping[str, str], out: TextIO) -> None:
         for path, text in paths.items():
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
-            print(path, file=out)
+            door.tell(str(path), out)
     except OSError as error:
         raise HostFileError(
             str(error.filename or folder),

@@ -12,6 +12,7 @@ from cpupool.commands import (
     add_node_labels,
     add_resource_domain,
     add_topology,
+    door,
     input_file,
     open_machine,
     pool_files,
@@ -19,6 +20,7 @@ from cpupool.commands import (
 )
 from cpupool.config import kubelet_config
 from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.core import visible
 from cpupool.core.cpu_manager import CPU_MANAGER, NONE, RESERVED, STATIC
 from cpupool.core.cpuset import format_ids
 from cpupool.core.errors import ConfigError, QuantityError, errors_in
@@ -104,7 +106,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             f" {len(needs.default)} CPUs of the default pool; reserve less"
         )
     if arguments.check is None:
-        out.write(_settings(needs, Path(file.name).name))
+        out.write(_settings(needs, visible.line(Path(file.name).name)))
         return 0
     return _check(needs, arguments.check, out)
 
@@ -129,13 +131,13 @@ def _check(needs: KubeletNeeds, path: Path, out: TextIO) -> int:
     try:
         config = kubelet_config.parse(str(path), text)
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     problems = kubelet_config.check(config, needs)
     for problem in problems:
-        print(problem, file=out)
+        door.tell(str(problem), out)
     if errors_in(problems):
         return 1
-    print(f"{path}: ok: {config.describe(needs)}", file=out)
+    door.tell(f"{path}: ok: {config.describe(needs)}", out)
     return 0
 
 

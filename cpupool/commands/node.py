@@ -256,7 +256,7 @@ def recorded_node(arguments: argparse.Namespace, archive: Path, folder: Path) ->
     try:
         recorded = recording.extract(archive, folder)
     except HostFileError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     root = HostRoot.under(folder)
     return NodeSources(
         root=root,

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from cpupool.commands import door
 from cpupool.core.cpuset import CPUSet
 from cpupool.manager import status_json
 
@@ -86,9 +87,8 @@ def show(
         titles = ("container", "pool", "requests", "CPUs", "NUMA nodes", "L3")
         drawing.show(drawing.table(titles, map(_cells, first.running)), out)
     pods = first.summary.admitted + first.summary.refused
-    print(
-        f"Above is the end under {name}: {first.summary.admitted} of {pods} pods came in.", file=out
-    )
+    came = f"{first.summary.admitted} of {pods} pods came in"
+    door.tell(f"Above is the end under {name}: {came}.", out)
     _list([f"Refused at {refusal.at_s:g} s: {refusal.why}" for refusal in first.refusals], out)
     held = [
         f"Held since {each.at_s:g} s: {each.container}: {each.held}"
@@ -112,9 +112,9 @@ def show(
 def _list(lines: Sequence[str], out: TextIO) -> None:
     """Print the first lines."""
     for line in lines[:_SHOWN]:
-        print(line, file=out)
+        door.tell(line, out)
     if (more := len(lines) - _SHOWN) > 0:
-        print(f"... and {more} more; --json has them all.", file=out)
+        door.tell(f"... and {more} more; --json has them all.", out)
 
 
 def _by_pod(running: Sequence[PlacementRecord]) -> Iterable[tuple[str, CPUSet]]:

@@ -11,11 +11,11 @@ from itertools import cycle
 from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpuset import CPUSet
+from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.pools import HyperThreadingPolicy, PoolKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
@@ -128,6 +128,26 @@ def paint(groups: Iterable[tuple[str, CPUSet]]) -> Painting:
     return _resolve(
         [LegendRow(Mark(next(letters), next(styles)), _listed(names[cpus]), cpus) for cpus in names]
     )
+
+
+def summary(topology: CPUTopology) -> Iterator[str]:
+    """Yield the lines above a picture: how many CPUs a machine has, and which are special."""
+    counts = [
+        (len(topology.online), "CPU online", "CPUs online"),
+        (len(topology.cores), "core", "cores"),
+        (len(topology.sockets), "socket", "sockets"),
+        (len(topology.nodes), "NUMA node", "NUMA nodes"),
+        (len(topology.l3), "L3 cache", "L3 caches"),
+    ]
+    yield ", ".join(
+        f"{count} {singular if count == 1 else plural}"
+        for count, singular, plural in counts
+        if count
+    )
+    if without := format_ids(node for node, cpus in topology.nodes.items() if not cpus):
+        yield f"NUMA nodes without CPUs: {without}"
+    if topology.isolated:
+        yield f"isolated from the scheduler (isolcpus): {topology.isolated}"
 
 
 def _resolve(rows: Sequence[LegendRow]) -> Painting:

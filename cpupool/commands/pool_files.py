@@ -38,7 +38,7 @@ def choose(
         source, file = _choose(path, text, labels, names, machine)
         refuse_errors(cpu_manager.problems(file, machine))
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     return source, file
 
 

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     try:
         made = plugins.made()
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     sockets = Path(arguments.host_root) / arguments.socket_folder.lstrip("/")
     server = PluginServer(
         sorted(made),

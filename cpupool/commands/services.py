@@ -46,7 +46,7 @@ def api_server(url: str, kubeconfig: str = "", context: str = "") -> APIServer:
             raise UsageError(f"--api-server and {given} name two API servers; leave one out")
         return _outside(kubeconfig or os.environ.get("KUBECONFIG") or _KUBECTLS, context)
     except NoAPIServer as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
 
 
 def _outside(kubeconfig: str, context: str) -> APIServer:

@@ -179,7 +179,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
                 tell=tell,
             )
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     if arguments.save_trace:
         arguments.save_trace.write_text(workload.write(events), "utf-8")
     if export:
@@ -205,7 +205,7 @@ def _replay(
     try:
         load = load_trace.read(name, read_text(arguments.load_trace), PERIOD_S)
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     load_replay.replay(load, len(cpus), out, as_json=arguments.json)
     return 0
 

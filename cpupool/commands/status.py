@@ -13,6 +13,7 @@ from cpupool.commands import (
     add_setting,
     add_shape,
     add_topology,
+    door,
     input_file,
     open_machine,
 )
@@ -161,7 +162,7 @@ def _away(arguments: argparse.Namespace, out: TextIO) -> int:
 
     server = services.api_server("", arguments.kubeconfig, arguments.context)
     ended = agent_pod.run(server, arguments.node, _command(arguments, out))
-    out.write(ended.stdout)
+    door.write_picture(ended.stdout, out)
     if sys.stderr:
         sys.stderr.write(ended.stderr)
     return ended.code

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, input_file, node
+from cpupool.commands import UsageError, add_command, door, input_file, node
 from cpupool.core.errors import HostFileError
 from cpupool.host import recording
 
@@ -72,6 +72,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.output == _STDOUT:
         if sys.stdout is None:
             raise UsageError("standard output is closed; name a file with --output")
+        if sys.stdout.isatty():
+            raise UsageError(
+                "a terminal cannot show an archive; name a file with --output, or a pipe"
+            )
         _collect(examined, log).write(sys.stdout.buffer)
         return 0
     path = Path(arguments.output)
@@ -114,10 +118,11 @@ def _collect(examined: node.NodeSources, log: bytes | None) -> Recording:
 
 
 def _tell(path: Path, kept: Recording, out: TextIO) -> None:
-    print(f"{path}: {len(kept.files)} files, {path.stat().st_size // 1024 + 1} KiB", file=out)
+    size = f"{len(kept.files)} files, {path.stat().st_size // 1024 + 1} KiB"
+    door.tell(f"{path}: {size}", out)
     for reason in kept.left_out:
-        print(f"left out: {reason}", file=out)
-    print(f"examine it with: cpupool doctor --bundle {path}", file=out)
+        door.tell(f"left out: {reason}", out)
+    door.tell(f"examine it with: cpupool doctor --bundle {path}", out)
 
 
 def _end_of(path: Path) -> bytes:

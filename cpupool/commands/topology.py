@@ -134,7 +134,7 @@ def _print_nrt(
             kubelet=_kubelet(arguments.kubelet_config),
         )
     except CPUPoolError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error) from error
     found = node_topology(manager.snapshot(), names, around, Publishing(arguments.nrt))
     name = arguments.node_name or os.environ.get(NODE_NAME) or platform.node()
     body = wire.applied(name, None, wire.V1ALPHA2, wire.values(found, wire.V1ALPHA2))

@@ -14,6 +14,7 @@ from cpupool.commands import (
     add_resource_domain,
     add_topology,
     cpu_manager,
+    door,
     input_file,
     open_machine,
     read_file,
@@ -99,11 +100,11 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         if not errors_in(found):
             good.append(file)
     for problem in problems:
-        print(problem, file=out)
+        door.tell(str(problem), out)
     for file in good:
-        print(f"{file.name}: ok: {_summary(file)}", file=out)
+        door.tell(f"{file.name}: ok: {_summary(file)}", out)
     if taken:
-        print(f"this node takes {taken.name}", file=out)
+        door.tell(f"this node takes {taken.name}", out)
     if any(problem.unreadable for problem in problems):
         return BAD_INPUT
     return FAILED if errors_in(problems) else 0

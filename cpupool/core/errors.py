@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from cpupool.core import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -18,7 +20,15 @@ _SHOWN_IDS = 8
 
 
 class CPUPoolError(Exception):
-    """A failure that cpupool can describe."""
+    """A failure that cpupool can describe: in one printable line, whatever words it quotes.
+
+    An error that is made of another one is described as that one.
+    """
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        described = any(isinstance(part, CPUPoolError) for part in self.args)
+        return said if described else visible.line(said)
 
 
 class CPUSetParseError(CPUPoolError, ValueError):
@@ -101,11 +111,11 @@ class Problem:
         where = f"{self.location}: " if self.location else ""
         mark = "warning: " if self.severity is Severity.WARNING else ""
         path = f"{self.path}: " if self.path else ""
-        return f"{where}{mark}{path}{self.what}; {self.remedy}"
+        return visible.line(f"{where}{mark}{path}{self.what}; {self.remedy}")
 
 
 class ConfigError(CPUPoolError):
-    """A refused configuration, with every problem that was found.
+    """A refused configuration, with every problem that was found: a line for each.
 
     Attributes:
         problems: all problems, warnings included, in the order of the file.
@@ -113,7 +123,10 @@ class ConfigError(CPUPoolError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__(*self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
 
 
 def errors_in(problems: Iterable[Problem]) -> list[Problem]:

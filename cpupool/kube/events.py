@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from cpupool.core import visible
 from cpupool.kube.client import APIError
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.resources import EVENTS
@@ -128,6 +129,8 @@ class EventRecorder:
         self._flush()
 
     def _say(self, about: dict[str, str], reason: str, message: str, *, warning: bool) -> None:
+        # It has words of plugins and of pods; it is kept as long as it is not said again.
+        message = visible.cut(message, LONGEST_MESSAGE_BYTES)
         with self._news:
             now_s = self._clock()
             self._said = {uid: said for uid, said in self._said.items() if not said.is_over(now_s)}
@@ -148,8 +151,6 @@ class EventRecorder:
         suffix = f".{secrets.token_hex(8)}"
         name = about["name"][: _LONGEST_NAME - len(suffix)].rstrip("-.") + suffix
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        # JSON, and so the name of a resource, can hold what UTF-8 cannot.
-        said = message.encode(errors="replace")[:LONGEST_MESSAGE_BYTES].decode(errors="ignore")
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -157,7 +158,7 @@ class EventRecorder:
             "involvedObject": {"apiVersion": "v1", **about},
             "type": "Warning" if warning else "Normal",
             "reason": reason,
-            "message": said,
+            "message": message,
             "source": {"component": COMPONENT, "host": self._node},
             "reportingComponent": COMPONENT,
             "reportingInstance": self._node,

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core import visible
 from cpupool.kube.connection import APIConnection
+from cpupool.kube.events import LONGEST_MESSAGE_BYTES
 from cpupool.kube.resources import PODS
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class PodStatus:
                 has started, or has made room for a successor with its name.
         """
         target = PODS.object(pod.name, pod.namespace, subresource="status")
+        said = visible.cut(message, LONGEST_MESSAGE_BYTES)
         self._connection.json_patch(
             target,
             [
@@ -46,7 +49,7 @@ class PodStatus:
                 {"op": "test", "path": "/status/phase", "value": _PENDING},
                 {"op": "add", "path": "/status/phase", "value": _FAILED},
                 {"op": "add", "path": "/status/reason", "value": reason},
-                {"op": "add", "path": "/status/message", "value": message},
+                {"op": "add", "path": "/status/message", "value": said},
             ],
         )
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -125,12 +127,12 @@ def set_up(level: int, *, json: bool = False) -> None:
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        message = _printable(record.getMessage())
+        message = visible.line(record.getMessage())
         text = f"{_time(record)} {record.levelname} {record.name}: {message}"
         if record.exc_info:
             # With an indent a traceback is readable, and none of its lines looks like a log line.
             traceback = self.formatException(record.exc_info)
-            text += "".join(f"\n    {_printable(line)}" for line in traceback.splitlines())
+            text += "".join(f"\n    {visible.line(line)}" for line in traceback.splitlines())
         return text
 
 
@@ -158,9 +160,3 @@ def _time(record: logging.LogRecord) -> str:
 def _quoted(value: str) -> str:
     bare = value.isprintable() and value and not any(mark in value for mark in ' "=\\')
     return value if bare else json.dumps(value)
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
