@@ -6,6 +6,7 @@ What several of them ask for is here, so that it is called and checked alike.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import textwrap
@@ -219,15 +220,24 @@ def read_file(path: Path) -> bytes:
         UsageError: it cannot be read.
     """
     try:
-        if path == _STDIN:
-            content = _read_stdin()
-        else:
-            with path.open("rb") as file:
-                content = file.read(_LARGEST_BYTES + 1)
+        return file_content(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a file that can be read") from error
+
+
+def file_content(path: Path) -> bytes:
+    """Read a file or a pipe.
+
+    Raises:
+        OSError: it cannot be read, or is too long.
+    """
+    if path == _STDIN:
+        content = _read_stdin()
+    else:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
     if len(content) > _LARGEST_BYTES:
-        raise UsageError(f"{path} has more than {_LARGEST_BYTES} bytes; name another file")
+        raise OSError(errno.EFBIG, f"it has more than {_LARGEST_BYTES} bytes")
     return content
 
 

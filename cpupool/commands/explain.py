@@ -24,6 +24,7 @@ from cpupool.commands.reasons import in_simulation, on_node
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.root import HostRoot
 from cpupool.plugins.pool_loop import SCHEMA as POOLS_SCHEMA
+from cpupool.wire.json_text import Fields, JSONRefused
 
 if TYPE_CHECKING:
     import argparse
@@ -118,7 +119,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     document, age_s = status_file.read(arguments.file)
     schema = document.get("schema") if isinstance(document, dict) else None
     kind, _, _ = SIMULATION_SCHEMA.partition("/")
-    simulated = isinstance(schema, str) and schema.startswith(f"{kind}/")
+    simulated = str(schema).startswith(f"{kind}/")
     machine = arguments.topology or (None if simulated else "this")
     if arguments.svg and not machine:
         raise UsageError("--svg draws a machine; name the simulated one with --topology")
@@ -139,17 +140,21 @@ def _pools(arguments: argparse.Namespace, out: TextIO) -> int:
     writer = "cpupool resource-plugin cpu"
     document, age_s = status_file.read(arguments.pools, writer, "--pools FILE")
     try:
-        lines = [_of_pool(pool) for pool in {POOLS_SCHEMA: document["pools"]}[document["schema"]]]
-        if headroom := document.get("headroom"):
-            lines.append(f"headroom: {headroom['why']}\n")
-    except (KeyError, TypeError, ValueError) as error:
+        top = Fields.of(document)
+        if (schema := top.get("schema", str)) != POOLS_SCHEMA:
+            raise top.refusal("schema", f"is {schema[:60]!r}, and not {POOLS_SCHEMA}")
+        lines = [*map(_of_pool, top.objects("pools"))]
+        if headroom := top.part("headroom"):
+            lines.append(f"headroom: {headroom.get('why', str)}")
+    except JSONRefused as error:
         raise UsageError(
-            f"{arguments.pools} is not of this version's `{writer}`; restart that"
+            f"{arguments.pools} is not of this version's `{writer}`: {error}; restart that"
         ) from error
     if arguments.json:
         out.write(json.dumps(document, indent=2) + "\n")
     else:
-        out.writelines(lines)
+        for line in lines:
+            door.tell(line, out)
     if age_s <= SILENT_S:
         return 0
     if not arguments.json:
@@ -159,9 +164,9 @@ def _pools(arguments: argparse.Namespace, out: TextIO) -> int:
     return 1
 
 
-def _of_pool(pool: Mapping[str, str]) -> str:
-    count = len(CPUSet.parse(pool["cpus"]))
-    return f"{pool['pool']}: {pool['cpus']} ({count} CPUs): {pool['why']}\n"
+def _of_pool(pool: Fields) -> str:
+    cpus = pool.read("cpus", CPUSet.parse)
+    return f"{pool.get('pool', str)}: {cpus} ({len(cpus)} CPUs): {pool.get('why', str)}"
 
 
 def _away(arguments: argparse.Namespace, out: TextIO) -> int:
@@ -201,21 +206,21 @@ def _node(arguments: argparse.Namespace, document: Mapping[str, Any]) -> Sequenc
 def _simulation(
     arguments: argparse.Namespace, document: Mapping[str, Any]
 ) -> Sequence[Explanation]:
-    broken = UsageError(
-        f"{arguments.file} is no simulation of this version of cpupool; write it with"
-        " `cpupool simulate --json`"
-    )
-    if document["schema"] != SIMULATION_SCHEMA:
-        raise broken
     try:
-        policies = document["policies"]
-        policy = arguments.policy or next(iter(policies), "")
-        if policy not in policies:
-            has = ", ".join(policies) or "none"
+        top = Fields.of(document)
+        if (schema := top.get("schema", str)) != SIMULATION_SCHEMA:
+            raise top.refusal("schema", f"is {schema[:60]!r}, and not {SIMULATION_SCHEMA}")
+        policies = top.within("policies")
+        policy = arguments.policy or next(iter(policies.members), "")
+        if policy not in policies.members:
+            has = ", ".join(policies.members) or "none"
             raise UsageError(f"{arguments.file} has no policy {policy!r}; it has {has}")
-        placements = [in_simulation(explanation) for explanation in policies[policy]["containers"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise broken from error
+        placements = [*map(in_simulation, policies.within(policy).objects("containers"))]
+    except JSONRefused as error:
+        raise UsageError(
+            f"{arguments.file} is no simulation of this version of cpupool: {error}; write it with"
+            " `cpupool simulate --json`"
+        ) from error
     names = _find(
         [explanation.name for explanation in placements], arguments.container, _NOT_SIMULATED
     )

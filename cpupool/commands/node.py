@@ -35,7 +35,8 @@ from cpupool.host.root import HostRoot
 from cpupool.kube import views
 from cpupool.kubelet.plugin_door import DOOR
 from cpupool.manager import status_json
-from cpupool.wire import checkpoints
+from cpupool.wire import checkpoints, json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -192,10 +193,10 @@ class NodeSources:
             return None
         age_s = self.now_s - path.stat().st_mtime
         try:
-            return status_json.from_json(json.loads(text)), age_s
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return status_json.from_json(json_text.load(text, unique=True)), age_s
+        except JSONRefused as error:
             raise HostFileError(
-                str(path), "it is no status file of this version", "restart the agent"
+                str(path), f"it is no status file of this version: {error}", "restart the agent"
             ) from error
 
 

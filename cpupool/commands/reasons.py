@@ -16,10 +16,11 @@ from cpupool.manager.ports import Writer
 from cpupool.policies.base import BEST_EFFORT, DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from cpupool.core.pools import Pool
     from cpupool.manager.report import ContainerStatus, NodeStatus, PoolShare
+    from cpupool.wire.json_text import Fields
 
 _WAYS: Final = {
     Writer.NRI: "NRI: the container runtime does, before their first instruction",
@@ -72,27 +73,25 @@ def on_node(status: NodeStatus, container: ContainerStatus) -> Explanation:
     )
 
 
-def in_simulation(container: Mapping[str, Any]) -> Explanation:
+def in_simulation(container: Fields) -> Explanation:
     """Explain a container of a simulation.
 
     Args:
         container: as `cpupool simulate --json` writes it.
 
     Raises:
-        ValueError: a list of CPUs is none.
-        KeyError: a key is missing.
+        JSONRefused: a member is missing, or is something else.
     """
-    cpus = CPUSet.parse(container["cpus"])
-    chosen = status_json.steps_from_json(container["steps"])
-    request = (
-        f"it requests {amount(status_json.resource(container['pool']), container['requested'])}"
-    )
+    cpus = container.read("cpus", CPUSet.parse)
+    chosen = status_json.steps_of(container)
+    pool = container.read("pool", status_json.resource)
+    request = f"it requests {amount(pool, container.get('requested', int))}"
     first = chosen[0].left if chosen else cpus
-    misfits = {word: container.get(word, "") for word in ("refused", "held", "shares")}
+    misfits = {word: container.get(word, str, "") for word in ("refused", "held", "shares")}
     unserved = [Step(word, why, CPUSet()) for word, why in misfits.items() if why]
     last = unserved[0] if unserved else Step("given", "these CPUs", cpus)
     steps = (Step("request", request, first), *chosen, last)
-    return Explanation(container["name"], steps, cpus, not unserved, first)
+    return Explanation(container.get("name", str), steps, cpus, not unserved, first)
 
 
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:

@@ -14,16 +14,19 @@ from cpupool.commands import (
     add_shape,
     add_topology,
     door,
+    file_content,
     input_file,
     open_machine,
 )
 from cpupool.commands.checks import SILENT_S
 from cpupool.host.root import HostRoot
 from cpupool.manager import status_json
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cpupool.commands import Commands
@@ -110,7 +113,7 @@ def read(path: Path, writer: str = "cpupool agent", option: str = "--file") -> t
     """
     try:
         age_s = time.time() - path.stat().st_mtime
-        document = json.loads(path.read_text("utf-8"))
+        document = json_text.load(file_content(path), unique=True)
     except FileNotFoundError as error:
         raise UsageError(
             f"{path} is not there: start `{writer}` on this node, or name its status file with"
@@ -123,13 +126,13 @@ def read(path: Path, writer: str = "cpupool agent", option: str = "--file") -> t
         ) from error
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name the file of `{writer}`") from error
-    except ValueError as error:
+    except JSONRefused as error:
         remedy = f"name the file of `{writer}` with {option}"
-        raise UsageError(f"{path} is no status file; {remedy}") from error
+        raise UsageError(f"{path} is no status file: {error}; {remedy}") from error
     return document, age_s
 
 
-def parse(path: Path, document: Mapping[str, Any]) -> NodeStatus:
+def parse(path: Path, document: object) -> NodeStatus:
     """Take a document for a status.
 
     Raises:
@@ -137,10 +140,10 @@ def parse(path: Path, document: Mapping[str, Any]) -> NodeStatus:
     """
     try:
         return status_json.from_json(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except JSONRefused as error:
         raise UsageError(
-            f"{path} is no status file of this version of cpupool; restart the agent, or name its"
-            " file with --file"
+            f"{path} is no status file of this version of cpupool: {error}; restart the agent, or"
+            " name its file with --file"
         ) from error
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from cpupool.core.cpuset import CPUSet
 
 CPU_MANAGER: Final = "cpuManager"
 """The key of the pool file; the keys below it follow."""
@@ -232,29 +233,6 @@ class CPUManager:
             SUPPRESSION: self.suppression and asdict(self.suppression),
             "declared": self.declared,
         }
-
-    @classmethod
-    def read(cls, written: Mapping[str, Any]) -> Self:
-        """Read the output of `written`, or of an earlier version's.
-
-        Raises:
-            ValueError: a key does not allow its value.
-            KeyError: a key is missing.
-        """
-        if not written:
-            return cls()
-        reserved, names = written[RESERVED], StaticOptions.names()
-        suppression = written.get(SUPPRESSION)
-        return cls(
-            written[POLICY],
-            CPUSet.parse(reserved) if isinstance(reserved, str) else reserved,
-            StaticOptions(**{names[option]: True for option in written[OPTIONS]}),
-            TopologyPolicy(written[TOPOLOGY_POLICY]),
-            Misfit(written[ON_MISFIT]),
-            declared=written["declared"],
-            suppression=suppression and Suppression(**suppression),
-            topology_scope=Scope(written.get(TOPOLOGY_SCOPE, Scope.CONTAINER.value)),
-        )
 
     def changes(self, later: CPUManager) -> Iterator[str]:
         """Describe each setting that differs from a later configuration."""

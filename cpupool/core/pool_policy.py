@@ -111,6 +111,8 @@ class PoolPolicy:
             ValueError: a key does not allow its value.
         """
         bind, aligned = written.get(CPU_BIND_POLICY), written.get(ALIGN_BY_UNCORE_CACHE)
+        if aligned not in (None, "true", "false"):
+            raise ValueError(f"{aligned[:60]!r} is neither true nor false")
         return cls(
             bind=None if bind is None else CPUBindPolicy(bind),
             numa=NUMAPolicy(written.get(NUMA_POLICY, NUMAPolicy.PACKED)),

@@ -13,6 +13,8 @@ from cpupool.config.poolconfig import misnamed
 from cpupool.core.errors import HostError, HostFileError, Location
 from cpupool.host import files
 from cpupool.telemetry import log as logs
+from cpupool.wire import json_text
+from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -157,14 +159,16 @@ class PoolFiles:
         if self._file is None:
             return None
         try:
-            kept = json.loads(self._file.read_bytes())
+            kept = Fields.of(json_text.load(self._file.read_bytes()))
+            shown = kept.within("files")
             texts = {
-                name: text.encode(errors="surrogateescape") for name, text in kept["files"].items()
+                name: shown.get(name, str).encode(errors="surrogateescape")
+                for name in shown.members
             }
-            return _Shown(texts, str(kept["folder"]))
+            return _Shown(texts, kept.get("folder", str))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             log.warning("kept pool files cannot be used", file=self._file, error=error)
             return None
 

@@ -24,8 +24,9 @@ from cpupool.host import cgroup_names, interrupts, processes
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.version import VERSION
-from cpupool.wire import checkpoints, cpu_manager_state, kubelet_checkpoint
+from cpupool.wire import checkpoints, cpu_manager_state, json_text, kubelet_checkpoint
 from cpupool.wire.cpu_manager_state import State
+from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,8 +169,11 @@ def extract(archive: Path, folder: Path) -> datetime:
     try:
         with tarfile.open(archive, "r:gz") as members:
             _unpack(members, folder)
-        return _recorded(json.loads((folder / CONTENTS).read_bytes()))
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, LookupError) as error:
+        return _recorded(json_text.load((folder / CONTENTS).read_bytes()))
+    except (
+        *(tarfile.TarError, EOFError, zlib.error, OSError),
+        *(ValueError, LookupError, OverflowError),
+    ) as error:
         why = getattr(error, "strerror", None) or error
         raise HostFileError(
             str(archive), f"no support bundle, or a damaged one ({why})", "name another file"
@@ -177,9 +181,17 @@ def extract(archive: Path, folder: Path) -> datetime:
 
 
 def _recorded(contents: object) -> datetime:
-    if not isinstance(contents, dict) or contents.get("schema") != _SCHEMA:
+    fields = Fields.of(contents)
+    if fields.get("schema", str) != _SCHEMA:
         raise ValueError(f"{CONTENTS} is not of the schema {_SCHEMA}")
-    return datetime.fromisoformat(str(contents["recorded"]))
+    return fields.read("recorded", _moment)
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text[:60]!r} has no time zone")
+    return moment
 
 
 def _unpack(members: tarfile.TarFile, folder: Path) -> None:

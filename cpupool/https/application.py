@@ -18,6 +18,8 @@ from starlette.routing import Route, Router
 
 from cpupool.core.errors import CPUPoolError, RemoteProtocolError
 from cpupool.telemetry import log as logs
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -184,8 +186,8 @@ class _Answer(Response):
 
 def _answered(function: Function, body: bytes) -> bytes:
     try:
-        document = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        document = json_text.load(body)
+    except JSONRefused as error:
         raise _Refused(HTTPStatus.BAD_REQUEST, f"this is no JSON: {error}; correct it") from error
     try:
         return json.dumps(function(document)).encode()
@@ -195,7 +197,3 @@ def _answered(function: Function, body: bytes) -> bytes:
         log.exception("request failed")
         what = "the server has a bug; see its log"
         raise _Refused(HTTPStatus.INTERNAL_SERVER_ERROR, what) from error
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no value")

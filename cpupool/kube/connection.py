@@ -21,6 +21,8 @@ from urllib3.exceptions import HTTPError
 
 from cpupool.kube import pages
 from cpupool.kube.client import APIError, NoAPIServer
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -306,8 +308,8 @@ def _refusal(verb: str, resource: str, response: HTTPResponse) -> APIError:
     after_s = min(float(after), _LONGEST_RETRY_S) if after.isdecimal() else 0.0
     text = response.read(_READ_BYTES)
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
+        body = json_text.load(text)
+    except JSONRefused:
         body = None
     if not isinstance(body, dict):
         # A proxy's own page, or nothing.
@@ -336,8 +338,8 @@ def _lines(resource: str, response: HTTPResponse) -> Iterator[bytes]:
 
 def _decoded(verb: str, resource: str, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = json_text.load(text)
+    except JSONRefused as error:
         raise APIError(verb, resource, "malformed", f"this is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise APIError(verb, resource, "malformed", "this is not a JSON object")

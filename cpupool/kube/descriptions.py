@@ -6,7 +6,6 @@ several pods share (story 3 of the proposal *QoS Resource Manager*).
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,8 @@ from cpupool.core.resources import is_name, is_of_kubernetes
 from cpupool.core.workloads import Pod, PodDescription
 from cpupool.kube import views
 from cpupool.kube.fields import Field
-from cpupool.wire import katalyst
+from cpupool.wire import json_text, katalyst
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -90,8 +90,8 @@ def _annotated(
     if requested is None:
         return {}, f"{names.requests} is for the main container, which the pod does not have"
     try:
-        read = json.loads(text)
-    except (ValueError, RecursionError):
+        read = json_text.load(text)
+    except JSONRefused:
         read = None
     amounts = (
         {resource: Quantity.read(amount).number for resource, amount in read.items()}

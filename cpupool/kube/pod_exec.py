@@ -9,7 +9,7 @@ https://kubernetes.io/docs/reference/using-api/api-concepts/ for the websocket.
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ from websocket import (
 
 from cpupool.core.errors import CPUPoolError
 from cpupool.kube.client import APIError, NoAPIServer
+from cpupool.wire import json_text
+from cpupool.wire.json_text import Fields, JSONRefused
 
 if TYPE_CHECKING:
     import socket
@@ -45,6 +47,7 @@ _DATA: Final = (ABNF.OPCODE_TEXT, ABNF.OPCODE_BINARY)
 _RIGHTS: Final = "give this user the verbs get and create on pods/exec, in the namespace of the pod"
 _REFUSED: Final = "look at the pod with `kubectl describe pod`, and try again"
 _LOST: Final = "try again"
+_LARGEST_CODE: Final = 255
 _LONGEST_BYTES: Final = 16 << 20
 """The status of a node with 500 containers takes a fiftieth of it."""
 
@@ -172,30 +175,44 @@ def _read(websocket: WebSocket) -> Mapping[int, bytearray]:
 
 def _ended(target: APIPath, said: Mapping[int, bytearray]) -> Ended:
     try:
-        status = json.loads(said.get(_ERROR, bytearray()))
-        code = 0 if status["status"] == "Success" else _exit_code(status)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _broken(target, "it does not say how the command has ended", _LOST) from error
+        status = Fields.of(json_text.load(bytes(said.get(_ERROR, b""))))
+        code = 0 if status.get("status", str) == "Success" else _exit_code(status)
+        why = "" if code is not None else status.get("message", str, "it does not say why")
+    except JSONRefused as error:
+        what = f"it does not say how the command has ended ({error})"
+        raise _broken(target, what, _LOST) from error
     if code is None:
-        raise _broken(target, str(status.get("message")), _REFUSED)
+        raise _broken(target, why, _REFUSED)
     stdout, stderr = (
         said.get(each, bytearray()).decode(errors="replace") for each in (_STDOUT, _STDERR)
     )
     return Ended(stdout, stderr, code)
 
 
-def _exit_code(status: Mapping[str, Any]) -> int | None:
+def _exit_code(status: Fields) -> int | None:
     """Return the exit code in a failure; None where the command was not run."""
-    causes = (status.get("details") or {}).get("causes") or ()
-    codes = [int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"]
+    details = status.part("details")
+    causes = [] if details is None else list(details.objects("causes", optional=True))
+    codes = [
+        cause.read("message", _code)
+        for cause in causes
+        if cause.get("reason", str, "") == "ExitCode"
+    ]
     return codes[0] if codes else None
+
+
+def _code(text: str) -> int:
+    # A process that ends with 256 ends with 0.
+    if not re.fullmatch("[0-9]{1,3}", text) or int(text) > _LARGEST_CODE:
+        raise ValueError(f"{text[:20]!r} is no exit code")
+    return int(text)
 
 
 def _refusal(target: APIPath, error: WebSocketBadStatusException) -> APIError:
     text = error.resp_body or b""
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
+        body = json_text.load(text)
+    except JSONRefused:
         body = None
     if not isinstance(body, dict):
         # The kubelet's own words, or a proxy's page.

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import base64
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
-from cpupool.core.errors import Location, ManifestError, QuantityError
+from cpupool.core.errors import ManifestError, QuantityError
 from cpupool.core.names import CRIO_LOAD_BALANCING, DISABLE, STATIC_POD_HASH, STATIC_POD_MIRROR
 from cpupool.core.node_topology import HUGE_PAGES
 from cpupool.core.quantity import Quantity
@@ -38,6 +35,7 @@ from cpupool.core.workloads import (
 )
 from cpupool.kube import templates
 from cpupool.kube.fields import Field, shown
+from cpupool.kube.manifest_text import documents
 from cpupool.wire import node_status, orchestration
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def pods_from_text(name: str, text: str, *, copies: bool = True) -> list[dict[st
         ManifestError: the text is not YAML or JSON, or holds something else than pods.
     """
     found: list[dict[str, Any]] = []
-    for location, document in _documents(name, text):
+    for location, document in documents(name, text):
         if document is not None:
             found += _pods_in(Field(str(location), "", document), copies=copies)
     return found
@@ -447,45 +445,3 @@ def _pods_in(found: Field, *, copies: bool) -> Iterator[dict[str, Any]]:
         problem = "is missing; it must be" if kind is None else f"{str(kind)[:60]!r} is not"
         known = ", ".join(("Pod", *templates.COUNTS))
         raise found["kind"].error(f"{problem} one of {known}, or a list of them")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: a date is a text. An alias is refused: few make a huge body."""
-
-    # PyYAML declares this attribute as one that is assigned to.
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # a gap in the stubs
-        if isinstance(event, yaml.AliasEvent):
-            mark = cast("yaml.Mark", event.start_mark)
-            what = "aliases are not supported; write the value out in full"
-            raise yaml.MarkedYAMLError(problem=what, problem_mark=mark)
-        return super().compose_node(parent, index)
-
-
-def _documents(name: str, text: str) -> Iterator[tuple[Location, object]]:
-    try:
-        # JSON by its own parser: a node's PodList is long, and JSON may be indented with tabs.
-        if text.lstrip().startswith("{"):
-            yield Location(name), json.loads(text)
-            return
-        loader = _Loader(text)
-        while loader.check_node():
-            node = cast("yaml.Node", loader.get_node())
-            start = node.start_mark
-            location = Location(name, start.line + 1, start.column + 1)
-            yield location, loader.construct_document(node)
-    except json.JSONDecodeError as error:
-        raise ManifestError(
-            str(Location(name, error.lineno, error.colno)), "", error.msg
-        ) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = Location(name, mark.line + 1, mark.column + 1) if mark else Location(name)
-        raise ManifestError(str(where), "", error.problem or "this is not YAML") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ManifestError(name, "", f"this is not YAML: {error}") from error

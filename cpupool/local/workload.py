@@ -33,7 +33,8 @@ from cpupool.core.pools import MILLI_PER_CPU, PoolKind, is_name
 from cpupool.core.requests import Resource, ResourceKind
 from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID, QoSClass
 from cpupool.policies.built_in import assignable
-from cpupool.wire import orchestration
+from cpupool.wire import json_text, orchestration
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -322,12 +323,10 @@ class _Reader:
 
 def _object(line: str) -> _Line:
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
+        found = json_text.load(line)
+    except JSONRefused as error:
         remedy = "write one object per line"
-        raise _LineError(f"this is no JSON: {error.msg}", remedy, error.colno) from error
-    except (ValueError, RecursionError) as error:
-        raise _LineError(f"this cannot be read: {error}", "write one object per line") from error
+        raise _LineError(f"this is no JSON: {error.what}", remedy, error.column or 1) from error
     if not isinstance(found, dict):
         raise _LineError(f"this is {_shown(found)}", "write one object per line")
     return found

@@ -6,7 +6,22 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.assignments import Placement, Step
-from cpupool.core.cpu_manager import CPU_MANAGER, CPUManager
+from cpupool.core.cpu_manager import (
+    CPU_MANAGER,
+    ON_MISFIT,
+    OPTIONS,
+    POLICY,
+    RESERVED,
+    SUPPRESSION,
+    TOPOLOGY_POLICY,
+    TOPOLOGY_SCOPE,
+    CPUManager,
+    Misfit,
+    Scope,
+    StaticOptions,
+    Suppression,
+    TopologyPolicy,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
 from cpupool.core.pool_policy import PoolPolicy
@@ -21,10 +36,11 @@ from cpupool.manager.report import (
     PoolShare,
     RefusedPod,
 )
-from cpupool.policies.base import Choice, Size
+from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, Size
+from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from cpupool.core.requests import Resource
 
@@ -101,27 +117,6 @@ def _share_to_json(share: PoolShare) -> dict[str, Any]:
     }
 
 
-def _mixed_from_json(mixed: Mapping[str, Any] | None) -> MixedCPUs | None:
-    return MixedCPUs(mixed["pool"], mixed["containersLimit"]) if mixed else None
-
-
-def _share_from_json(share: Mapping[str, Any]) -> PoolShare:
-    choice = share["choice"]
-    return PoolShare(
-        pool=resource(share["pool"]),
-        requested=share["requested"],
-        devices=share["devices"],
-        given=CPUSet.parse(share["given"]),
-        siblings=CPUSet.parse(share["siblings"]),
-        reused_from=share["reused_from"],
-        choice=choice
-        and Choice(
-            CPUSet.parse(choice["cpus"]), steps_from_json(choice["steps"]), choice["proven"]
-        ),
-        cpus=CPUSet.parse(share["cpus"]),
-    )
-
-
 def resource(name: str) -> Resource:
     """Return the resource that a status names.
 
@@ -131,7 +126,7 @@ def resource(name: str) -> Resource:
     native = {str(cpus): cpus for cpus in (KUBELET_CPUS, POLICY_CPUS)}
     found = native.get(name) or resource_named(name)
     if found is None:
-        raise ValueError(f"{name!r} is no resource of cpupool")
+        raise ValueError(f"{name[:60]!r} is no resource of cpupool")
     return found
 
 
@@ -140,71 +135,172 @@ def steps_to_json(steps: Iterable[Step]) -> list[dict[str, str]]:
     return [{"rule": step.rule, "why": step.why, "left": str(step.left)} for step in steps]
 
 
-def steps_from_json(steps: Sequence[Mapping[str, str]]) -> tuple[Step, ...]:
-    """Read what `steps_to_json` wrote.
+def steps_of(fields: Fields) -> tuple[Step, ...]:
+    """Read what `steps_to_json` wrote, in the member `steps`.
 
     Raises:
-        ValueError: a text is not a CPU list.
-        KeyError: a key is missing.
+        JSONRefused: there is something else.
     """
-    return tuple(Step(step["rule"], step["why"], CPUSet.parse(step["left"])) for step in steps)
+    return tuple(
+        Step(step.get("rule", str), step.get("why", str), step.read("left", CPUSet.parse))
+        for step in fields.objects("steps")
+    )
 
 
-def from_json(document: Mapping[str, Any]) -> NodeStatus:
-    """Read a status that `to_json` wrote.
+def from_json(document: object) -> NodeStatus:
+    """Read a status that `to_json` wrote; members of another name are ignored.
 
     Raises:
-        ValueError: it has another schema.
-        KeyError: a key is missing.
+        JSONRefused: it has another schema, or a member is missing, or is something else.
     """
-    if document.get("schema") != SCHEMA:
-        raise ValueError(f"schema {document.get('schema')!r}, not {SCHEMA}")
-    pools = (
-        Pool(
-            name,
-            PoolKind(pool["kind"]),
-            CPUSet.parse(pool["cpus"]),
-            HyperThreadingPolicy(pool["hyperThreadingPolicy"]),
-            PoolPolicy.read(pool["policy"]),
-        )
-        for name, pool in document["pools"].items()
-    )
-    containers = (
-        ContainerStatus(
-            name=container["name"],
-            placement=Placement(container["placement"]),
-            wanted=CPUSet.parse(container["wanted"]),
-            found=container["found"],
-            reason=container["reason"],
-            exclusive=CPUSet.parse(container["exclusive"]),
-            shares=tuple(map(_share_from_json, container["shares"])),
-            qos=container.get("qos", ""),
-            assigned=CPUSet.parse(container.get("assigned", "")),
-            answers=tuple(map(_answer_from_json, container.get("answers", ()))),
-        )
-        for container in document["containers"]
-    )
-    manager = CPUManager.read(document.get(CPU_MANAGER, {}))
+    top = Fields.of(document)
+    if (schema := top.get("schema", str)) != SCHEMA:
+        raise top.refusal("schema", f"is {schema[:60]!r}, and not {SCHEMA}")
+    pools, draining = top.within("pools"), top.within("draining")
+    sets, sizes = top.within("sets", optional=True), top.within("sizes", optional=True)
+    if BEST_EFFORT in sets.members and DEFAULT not in sets.members:
+        raise sets.refusal(DEFAULT, "is missing")
     return NodeStatus(
         NodePools.of(
-            *pools, mixed=_mixed_from_json(document.get("mixedCPUs")), cpu_manager=manager
+            *(_pool(name, pools.within(name)) for name in pools.members),
+            mixed=_mixed(top.part("mixedCPUs")),
+            cpu_manager=_cpu_manager(top.part(CPU_MANAGER)),
         ),
-        tuple(containers),
-        document["waiting_for"],
-        document["draining"],
-        Writer(document["enforcement"]),
-        CPUSet.parse(document["offline"]),
-        CPUSet.parse(document["blocked"]),
-        CPUSet.parse(document.get("reserved", "")),
-        tuple(RefusedPod(**pod) for pod in document.get("refused", ())),
-        {name: CPUSet.parse(cpus) for name, cpus in document.get("sets", {}).items()},
-        {name: Size(**size) for name, size in document.get("sizes", {}).items()},
-        tuple(document.get("plugin_folders", ())),
-        tuple(PluginStatus(**plugin) for plugin in document.get("plugins", ())),
-        tuple(document.get("lost", ())),
-        tuple(NodeResource(**each) for each in document.get("node_resources", ())),
+        tuple(map(_container, top.objects("containers"))),
+        top.get("waiting_for", str),
+        {name: draining.get(name, int) for name in draining.members},
+        top.read("enforcement", Writer),
+        top.read("offline", CPUSet.parse),
+        top.read("blocked", CPUSet.parse),
+        top.read("reserved", CPUSet.parse, ""),
+        tuple(
+            RefusedPod(pod.get("name", str), pod.get("why", str), pod.get("held", bool))
+            for pod in top.objects("refused", optional=True)
+        ),
+        {name: sets.read(name, CPUSet.parse) for name in sets.members},
+        {name: _size(sizes.within(name)) for name in sizes.members},
+        top.texts("plugin_folders"),
+        tuple(map(_plugin, top.objects("plugins", optional=True))),
+        top.texts("lost"),
+        tuple(map(_node_resource, top.objects("node_resources", optional=True))),
     )
 
 
-def _answer_from_json(document: Mapping[str, Any]) -> PluginAnswer:
-    return PluginAnswer(**{**document, "texts": tuple(document["texts"])})
+def _pool(name: str, pool: Fields) -> Pool:
+    try:
+        policy = PoolPolicy.read(_texts(pool.within("policy")))
+    except ValueError as error:
+        raise pool.refusal("policy", f"is refused: {error}") from error
+    return Pool(
+        name,
+        pool.read("kind", PoolKind),
+        pool.read("cpus", CPUSet.parse),
+        pool.read("hyperThreadingPolicy", HyperThreadingPolicy),
+        policy,
+    )
+
+
+def _mixed(mixed: Fields | None) -> MixedCPUs | None:
+    if mixed is None:
+        return None
+    return MixedCPUs(mixed.get("pool", str), mixed.get("containersLimit", int))
+
+
+def _cpu_manager(manager: Fields | None) -> CPUManager:
+    if not (manager and manager.members):
+        return CPUManager()
+    reserved = manager.members.get(RESERVED)
+    if isinstance(reserved, str):
+        reserved = manager.read(RESERVED, CPUSet.parse)
+    elif reserved is not None:
+        reserved = manager.get(RESERVED, int)
+    names, options = StaticOptions.names(), manager.texts(OPTIONS)
+    if unknown := [option for option in options if option not in names]:
+        raise manager.refusal(OPTIONS, f"has {unknown[0][:60]!r}, which is no option")
+    suppression = manager.part(SUPPRESSION)
+    return CPUManager(
+        manager.get(POLICY, str),
+        reserved,
+        StaticOptions(**{names[option]: True for option in options}),
+        manager.read(TOPOLOGY_POLICY, TopologyPolicy),
+        manager.read(ON_MISFIT, Misfit),
+        declared=manager.get("declared", bool),
+        suppression=None
+        if suppression is None
+        else Suppression(
+            suppression.get("threshold_percent", int), suppression.get("min_percent", int)
+        ),
+        topology_scope=manager.read(TOPOLOGY_SCOPE, Scope, Scope.CONTAINER.value),
+    )
+
+
+def _container(container: Fields) -> ContainerStatus:
+    return ContainerStatus(
+        name=container.get("name", str),
+        placement=container.read("placement", Placement),
+        wanted=container.read("wanted", CPUSet.parse),
+        found=container.read("found", _listed),
+        reason=container.get("reason", str),
+        exclusive=container.read("exclusive", CPUSet.parse),
+        shares=tuple(map(_share, container.objects("shares"))),
+        qos=container.get("qos", str, ""),
+        assigned=container.read("assigned", CPUSet.parse, ""),
+        answers=tuple(map(_answer, container.objects("answers", optional=True))),
+    )
+
+
+def _listed(text: str) -> str:
+    CPUSet.parse(text)
+    return text
+
+
+def _share(share: Fields) -> PoolShare:
+    choice = share.part("choice")
+    return PoolShare(
+        pool=share.read("pool", resource),
+        requested=share.get("requested", int),
+        devices=share.get("devices", int),
+        given=share.read("given", CPUSet.parse),
+        siblings=share.read("siblings", CPUSet.parse),
+        reused_from=share.get("reused_from", str),
+        choice=None if choice is None else _choice(choice),
+        cpus=share.read("cpus", CPUSet.parse),
+    )
+
+
+def _choice(choice: Fields) -> Choice:
+    return Choice(choice.read("cpus", CPUSet.parse), steps_of(choice), choice.get("proven", bool))
+
+
+def _answer(answer: Fields) -> PluginAnswer:
+    return PluginAnswer(
+        answer.get("resource", str),
+        _texts(answer.within("values")),
+        answer.texts("texts"),
+        answer.get("nodes", str),
+        answer.get("why", str),
+        answer.get("confirmed", str),
+    )
+
+
+def _plugin(plugin: Fields) -> PluginStatus:
+    return PluginStatus(
+        *(plugin.get(key, str) for key in ("socket", "resource", "why", "answered"))
+    )
+
+
+def _node_resource(found: Fields) -> NodeResource:
+    return NodeResource(
+        found.get("resource", str),
+        found.get("amount", int),
+        found.get("why", str),
+        found.get("remedy", str),
+    )
+
+
+def _size(size: Fields) -> Size:
+    return Size(size.get("count", int), size.get("whole", int), size.get("why", str))
+
+
+def _texts(fields: Fields) -> Mapping[str, str]:
+    return {name: fields.get(name, str) for name in fields.members}

@@ -5,7 +5,6 @@ Source of the annotations: kubewharf/katalyst-api, pkg/consts/qos.go.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,6 +13,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.plugin_config import RECLAIM, Neighbours
 from cpupool.policies.binding_hints import Binding, NoBinding
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 from cpupool.wire.katalyst import QOS_LEVEL, QoSLevel
 
 if TYPE_CHECKING:
@@ -211,8 +212,8 @@ def _wishes(annotations: Mapping[str, str]) -> dict[str, str]:
     for name in _ENHANCEMENTS:
         text = found.pop(name, "") or "{}"
         try:
-            read = json.loads(text)
-        except (ValueError, RecursionError):
+            read = json_text.load(text)
+        except JSONRefused:
             read = None
         if not isinstance(read, dict) or not all(isinstance(each, str) for each in read.values()):
             remedy = 'write a JSON object of texts, as {"numa_binding": "true"}'

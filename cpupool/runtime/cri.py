@@ -5,7 +5,6 @@ Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, and what containerd and C
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -41,6 +40,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.workloads import RuntimeContainer
+from cpupool.wire import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -349,7 +349,7 @@ class CRI:
 
 def _spec(answer: ContainerStatusResponse) -> Mapping[str, Any]:
     """Return a container's OCI spec; raises KeyError, TypeError or ValueError without one."""
-    spec: Mapping[str, Any] = json.loads(answer.info["info"])["runtimeSpec"]
+    spec: Mapping[str, Any] = json_text.load(answer.info["info"])["runtimeSpec"]
     return spec
 
 

@@ -8,12 +8,13 @@ and accepts keys in upper and lower case, as Go's encoding/json does.
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import Problem, Severity, errors_in
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -88,10 +89,8 @@ def parse(text: str, path: str, problems: list[Problem]) -> tuple[ContainerProce
     """
     reader = _Reader(problems)
     try:
-        document = json.loads(text)
-    except RecursionError:
-        reader.refuse(path, "this is nested too deep", "write a list of containers")
-    except ValueError as error:
+        document = json_text.load(text)
+    except JSONRefused as error:
         reader.refuse(path, f"this is not JSON: {error}", "correct it")
     else:
         return tuple(reader.containers(document, path))

@@ -7,11 +7,12 @@ the order of their keys.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cpupool.core.errors import RemoteProtocolError
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,9 +47,9 @@ class Reader:
             RemoteProtocolError: the file has something else.
         """
         try:
-            read = json.loads(data if isinstance(data, str) else data.decode())
-        except (ValueError, RecursionError) as error:
-            raise self.damaged(f"it is not JSON ({str(error)[:80]})") from error
+            read = json_text.load(data)
+        except JSONRefused as error:
+            raise self.damaged(f"it is not JSON ({error})") from error
         return self.typed(read, dict, "it")
 
     def typed(self, value: object, kind: type[_T], where: str) -> _T:

@@ -16,6 +16,8 @@ from cpupool.core.errors import CPUPoolError, CPUSetParseError, QuantityError
 from cpupool.core.koordinator import Reservation, SystemCPUs
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.quantity import Quantity
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -176,10 +178,8 @@ def json_object(key: str, text: str | None) -> Mapping[str, Any]:
     if not text:
         return {}
     try:
-        value = json.loads(text)
-        # Python reads NaN and 1e400 as numbers, and cannot write them as JSON.
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
+        value = json_text.load(text)
+    except JSONRefused:
         value = text
     if value is None:
         return {}

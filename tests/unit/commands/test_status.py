@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -148,10 +149,10 @@ def test_a_file_without_the_right_to_read_it_says_who_may(
     capsys.readouterr()
 
     # Root may read everything, so the file system is asked to refuse instead.
-    def read_text(_path: Path, _encoding: str) -> str:
+    def opened(_path: Path, _mode: str) -> NoReturn:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(Path(files[1])), "read_text", read_text)
+    monkeypatch.setattr(type(Path(files[1])), "open", opened)
 
     assert cli.main(["status", *files]) == 2
     assert "cannot be read (Permission denied); run this as root" in capsys.readouterr().err

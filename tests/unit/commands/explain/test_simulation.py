@@ -93,7 +93,7 @@ class TestSimulation:
             ({}, ["--policy", "odd"], "has no policy 'odd'; it has packed, spread"),
             ({"policies": {}}, [], "has no policy ''; it has none"),
             ({"schema": "cpupool-simulation/2"}, [], "is no simulation of this version"),
-            ({"policies": []}, ["--policy", "packed"], "has no policy 'packed'; it has none"),
+            ({"policies": []}, ["--policy", "packed"], "policies is a list, and not an object"),
             ({"policies": {"a": {}}}, [], "is no simulation of this version"),
             ({"policies": {"a": {"containers": [{}]}}}, [], "is no simulation of this version"),
             ({"policies": {"a": {"containers": "x"}}}, [], "is no simulation of this version"),
