@@ -179,8 +179,7 @@ def _ended(target: APIPath, said: Mapping[int, bytearray]) -> Ended:
         code = 0 if status.get("status", str) == "Success" else _exit_code(status)
         why = "" if code is not None else status.get("message", str, "it does not say why")
     except JSONRefused as error:
-        what = f"it does not say how the command has ended ({error})"
-        raise _broken(target, what, _LOST) from error
+        raise _broken(target, "it does not say how the command has ended", _LOST) from error
     if code is None:
         raise _broken(target, why, _REFUSED)
     stdout, stderr = (

@@ -325,8 +325,9 @@ def _object(line: str) -> _Line:
     try:
         found = json_text.load(line)
     except JSONRefused as error:
+        said = "is no JSON" if error.line else "cannot be read"
         remedy = "write one object per line"
-        raise _LineError(f"this is no JSON: {error.what}", remedy, error.column or 1) from error
+        raise _LineError(f"this {said}: {error.what}", remedy, error.column or 1) from error
     if not isinstance(found, dict):
         raise _LineError(f"this is {_shown(found)}", "write one object per line")
     return found

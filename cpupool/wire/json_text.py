@@ -49,7 +49,7 @@ class JSONRefused(RemoteProtocolError, ValueError):
         self.what = what
         self.line = line
         self.column = column
-        super().__init__(f"line {line}, column {column}: {what}" if line else what)
+        super().__init__(f"{what}: line {line} column {column}" if line else what)
 
 
 def load(data: bytes | str, *, unique: bool = False) -> Any:  # noqa: ANN401 - any JSON value
@@ -206,7 +206,7 @@ def _children(value: object) -> Any:  # noqa: ANN401 - any JSON values
 
 
 def _too_deep() -> JSONRefused:
-    return JSONRefused(f"it is nested deeper than {DEEPEST} levels")
+    return JSONRefused(f"it is nested too deep: more than {DEEPEST} levels")
 
 
 def _finite(text: str) -> float:

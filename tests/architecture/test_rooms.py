@@ -26,7 +26,7 @@ ELSEWHERE = {
     "tests/unit/config/poolconfig": {"config/reader"},
     "tests/unit/host": {"host/cgroup_files", "host/root"},
     "tests/unit/https/server": {"https/application", "https/lobby"},
-    "tests/unit/kube": {"kube/fields", "kube/templates"},
+    "tests/unit/kube": {"kube/fields", "kube/manifest_text", "kube/templates"},
     "tests/unit/local": {
         *("local/alignment", "local/ledger", "local/plugins", "local/pods", "local/process"),
         *("local/runtime", "local/services", "local/simulated_node", "local/simulated_pool"),
@@ -40,7 +40,6 @@ ELSEWHERE = {
         *("core/requests", "manager/facts", "manager/requested"),
     },
     "tests/unit/kubelet/test_resource_plugin.py": {"core/resource_plugins"},
-    "tests/unit/manager/test_report.py": {"manager/status_json"},
     "tests/unit/policies": {
         *("policies/balance", "policies/base", "policies/none", "policies/pools"),
     },

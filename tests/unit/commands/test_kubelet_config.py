@@ -180,7 +180,7 @@ def test_bad_usage_is_one_line(
     ("text", "said"),
     [
         ("kind: Pod", "/dev/stdin:1:1: this is neither"),
-        ("x" * (16 * 2**20 + 1), "/dev/stdin has more than"),
+        ("x" * (16 * 2**20 + 1), "/dev/stdin: it has more than"),
         ("\x00", "not allowed in YAML"),
     ],
     ids=["another kind", "too long", "no text"],

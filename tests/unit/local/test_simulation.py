@@ -277,7 +277,7 @@ ARRIVAL = '{"at_s": 1, "pod": "ns/a", "containers": [{"name": "c", "requests": {
         ("3", "this is 3; write one object per line"),
         ('{"pod": "ns/b", "containers": [{"name": "c"}]}', "at_s is missing; write the seconds"),
         ('{"at_s": true, "pod": "ns/b"}', "at_s is True; write the seconds"),
-        ('{"at_s": NaN, "pod": "ns/b"}', "at_s is nan, after 1; let no time"),
+        ('{"at_s": NaN, "pod": "ns/b"}', "this cannot be read: NaN is no value of JSON"),
         ('{"at_s": 0.5, "pod": "ns/b"}', "at_s is 0.5, after 1; let no time be before the last"),
         (f'{{"at_s": {"9" * 400}, "pod": "ns/b"}}', "at_s is 999999"),
         ('{"at_s": 2, "pod": "b"}', "pod is 'b'; write namespace/name"),
@@ -301,8 +301,11 @@ ARRIVAL = '{"at_s": 1, "pod": "ns/a", "containers": [{"name": "c", "requests": {
                 ("-1", "-1"),
                 ("0.0005", "0.0005"),
                 ("1e10", "10000000000.0"),
-                ("NaN", "nan"),
             )
+        ),
+        (
+            '{"at_s": 2, "pod": "ns/b", "containers": [{"name": "c", "cpu": NaN}]}',
+            "this cannot be read: NaN is no value of JSON; write one object per line",
         ),
         (
             '{"at_s": 2, "pod": "ns/b", "qos": "Best", "containers": [{"name": "c"}]}',

@@ -67,10 +67,15 @@ def test_containers_and_processes_keep_their_order() -> None:
 FIRST = "[0].processes[0]"
 NO_COUNTS: list[Any] = [0, -1, 1.5, 2.0, "2", True, [], 2**63]
 REFUSED = [
-    pytest.param("", "", "this is not JSON: Expecting value: line 1 column 1 (char 0)", id="empty"),
+    pytest.param("", "", "this is not JSON: Expecting value: line 1 column 1", id="empty"),
     pytest.param("[{]", "", "this is not JSON: Expecting property name", id="no JSON"),
     pytest.param("[" * 100_000, "", "nested too deep", id="nested too deep"),
-    pytest.param("[" + "9" * 5000 + "]", "", "this is not JSON: Exceeds", id="a number too long"),
+    pytest.param(
+        "[" + "9" * 5000 + "]",
+        "",
+        "this is not JSON: a number has thousands of digits",
+        id="a number too long",
+    ),
     pytest.param({}, "", "not a list", id="an object for the list"),
     pytest.param([], "", "it names no container; name one, or remove", id="no container"),
     pytest.param("null", "", "it names no container", id="null"),

@@ -97,7 +97,7 @@ BOMB = "\n".join(
             "pods.yaml: items[0]: this is not a mapping",
             id="a number in a list",
         ),
-        pytest.param("[" * 5000, "pods.yaml: ", id="nested without end"),
+        pytest.param("[" * 5000, "pods.yaml:1:101: this is nested", id="nested without end"),
         pytest.param('{"a":' * 50000, "pods.yaml: ", id="JSON nested without end"),
         pytest.param("a: " + "9" * 5000, "pods.yaml: ", id="a number without end"),
     ],
