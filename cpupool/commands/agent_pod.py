@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Final
 
 from cpupool.commands import UsageError
-from cpupool.commands.away import OBJECT_NAME, absent, objects
+from cpupool.commands.away import OBJECT_NAME, absent, object_name, objects
 from cpupool.kube import views
 from cpupool.kube.client import APIError
 from cpupool.kube.connection import APIConnection
@@ -49,8 +49,7 @@ def _find(connection: APIConnection, node: str) -> tuple[str, str]:
     on_node = f"spec.nodeName={node}"
     why: dict[tuple[str, str], str] = {}
     for body in objects(connection, PODS.collection(), fields=on_node, labels=_SELECTOR):
-        metadata = body["metadata"]
-        found = metadata["namespace"], metadata["name"]
+        found = object_name(body)
         why[found] = views.why_not_running(body, CONTAINER)
     running = [found for found, obstacle in why.items() if not obstacle]
     if len(running) == 1:
@@ -75,7 +74,7 @@ def _no_agent(connection: APIConnection, node: str) -> UsageError:
     except APIError as error:
         if error.status != 404:
             raise
-        names = [body["metadata"]["name"] for body in objects(connection, NODES.collection())]
+        names = [name for _, name in map(object_name, objects(connection, NODES.collection()))]
         return absent(f"node {node}", _NODES, difflib.get_close_matches(node, names))
     return UsageError(
         f"node {node} has no pod of the agent; look at `kubectl get pods -A -o wide -l {_SELECTOR}`"

@@ -31,6 +31,7 @@ from cpupool.kube.connection import APIConnection
 from cpupool.kube.node_topology import served
 from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODE_TOPOLOGIES, NODES, PODS
 from cpupool.manager.requested import native
+from cpupool.wire.json_text import Fields
 from cpupool.wire.node_topology import observed
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Away:
             return found[0]
         if not found:
             raise absent(title, command)
-        pods = ", ".join(f"{each['metadata']['namespace']}/{name}" for each in found)
+        pods = ", ".join(map("/".join, map(object_name, found)))
         raise UsageError(f"{asked!r} is the name of several pods; say which: {pods}")
 
     def _pool_file(self, node: str) -> PoolFile | None:
@@ -255,6 +256,16 @@ def objects(
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ManifestError(collection.resource, "items", "is no list of objects")
     return items
+
+
+def object_name(body: Body) -> tuple[str, str]:
+    """Return the namespace, empty for an object of none, and the name of an object.
+
+    Raises:
+        JSONRefused: it has none.
+    """
+    metadata = Fields.of(body).within("metadata")
+    return metadata.get("namespace", str, ""), metadata.get("name", str)
 
 
 def absent(title: str, command: str, near: Sequence[str] = ()) -> UsageError:

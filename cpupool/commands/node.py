@@ -178,7 +178,8 @@ class NodeSources:
         folder = self.root.base / "etc"
         fragments = sorted((folder / "crio/crio.conf.d").glob("*.conf"))
         for file in (folder / "containerd/config.toml", folder / "crio/crio.conf", *fragments):
-            with suppress(OSError, ValueError):
+            # TOML that is nested too deep is no ValueError.
+            with suppress(OSError, ValueError, RecursionError):
                 yield tomllib.loads(file.read_text("utf-8"))
 
     def status(self) -> tuple[NodeStatus, float] | None:

@@ -33,6 +33,7 @@ _KINDS: Final[Mapping[type, str]] = {
     dict: "an object",
     type(None): "null",
 }
+_CONTAINERS: Final = frozenset((dict, list))
 _T = TypeVar("_T")
 
 
@@ -191,18 +192,18 @@ def _parsed(text: str, parse: Callable[[str], _T], place: str) -> _T:
 
 
 def _check_depth(value: object) -> None:
-    level = [value]
+    level: list[Any] = [value] if type(value) in _CONTAINERS else []
     for _ in range(DEEPEST):
-        level = [child for each in level for child in _children(each)]
         if not level:
             return
-    raise _too_deep()
-
-
-def _children(value: object) -> Any:  # noqa: ANN401 - any JSON values
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        level = [
+            child
+            for each in level
+            for child in (each.values() if type(each) is dict else each)
+            if type(child) in _CONTAINERS
+        ]
+    if level:
+        raise _too_deep()
 
 
 def _too_deep() -> JSONRefused:
