@@ -42,7 +42,12 @@ INTERRUPTED: Final = 130
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
-    sys.exit(main(sys.argv[1:]))
+    with door.guard():
+        try:
+            sys.exit(main(sys.argv[1:]))
+        except Exception:  # noqa: BLE001 - a bug: its words go through the door, too
+            sys.excepthook(*sys.exc_info())
+            sys.exit(FAILED)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -76,7 +81,8 @@ def _run(arguments: Sequence[str]) -> int:
         # A full disk behind the output, or behind what a command writes.
         where = error.filename or "the output"
         return _say(
-            f"{where}: {error.strerror}; name a place with free space where you may write", FAILED
+            f"{where}: {error.strerror or error}; name a place with free space where you may write",
+            FAILED,
         )
     return code
 

@@ -158,7 +158,8 @@ class NodeSources:
                     for each in entries
                     if each.is_socket()
                 ]
-            except OSError:
+            except (OSError, ValueError):
+                # The second: no folder can be called so.
                 missing.append(folder)
         return found, missing
 

@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core import visible
 from cpupool.core.errors import HostError
 from cpupool.telemetry import log as logs
 
@@ -152,7 +153,7 @@ class _Page:
 
     @classmethod
     def text(cls, status: HTTPStatus, text: str) -> _Page:
-        return cls(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+        return cls(status, "text/plain; charset=utf-8", f"{visible.lines(text)}\n".encode())
 
 
 def _probe(report: Report) -> _Page:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import subprocess
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn, TextIO
@@ -14,8 +16,12 @@ from cpupool import cli
 from cpupool.commands import door
 from cpupool.core.errors import ConfigError, CPUPoolError, HostFileError, Problem
 from cpupool.telemetry import log as logs
+from tests import statuses
 from tests.machines import MACHINES
+from tests.nodes import DAEMON, WrittenNode
 from tests.printed import EVIL, printed
+from tests.unit.commands.doctor.rows import NOBODY
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     import argparse
@@ -152,6 +158,51 @@ def test_what_others_have_written_commands_no_terminal(tmp_path: Path, encoding:
             found = printed(*arguments, colours=colours, encoding=encoding)
             found.check(colours=colours)
             assert found.out + found.err
+
+
+def test_a_node_whose_every_text_is_evil_is_examined(tmp_path: Path) -> None:
+    node = WrittenNode(tmp_path / "node")
+    evil = statuses.with_value(statuses.document(), ("plugins", 0, "why"), EVIL)
+    evil["lost"] = evil["plugin_folders"] = [EVIL]
+    evil["node_resources"][0] |= {"why": EVIL, "remedy": EVIL, "resource": EVIL}
+    evil["containers"][0] |= {"name": EVIL, "reason": EVIL, "found": "0-3"}
+    node.put("run/cpupool/status.json", json.dumps(evil))
+    node.put("etc/cpu-pooler/poolconfig-b.yaml", f"pools: {{{EVIL}: }}".encode(errors="replace"))
+    node.put("var/lib/kubelet/config.yaml", f"kind: {EVIL}".encode(errors="replace"))
+    node.put(
+        f"proc/{DAEMON}/status",
+        f"Name:\t{NAME}\nCpus_allowed_list:\t{NAME}\n".encode(errors="replace"),
+    )
+    bundle = str(tmp_path / f"{NAME}.tar.gz")
+    where = ("--host-root", str(tmp_path / "node"), "--config", str(node.pool_files))
+    for arguments in (
+        ("support-bundle", *where, "--output", bundle),
+        ("doctor", *where),
+        ("doctor", "--bundle", bundle),
+    ):
+        for colours in (False, True):
+            found = printed(*arguments, "--agent", NOBODY, colours=colours)
+            found.check(colours=colours)
+            assert SHOWN in found.out + found.err or arguments[0] == "support-bundle"
+
+
+def test_a_bug_says_its_words_through_the_door() -> None:
+    program = """
+from cpupool import cli
+
+def broken(_arguments):
+    raise KeyError("x") from ValueError("\\x1b[2J")
+
+cli._parser = broken
+cli.run()
+"""
+    ended = subprocess.run(  # noqa: PLW1510 - it fails
+        [sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S
+    )
+    assert ended.returncode == 1
+    assert b"Traceback" in ended.stderr
+    assert b"ValueError: \\u001b[2J" in ended.stderr
+    assert b"\x1b" not in ended.stderr
 
 
 def test_the_text_of_an_error_is_one_line() -> None:
