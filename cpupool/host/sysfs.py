@@ -143,7 +143,8 @@ class RecordedTree:
                     content = archive.extractfile(member) if match and member.isreg() else None
                     if match and content:
                         files[match[1]] = _text(content.read(_MAX_FILE_BYTES))
-        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
+            # The last: the headers of a sparse file, as tarfile reads them.
             raise HostFileError(
                 str(path), f"no .tar.gz, or a damaged one ({error})", _OTHER_SOURCE
             ) from error

@@ -15,6 +15,7 @@ from cpupool.admission import decision
 from cpupool.admission.rules import Rules
 from cpupool.commands import UsageError, admit
 from tests.pods import container, pod, process
+from tests.printed import EVIL
 
 POOLS = "pools:\n  exclusive-a: {cpus: 2-7}\n  shared-a: {cpus: 1}\n  default: {cpus: 0}\n"
 LARGER = "nodeSelector: {size: large}\npools:\n  shared-a: {cpus: 1-3}\n"
@@ -132,6 +133,17 @@ def test_namespaces_allow_openshifts_resource_where_they_are_said_to(
     code, text = run(path, "--pool-files", pools, "--mixed-cpus-allowed")
     assert code == 0
     assert yaml.safe_load(text)["metadata"]["annotations"] == {"cpu-shared.crio.io/main": "enable"}
+
+
+def test_what_no_terminal_shows_is_printed_as_yaml_reads_it_again(path: Path) -> None:
+    odd = EVIL.replace("\ud800", "")
+    body = pod(container(pools={"exclusive-a": "1"}, command=["a\u202eb", odd, f"é\n{odd}"]))
+    _, text = run(written(path, body))
+    assert yaml.safe_load(text) == decision.admit(body, Rules()).body  # type: ignore[union-attr]
+    assert {char for char in text if not char.isprintable()} == {"\n"}
+
+    body = pod(container(pools={"exclusive-a": "1"}, command=["é\n✓"]))
+    assert "é" in run(written(path, body))[1]
 
 
 def test_the_difference_can_be_printed_alone(path: Path) -> None:

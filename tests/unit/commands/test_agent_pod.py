@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -137,6 +138,18 @@ def test_an_agent_that_does_not_run_is_named_with_the_reason(
         "cpupool: the agent's container in pod cpupool/gone on node node-a does not run"
         f" ({why}); look at `kubectl -n cpupool describe pod gone`\n"
     )
+
+
+@pytest.mark.parametrize("metadata", [None, [], {}, {"name": 1, "namespace": "a"}])
+def test_a_pod_without_a_name_is_refused(
+    cluster: Login, metadata: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nameless = {**agent("one", RUNNING), "metadata": metadata}
+    with mock.patch.object(agent_pod, "objects", return_value=[nameless]):
+        assert status(cluster, "node-a") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("cpupool: metadata")
+    assert said.count("\n") == 1
 
 
 def test_several_agents_are_named(cluster: Login, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,15 @@ def test_an_archive_that_reaches_for_more_is_refused(
     assert set(inside) <= {"b.tar.gz", recording.CONTENTS}
 
 
+@pytest.mark.parametrize("mtime", ["inf", "nan", "1e300"])
+def test_an_archive_of_no_time_is_refused(tmp_path: Path, mtime: str) -> None:
+    member = tarfile.TarInfo("file")
+    member.pax_headers = {"mtime": mtime}
+
+    with pytest.raises(HostFileError, match="no support bundle, or a damaged one"):
+        extract(archive(tmp_path / "b.tar.gz", member, contents=b"{}"), tmp_path / "out")
+
+
 @pytest.mark.parametrize("what", ["_MOST_FILES", "_MOST_BYTES"])
 def test_an_archive_that_is_too_large_is_refused(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
@@ -82,7 +91,17 @@ def test_an_archive_that_is_too_large_is_refused(
 
 @pytest.mark.parametrize(
     "contents",
-    [None, b"", b"[]", b"{}", b'{"schema": "cpupool-bundle/1"}', b'{"schema": 1}'],
+    [
+        None,
+        b"",
+        b"[]",
+        b"{}",
+        b'{"schema": "cpupool-bundle/1"}',
+        b'{"schema": 1}',
+        b"[" * 10**5,
+        b'{"schema": "cpupool-bundle/1", "recorded": "2026-01-01"}',
+        b'{"schema": "cpupool-bundle/1", "recorded": 1}',
+    ],
 )
 def test_an_archive_that_is_no_bundle_is_refused(tmp_path: Path, contents: bytes | None) -> None:
     made = archive(tmp_path / "b.tar.gz", tarfile.TarInfo("a"), contents=contents)

@@ -329,6 +329,16 @@ class TestArchives:
         assert topology.nodes == {}
 
 
+def sparse(places: str) -> bytes:
+    """Return an archive of a file with holes at these places."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz", format=tarfile.PAX_FORMAT) as new:
+        member = tarfile.TarInfo("sys/devices/system/cpu/online")
+        member.pax_headers = {"GNU.sparse.map": places}
+        new.addfile(member)
+    return written.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -336,6 +346,9 @@ class TestArchives:
         pytest.param(b"0-3\n", "no .tar.gz, or a damaged one", id="a text file"),
         pytest.param(b"", "no .tar.gz, or a damaged one", id="an empty file"),
         pytest.param(b"\x1f\x8b\x08" + b"x" * 99, "no .tar.gz, or a damaged one", id="bad gzip"),
+        pytest.param(
+            sparse("a,b"), "no .tar.gz, or a damaged one", id="a bad map of a sparse file"
+        ),
     ],
 )
 def test_what_is_no_machine_is_refused_with_what_to_give(

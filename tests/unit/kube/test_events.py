@@ -11,6 +11,7 @@ from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.loops import running
+from tests.printed import EVIL
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -103,6 +104,19 @@ def test_a_message_may_quote_what_is_no_text(server: FakeAPIServer, sink: Sink) 
         sink.recorder.node("CPUPoolConfigInvalid", "poolconfig-\udcff.yaml: unknown key")
         eventually(lambda: server.events, "the Event")
     assert messages(server) == ["poolconfig-\\udcff.yaml: unknown key"]
+
+
+def test_a_message_is_one_printable_line(server: FakeAPIServer, sink: Sink) -> None:
+    with sink.running():
+        sink.recorder.node("Odd", f"a plugin says {EVIL}\nDone")
+        sink.recorder.node("Odd", EVIL * 1000)
+        # Another end that is not said is no other message.
+        sink.recorder.node("Odd", EVIL * 1001)
+        eventually(lambda: len(server.events) == 2, "the Events")
+    for said in messages(server):
+        assert said.isprintable()
+        assert "\\u001b]0;owned\\u0007" in said
+        assert len(said.encode()) <= 1024
 
 
 def test_names_and_messages_stay_within_the_apis_limits(server: FakeAPIServer, sink: Sink) -> None:

@@ -168,7 +168,17 @@ def test_a_frame_that_comes_byte_by_byte_has_the_same_limit(server: FakeAPIServe
 
 
 @pytest.mark.parametrize(
-    "status", [b"[" * 100_000, b'{"n":' + b"9" * 10_000 + b"}", b"5", b"\xff", b"{}"]
+    "status",
+    [
+        *(b"[" * 100_000, b'{"n":' + b"9" * 10_000 + b"}", b"5", b"\xff", b"{}"),
+        *(b'{"status": 1}', b'{"status": "Failure", "details": []}'),
+        *(
+            b'{"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": %s}]}}'
+            % code
+            # A process that ends with 256 ends with 0.
+            for code in (b'"256"', b'"-1"', b'"x"', b"1", b'"1_0"')
+        ),
+    ],
 )
 def test_a_status_that_is_none_is_reported(server: FakeAPIServer, status: bytes) -> None:
     server.containers[CONTAINER] = lambda _command: Execution(frames=ends_with(status))

@@ -10,6 +10,7 @@ from cpupool.kube.client import APIError, APIServer
 from cpupool.kube.pod_status import PodStatus
 from tests import builders
 from tests.apiserver import FakeAPIServer
+from tests.printed import EVIL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +44,15 @@ def test_a_pending_pod_fails(server: FakeAPIServer) -> None:
     }
     (asked,) = server.requests
     assert (asked.method, asked.path) == ("PATCH", f"{PATH}/status")
+
+
+def test_the_message_of_a_pod_that_fails_is_one_printable_line(server: FakeAPIServer) -> None:
+    show(server)
+    PodStatus(APIServer.at(server.url)).fail(WEB, "Odd", f"a plugin says {EVIL * 100}")
+    said = server.kept(PATH)["status"]["message"]
+    assert said.startswith("a plugin says \\u001b]0;owned\\u0007")
+    assert said.isprintable()
+    assert len(said) <= 1024
 
 
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])

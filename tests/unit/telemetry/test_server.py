@@ -75,6 +75,8 @@ def test_probes_tell_each_condition_on_a_line(server: TelemetryServer, health: H
     status, headers, body = _asked(server, "/readyz?verbose")
     assert (status, body) == (200, "kubelet: ok\npods: ok\n")
     assert headers["Content-Type"] == "text/plain; charset=utf-8"
+    health.set("pods", ok=False, message="\x1b[2J\ud800")
+    assert _asked(server, "/readyz")[2].endswith("\npods: failing: \\u001b[2J\\ud800\n")
 
 
 def test_metrics_are_what_prometheus_reads(server: TelemetryServer) -> None:

@@ -100,6 +100,14 @@ BOMB = "\n".join(
         pytest.param("[" * 5000, "pods.yaml:1:101: this is nested", id="nested without end"),
         pytest.param('{"a":' * 50000, "pods.yaml: ", id="JSON nested without end"),
         pytest.param("a: " + "9" * 5000, "pods.yaml: ", id="a number without end"),
+        pytest.param("- " * 3000, "pods.yaml:1:201: this is nested deeper", id="lists without end"),
+        *(
+            pytest.param(f"a: {odd}", "pods.yaml: this is not YAML that JSON can say", id=odd)
+            for odd in (
+                *("!!bool x", "!!int ''", "!!float ''", "!!timestamp x", "!!set {a}", ".nan"),
+                *("!!binary aGk=", "!!timestamp 2001-01-01", "-.inf", '"\\UFFFFFFFF"'),
+            )
+        ),
     ],
 )
 def test_a_text_that_holds_no_pods_is_refused_with_the_place(text: str, message: str) -> None:
