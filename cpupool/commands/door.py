@@ -18,7 +18,9 @@ from cpupool.core import visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_PARAMETER: Final = r"(?:[0-4]|[39][0-79]|4[0-79]|10[0-7]|[34]8;(?:5;\d{1,3}|2(?:;\d{1,3}){3}))"
+_PARAMETER: Final = (
+    r"(?:[0-4]|[39][0-79]|4[0-79]|10[0-7]|[34]8;(?:5;[0-9]{1,3}|2(?:;[0-9]{1,3}){3}))"
+)
 _COLOUR: Final = re.compile(rf"(\x1b\[{_PARAMETER}(?:;{_PARAMETER})*m)")
 _RESET: Final = "\x1b[0m"
 
@@ -72,7 +74,9 @@ def write_picture(picture: str, out: TextIO) -> None:
     pieces = _COLOUR.split(picture)
     words = (visible.lines(piece) for piece in pieces[::2])
     shown = "".join(word + colour for word, colour in zip(words, (*pieces[1::2], ""), strict=True))
-    behind(out).write(shown + (_RESET if len(pieces) > 1 else ""))
+    colours = pieces[1::2]
+    # What comes after it has no colour of it.
+    behind(out).write(shown + (_RESET if colours and colours[-1] != _RESET else ""))
 
 
 def _before(stream: TextIO | None) -> TextIO | None:

@@ -97,7 +97,7 @@ def test_what_a_node_writes_commands_no_terminal(
     shown = "╭ right{}\t\n\\u001b]0;title\\u0007\\u001b[2J\\u000d\\u009b1A\\u007f"
     printed = capsys.readouterr()
     # The picture has colours, and leaves none behind; an error has none.
-    assert printed.out == "\x1b[1;32m" + shown.format("\x1b[0m") + "\x1b[0m"
+    assert printed.out == "\x1b[1;32m" + shown.format("\x1b[0m")
     assert printed.err == "\\u001b[1;32m" + shown.format("\\u001b[0m")
 
 

@@ -223,7 +223,7 @@ def test_a_closed_stream_needs_no_door() -> None:
     ("picture", "shown"),
     [
         ("plain\n", "plain\n"),
-        ("\x1b[1;38;5;12;48;2;1;2;3mA\x1b[0m", "\x1b[1;38;5;12;48;2;1;2;3mA\x1b[0m\x1b[0m"),
+        ("\x1b[1;38;5;12;48;2;1;2;3mA\x1b[0m", "\x1b[1;38;5;12;48;2;1;2;3mA\x1b[0m"),
         ("\x1b[8mhidden\x1b[5mblinks", "\\u001b[8mhidden\\u001b[5mblinks"),
         ("\x1b[31m\x1b[2J", "\x1b[31m\\u001b[2J\x1b[0m"),
         ("\x1b[m\x1b[1;mx\x1b[999m", "\\u001b[m\\u001b[1;mx\\u001b[999m"),

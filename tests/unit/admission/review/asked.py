@@ -176,7 +176,7 @@ DENIALS = [
     ),
     pytest.param(
         pod(container(), processes="[}"),
-        f"{ANNOTATED}: this is not JSON: Expecting value: line 1 column 2 (char 1); correct it",
+        f"{ANNOTATED}: this is not JSON: Expecting value: line 1 column 2; correct it",
         id="an annotation that is no JSON",
     ),
     pytest.param(
