@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import CPUPoolError
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +59,6 @@ class _Text:
         self._pieces = pieces
         self._longest = longest
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._parse = json.JSONDecoder().raw_decode
         self._text = ""
         self._at = 0
         self._ended = False
@@ -107,12 +107,10 @@ class _Text:
         self.mark()
         while True:
             try:
-                value, end = self._parse(self._text, self._at)
-            except json.JSONDecodeError as error:
-                if self._ended:
+                value, end = json_text.first(self._text, self._at)
+            except JSONRefused as error:
+                if self._ended or not error.line:
                     raise PageError(f"this is not JSON: {error}") from error
-            except (ValueError, RecursionError) as error:
-                raise PageError(f"this is not JSON: {error}") from error
             else:
                 # A number may go on where it is cut: 1, 1., 1.5
                 whole = not isinstance(value, int | float) or self._text[end : end + 1] in _AFTER

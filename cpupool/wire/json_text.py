@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -65,9 +66,29 @@ def load(data: bytes | str, *, unique: bool = False) -> Any:  # noqa: ANN401 - a
     """
     if len(data) > LONGEST:
         raise JSONRefused(f"it is longer than {LONGEST} bytes")
-    try:
+    with _refusals():
         text = data if isinstance(data, str) else data.decode()
         value = (_UNIQUE if unique else _USUAL).decode(text)
+    _check_depth(value)
+    return value
+
+
+def first(text: str, start: int) -> tuple[Any, int]:
+    """Return the value that begins at an offset of a text, as `load`, and the offset of its end.
+
+    Raises:
+        JSONRefused: there is none; with a line if that is for what follows, which may be cut off.
+    """
+    with _refusals():
+        value, end = _USUAL.raw_decode(text, start)
+    _check_depth(value)
+    return value, end
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
     except JSONRefused:
         raise
     except json.JSONDecodeError as error:
@@ -79,8 +100,6 @@ def load(data: bytes | str, *, unique: bool = False) -> Any:  # noqa: ANN401 - a
         raise JSONRefused("a number has thousands of digits") from error
     except RecursionError as error:
         raise _too_deep() from error
-    _check_depth(value)
-    return value
 
 
 @dataclass(frozen=True, slots=True)

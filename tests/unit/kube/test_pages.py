@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST = 1 << 20
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
 )
@@ -90,6 +96,9 @@ def test_items_that_are_no_list_stay_in_the_page(items: object) -> None:
         b'{"a": "\xc3',
         b'{"a": 1' + b"1" * 5000 + b"}",
         b'{"items": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}",
+        b'{"items": [' + b"[" * 101 + b"]" * 101 + b"]}",
+        b'{"items": [NaN]}',
+        b'{"items": [1e400]}',
     ],
 )
 @pytest.mark.parametrize("size", [1 << 16, 3])
