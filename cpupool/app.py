@@ -147,11 +147,12 @@ class Agent:
         self._cluster = join(self._metrics, signals)
         placed: dict[ContainerID, CPUSet] = {}
         sockets = [settings.cri_socket] if settings.cri_socket else root.cri_sockets
-        cri = CRI(sockets, settings.names, memory=placed)
         look, launch = signals.runtime, settings.launch
         nri = NRIRuntime(root.nri_socket, settings.names, look=look, launch=launch, memory=placed)
+        cri = CRI(sockets, settings.names, memory=placed, awaits=nri.awaits)
         self._plugged = settings.enforcement in {None, Writer.NRI}
-        writers = Writers(settings.enforcement, nri if self._plugged else None, cri)
+        plugin = nri if self._plugged else None
+        writers = Writers(settings.enforcement, plugin, cri, lambda: self._nri.waits)
         self._machine_watcher = MachineWatcher(
             self.manager, topology, health=self.health, changed=signals.machine
         )
@@ -204,6 +205,7 @@ class Agent:
             metrics=self._metrics,
             health=self.health,
             decided=self._record.decided,
+            waits=settings.nri_waits,
         )
         self._configurator = Configurator(
             self.manager,

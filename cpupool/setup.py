@@ -11,6 +11,7 @@ from cpupool.core.node_topology import Publishing
 from cpupool.manager.ports import NodeLabels, PodSource, Writer
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.roles.nri_answers import MissingFacts
+from cpupool.roles.nri_wait import WaitRules
 from cpupool.roles.resource_manager import RECONCILE_S
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Setup:
         starter: the process starter, for containers to have mounted; None for none.
         enforcement: as for `Writers`.
         missing_facts: as for `NRIPlugin`.
+        nri_waits: for which pods the NRI plugin waits before it connects.
         cri_socket: the container runtime's; None to try the usual ones.
         launch: how the container runtime has started this process as its NRI plugin, if it has.
         cpu_managers: as for `Manager`.
@@ -69,6 +71,7 @@ class Setup:
     starter: Path | None = None
     enforcement: Writer | None = None
     missing_facts: MissingFacts = MissingFacts.HOLD
+    nri_waits: WaitRules = field(default_factory=WaitRules)
     cri_socket: Path | None = None
     launch: Launch | None = None
     cpu_managers: CPUManagerPolicies = field(default_factory=lambda: BUILT_IN)

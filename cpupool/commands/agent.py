@@ -19,7 +19,7 @@ from cpupool.commands import (
     input_file,
     read_file,
 )
-from cpupool.commands.services import api_server, asked_to_end, config_map
+from cpupool.commands.services import api_server, asked_to_end, config_map, own_pod
 from cpupool.config import settings as settings_file
 from cpupool.config.settings import OPTIONS, AgentSettings
 from cpupool.core.errors import ConfigError
@@ -28,10 +28,12 @@ from cpupool.core.node_topology import Publishing
 from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
+from cpupool.kube.client import SERVICE_ACCOUNT
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.manager.ports import Writer
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.roles.nri_answers import MissingFacts
+from cpupool.roles.nri_wait import WaitRules
 from cpupool.runtime.nri_connection import inherited
 from cpupool.setup import Setup
 from cpupool.telemetry import log
@@ -121,6 +123,7 @@ def run(
         starter=Path(given.starter),
         enforcement=writer,
         missing_facts=MissingFacts(given.nri_missing_facts),
+        nri_waits=WaitRules(given.nri_wait_s, own_pod(SERVICE_ACCOUNT)),
         cri_socket=Path(given.cri_socket) if given.cri_socket else None,
         launch=launch,
         cpu_managers=cpu_managers,

@@ -109,6 +109,7 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     )
     return Group(
         _text(f"Enforcement: {status.enforcement.value}", "bold"),
+        *([_text(f"nri: {status.nri}", "bold")] if status.nri else []),
         Picture(topology, painting),
         *_pools(status),
         *_cpu_manager(status),

@@ -78,6 +78,16 @@ def own_namespace(folder: Path) -> str:
     return ""
 
 
+def own_pod(folder: Path) -> str:
+    """Return `namespace/name` of this pod, by its host name; empty where this is none.
+
+    Args:
+        folder: as for `own_namespace`.
+    """
+    namespace = own_namespace(folder)
+    return f"{namespace}/{os.uname().nodename}" if namespace else ""
+
+
 def asked_to_end() -> threading.Event:
     """Return an event that SIGTERM and SIGINT set from now on."""
     stop = threading.Event()

@@ -312,6 +312,15 @@ class AgentSettings:
         " until it can have its CPUs (default: {default})",
         choices=("hold", "release"),
     )
+    nri_wait_s: float = _option(
+        "nri-wait",
+        30.0,
+        "how long the agent waits at most before it connects to NRI while a pod is being deleted:"
+        " the container runtime may start no pod from the connection until that pod has ended; 0"
+        " to connect at once (default: {default})",
+        metavar="SECONDS",
+        parse=delay,
+    )
     fail_misfit_after_s: float = _option(
         "fail-misfit-after",
         0.0,

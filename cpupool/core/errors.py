@@ -450,6 +450,16 @@ class RuntimeSilent(RuntimeRefused):
     """A request that the container runtime has not answered yet; the agent may repeat it later."""
 
 
+class RuntimeAwaitsAnswer(HostError):
+    """The container runtime waits for an answer of the agent by NRI, and is not asked meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the container runtime waits for an answer of this agent by NRI; it is asked again"
+            " after that"
+        )
+
+
 class RuntimeUnreachable(HostError):
     """A container that only the runtime may write, while the agent cannot reach the runtime."""
 

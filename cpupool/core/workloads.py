@@ -121,6 +121,7 @@ class Pod:
         node_critical: its priority class is system-node-critical.
         created: when the API server took it, as RFC 3339 in UTC; empty where that is not known.
         ending: the API server has been asked to delete it.
+        ends_s: when its grace period is over, as Unix time; None where that is not known.
         orchestration: what Koordinator's labels and annotations say; None where it has none.
         description: what plugins for resources learn of it; None where no plugin is asked, and
             where only the container runtime has reported the pod.
@@ -140,6 +141,7 @@ class Pod:
     node_critical: bool = False
     created: str = ""
     ending: bool = False
+    ends_s: float | None = None
     orchestration: Orchestration | None = None
     description: PodDescription | None = None
     memory_migrates: bool | None = False

@@ -16,6 +16,8 @@ from cpupool.core.errors import (
     CgroupNotFound,
     ContainerNotFound,
     CPUPoolError,
+    RuntimeAwaitsAnswer,
+    RuntimeBusy,
     RuntimeUnreachable,
 )
 from cpupool.core.properties import Properties
@@ -53,11 +55,21 @@ class Writers:
         asked: the writer that is asked for; None for the best that works: NRI, else the cgroup.
         nri: the runtime as its plugin reaches it; None without a plugin.
         cri: the runtime as the kubelet reaches it.
+        nri_waits: returns for which pod the connection to NRI waits, and until when; empty if it
+            does not.
+
+    Attributes:
+        nri_waits: as given.
     """
 
     def __init__(
-        self, asked: Writer | None, nri: BatchingRuntime | None, cri: CalledRuntime
+        self,
+        asked: Writer | None,
+        nri: BatchingRuntime | None,
+        cri: CalledRuntime,
+        nri_waits: Callable[[], str] = str,
     ) -> None:
+        self.nri_waits = nri_waits
         self._asked = asked
         self._nri = nri
         self._cri = cri
@@ -125,6 +137,7 @@ class Writers:
 
         Raises:
             RuntimeUnreachable: the runtime has a CPU list for it, and cannot be reached.
+            RuntimeBusy: the runtime waits for an answer of the agent, and may be asked after that.
             CPUPoolError: the runtime does not answer.
         """
         writer = self.unasked(container, new=new)
@@ -136,7 +149,10 @@ class Writers:
             raise RuntimeUnreachable(container)
         if not self._cri.connected():
             return Writer.CGROUP
-        listed = self._cri.cpu_list(container)
+        try:
+            listed = self._cri.cpu_list(container)
+        except RuntimeAwaitsAnswer as error:
+            raise RuntimeBusy(container, "its CPUs", str(error)) from error
         asked = self._asked is Writer.CRI and new and listed is not None
         return Writer.CRI if listed or asked else Writer.CGROUP
 

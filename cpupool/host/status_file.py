@@ -45,15 +45,16 @@ class StatusFile:
         waiting_for: str,
         enforcement: Writer,
         *,
+        nri: str = "",
         choices: Mapping[tuple[str, int], Choice] | None = None,
         plugins: PluginReport | None = None,
     ) -> None:
         """Write the status if it is new; else set only the file's time: the agent is alive."""
         seen = (facts, resolution, found, waiting_for, enforcement)
-        news = (seen, choices, plugins)
+        news = (seen, nri, choices, plugins)
         try:
             if self._published != news:
-                status = report.describe(*seen, choices=choices, plugins=plugins)
+                status = report.describe(*seen, nri=nri, choices=choices, plugins=plugins)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 text = json.dumps(status_json.to_json(status))
                 # After a power failure another agent writes another status.

@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, TypeGuard
 
 from cpupool.core.errors import ManifestError
@@ -43,6 +44,13 @@ class Field:
     def __getitem__(self, key: str) -> Field:
         path = f"{self.path}.{key}" if self.path else key
         return Field(self.source, path, self._mapping().get(key))
+
+    def unix_s(self) -> float | None:
+        """Return a timestamp of the API server as Unix time; None where there is none."""
+        try:
+            return datetime.fromisoformat(self.text("")).timestamp()
+        except (ValueError, OverflowError):
+            return None
 
     def entries(self) -> Iterator[tuple[str, Field]]:
         """Return the entries of a mapping."""

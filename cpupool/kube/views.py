@@ -298,6 +298,7 @@ def _pod(top: Field, names: Names) -> Pod:
         node_critical=spec["priorityClassName"].text("") == _NODE_CRITICAL,
         created=metadata["creationTimestamp"].text(""),
         ending=metadata["deletionTimestamp"].text("") != "",
+        ends_s=metadata["deletionTimestamp"].unix_s(),
         orchestration=orchestration.of_pod(
             metadata["labels"].texts(),
             annotations.texts(),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.assignments import Cause
-from cpupool.core.errors import CPUPoolError, DevicesUnnamed
+from cpupool.core.errors import CPUPoolError, DevicesUnnamed, RuntimeAwaitsAnswer
 from cpupool.core.workloads import ContainerID, ContainerRef, QoSClass
 from cpupool.manager import kubelet_conflict, requested, resolve, sightings, static_pods
 from cpupool.manager.ports import POD_ITSELF
@@ -69,6 +69,9 @@ class Sources:
         """Return the answer, or None where there is none now: known facts stay valid."""
         try:
             answer = question()
+        except RuntimeAwaitsAnswer:
+            # That is no failure: the question is repeated.
+            return None
         except CPUPoolError as error:
             self.complain(source, str(error))
             return None
@@ -178,7 +181,8 @@ class Learner:
             for key in keys
             if key in resolution.containers and _may_own(resolution.containers[key].pod)
         )
-        if asked and self._containers.connected():
+        # By NRI the runtime has named them.
+        if asked and not self._nri() and self._containers.connected():
             chosen = self._sources.ask("runtime", lambda: self._containers.chosen(asked))
             self._manager.observe_containers(chosen or ())
 

@@ -216,6 +216,7 @@ class NodeStatus:
         plugins: their sockets.
         lost: the resources whose plugin is gone, and has been there.
         node_resources: what plugins offer for the node's status, if the agent writes it.
+        nri: for which pod the connection to NRI waits, and until when; empty if it does not.
     """
 
     pools: NodePools
@@ -233,6 +234,7 @@ class NodeStatus:
     plugins: tuple[PluginStatus, ...] = ()
     lost: tuple[str, ...] = ()
     node_resources: tuple[NodeResource, ...] = ()
+    nri: str = ""
 
     def offered(self, pool: Pool) -> CPUSet:
         """Return the CPUs of a pool that containers may have, free or not."""
@@ -252,6 +254,7 @@ def describe(
     waiting_for: str = "",
     enforcement: Writer = Writer.CGROUP,
     *,
+    nri: str = "",
     choices: Mapping[tuple[str, int], Choice] | None = None,
     plugins: PluginReport | None = None,
 ) -> NodeStatus:
@@ -263,6 +266,7 @@ def describe(
         found: every container directory.
         waiting_for: as the attribute.
         enforcement: as the attribute.
+        nri: as the attribute.
         choices: pool and CPU → the last choice when the kubelet asked.
         plugins: what is known of resource plugins.
     """
@@ -286,6 +290,7 @@ def describe(
         plugins.plugins,
         tuple(sorted(facts.plugins.served - plugins.registered)),
         plugins.node_resources,
+        nri,
     )
 
 

@@ -53,6 +53,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "schema": SCHEMA,
         "waiting_for": status.waiting_for,
         "enforcement": status.enforcement.value,
+        "nri": status.nri,
         "offline": str(status.offline),
         "blocked": str(status.blocked),
         "pools": {
@@ -183,6 +184,7 @@ def from_json(document: object) -> NodeStatus:
         tuple(map(_plugin, top.objects("plugins", optional=True))),
         top.texts("lost"),
         tuple(map(_node_resource, top.objects("node_resources", optional=True))),
+        top.get("nri", str, ""),
     )
 
 

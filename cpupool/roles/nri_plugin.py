@@ -20,6 +20,7 @@ from cpupool.core.errors import RemoteProtocolError
 from cpupool.host.files import DirectoryWatch
 from cpupool.roles.nri_answers import Answers
 from cpupool.roles.nri_obstacles import Obstacles
+from cpupool.roles.nri_wait import ConnectionWait, WaitRules
 from cpupool.roles.wait_budget import WaitBudget
 from cpupool.runtime.nri_messages import (
     Configured,
@@ -108,7 +109,9 @@ class NRIPlugin:
         metrics: where requests are counted.
         health: hears that the loop turns.
         decided: returns the decisions, once their choices are recorded; None for no record.
+        waits: for which pods it waits before it connects.
         now_s: a monotonic clock.
+        time_s: the Unix time.
     """
 
     def __init__(
@@ -127,7 +130,9 @@ class NRIPlugin:
         metrics: Metrics,
         health: Health,
         decided: Callable[[], Snapshot] | None = None,
+        waits: WaitRules = WaitRules(),  # noqa: B008 - it is frozen
         now_s: Callable[[], float] = time.monotonic,
+        time_s: Callable[[], float] = time.time,
     ) -> None:
         self._manager = manager
         self._decided = decided or manager.snapshot
@@ -145,6 +150,16 @@ class NRIPlugin:
             look=self._look_later,
             events=events,
             metrics=metrics,
+        )
+        self._wait = ConnectionWait(
+            manager,
+            runtime,
+            found=found,
+            rules=waits,
+            look=look,
+            metrics=metrics,
+            now_s=now_s,
+            time_s=time_s,
         )
         self._look = look
         self._look_due = False
@@ -171,12 +186,21 @@ class NRIPlugin:
                     self._watch.ensure()
                 # Containers must not be corrected before it is known who owns which CPU.
                 if not (self._runtime.launched or self._ready()):
+                    self._wait.begin_anew()
                     self._rest(_LOOK_S)
-                    continue
-                self._attempt(stop)
+                elif pause_s := self._wait.pause_s():
+                    self._tell_connected(f"it {self._wait.waits}")
+                    self._rest(min(pause_s, _LOOK_S))
+                else:
+                    self._attempt(stop)
         finally:
             if self._watch:
                 self._watch.stop()
+
+    @property
+    def waits(self) -> str:
+        """For which pod the connection waits, and until when; empty if it does not."""
+        return self._wait.waits
 
     def wake(self) -> None:
         """Let the loop notice that it shall stop, or that it may connect now."""
@@ -184,8 +208,8 @@ class NRIPlugin:
         self._runtime.wake()
 
     def facts_changed(self) -> None:
-        """Look again at what waits for facts."""
-        if self._waiting:
+        """Look again at what waits for facts, or for a pod to end."""
+        if self._waiting or self._wait.waits:
             self.wake()
 
     def _appeared(self, _path: Path) -> None:
@@ -298,6 +322,7 @@ class NRIPlugin:
     def _synchronize(self, message: Synchronize) -> None:
         corrections = self._answers.corrections(self._decided())
         self._runtime.answer_synchronize(message, corrections)
+        self._wait.begin_anew()
         self._lost_why, self._attempts = "", 0
         self._tell_connected()
         log.info("NRI connected", containers=len(self._runtime.containers))

@@ -103,6 +103,7 @@ class Reporter:
             report.found,
             report.waiting_for,
             writer,
+            nri=self._writers.nri_waits(),
             choices=self._manager.choices(),
             plugins=self._plugins(),
         )

@@ -36,6 +36,8 @@ from cpupool.core.devices import allocated
 from cpupool.core.errors import (
     ContainerNotFound,
     RemoteProtocolError,
+    RuntimeAwaitsAnswer,
+    RuntimeBusy,
     RuntimeRefused,
     RuntimeSilent,
 )
@@ -74,6 +76,10 @@ class CRI:
     does not read (2.x: internal/eventq), or gives each event to one listener only, so that the
     kubelet misses it (1.x: pkg/cri/server/container_events.go).
 
+    No call begins while the runtime waits for the agent's answer by NRI: it holds its lock then,
+    and the thread that calls is the one that gets the answer's facts. Version alone is called:
+    runtimes answer it from constants.
+
     Each call has a channel of its own: that costs under a millisecond, and a runtime that has been
     restarted is found at once.
 
@@ -82,6 +88,7 @@ class CRI:
         names: of the annotations that Allocate's replies leave on containers.
         memory: container → its memory nodes, which each change of the container repeats: a runtime
             writes all that it remembers.
+        awaits: returns whether the runtime waits for an answer of the agent by NRI.
         timeout_s: how long to wait for one answer; the sweep waits, too.
         now_s: a monotonic clock.
     """
@@ -92,12 +99,14 @@ class CRI:
         names: Names,
         *,
         memory: Mapping[ContainerID, CPUSet] | None = None,
+        awaits: Callable[[], bool] = lambda: False,
         timeout_s: float = 0.5,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sockets = sockets
         self._names = names
         self._memory = {} if memory is None else memory
+        self._awaits = awaits
         self._timeout_s = timeout_s
         self._now_s = now_s
         # The socket on which a runtime answered, until it does so no longer.
@@ -126,6 +135,7 @@ class CRI:
         Those that are not the kubelet's are left out.
 
         Raises:
+            RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
             RemoteProtocolError: the runtime does not answer.
         """
         if not ids:
@@ -159,6 +169,7 @@ class CRI:
         Only the spec has the annotation of an NRI plugin: CRI's own field shows the kubelet's.
 
         Raises:
+            RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
             RemoteProtocolError: the runtime does not answer.
         """
         if not ids:
@@ -192,6 +203,7 @@ class CRI:
             Empty where it has none, and None where it does not know the container.
 
         Raises:
+            RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
             RemoteProtocolError: the runtime does not answer.
         """
         with self._calling("ContainerStatus") as channel:
@@ -212,6 +224,7 @@ class CRI:
 
         Raises:
             ContainerNotFound: it has ended.
+            RuntimeBusy: the runtime waits for an answer of the agent itself.
             RuntimeSilent: the runtime does not answer.
             RuntimeRefused: it did not.
             ValueError: there are no CPUs; a runtime would read that as no change.
@@ -231,6 +244,7 @@ class CRI:
 
         Raises:
             ContainerNotFound: it has ended.
+            RuntimeBusy: the runtime waits for an answer of the agent itself.
             RuntimeSilent: the runtime does not answer.
             RuntimeRefused: it did not.
         """
@@ -263,6 +277,8 @@ class CRI:
                     if answer is None or answer.status.state == CONTAINER_EXITED:
                         raise ContainerNotFound(container) from error
                     raise
+        except RuntimeAwaitsAnswer as error:
+            raise RuntimeBusy(container, what, str(error)) from error
         except RemoteProtocolError as error:
             kind = RuntimeRefused if self._socket else RuntimeSilent
             raise kind(container, what, str(error)) from error
@@ -342,7 +358,14 @@ class CRI:
             raise
 
     def _ask(self, channel: Channel, request: Message, answer: type[_Answer]) -> _Answer:
-        """Call the method that has the name of its request."""
+        """Call the method that has the name of its request.
+
+        Raises:
+            RuntimeAwaitsAnswer: the runtime waits for an answer of the agent itself.
+            CallFailed: it does not answer, or refuses.
+        """
+        if not isinstance(request, VersionRequest) and self._awaits():
+            raise RuntimeAwaitsAnswer
         name = request.DESCRIPTOR.name.removesuffix("Request")
         return channel.call(f"/runtime.v1.RuntimeService/{name}", request, answer, self._timeout_s)
 

@@ -89,6 +89,7 @@ class NRIRuntime:
         now_s: a monotonic clock.
 
     Attributes:
+        socket: as given.
         containers: what the runtime has, and the CPUs that it has for each; to be read within a
             turn.
         launched: the runtime has started this process.
@@ -107,11 +108,9 @@ class NRIRuntime:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.containers = Containers()
-        self._socket, self._look = socket, look
-        self._names, self._launch = names, launch
-        self._memory = memory
-        self._update_s = update_s
-        self._now_s = now_s
+        self.socket, self._look = socket, look
+        self._names, self._launch, self._memory = names, launch, memory
+        self._update_s, self._now_s = update_s, now_s
         self._changed = threading.Condition()
         self._session: Session | None = None
         self._connection: Connection | None = None
@@ -131,7 +130,7 @@ class NRIRuntime:
         name, index = (launch.name, launch.index) if launch else (NRI_PLUGIN, _INDEX)
         session = Session(name, index, self._names, self._memory)
         with closing(
-            Connection.inherited(launch.fd) if launch else Connection.to(self._socket, _REACHED_S)
+            Connection.inherited(launch.fd) if launch else Connection.to(self.socket, _REACHED_S)
         ) as connection:
             try:
                 with self._changed:
@@ -252,6 +251,11 @@ class NRIRuntime:
         """Return whether an update is the one that cpupool makes over CRI."""
         return self._expected.get(message.container.id) == message.asked.cpu_set
 
+    def awaits(self) -> bool:
+        """Return whether a request of the runtime waits for its answer, after the present turn."""
+        with self._changed:
+            return self._session is not None and self._session.owes
+
     def connected(self) -> bool:
         """Return whether the runtime has named its containers, and hears of their CPUs."""
         return self._synchronized
@@ -295,7 +299,7 @@ class NRIRuntime:
         """Let a change that cpupool makes over CRI meanwhile pass, as the port says."""
         with self._changed:
             # The runtime would wait for the same lock.
-            if self._waits():
+            if self.awaits():
                 what = f"CPUs {cpus}" if cpus else "its properties"
                 raise RuntimeBusy(container, what, _WAITS_ITSELF)
             self._expected[container] = cpus
@@ -313,10 +317,6 @@ class NRIRuntime:
             raise RemoteProtocolError("the NRI connection is not made; attach first")
         return self._session, self._connection
 
-    def _waits(self) -> bool:
-        """Return whether a request of the runtime waits for its answer."""
-        return self._session is not None and self._session.owes
-
     def _change(self, update: Update, what: str) -> None:
         with self._changed:
             if update.container not in self.containers:
@@ -331,7 +331,7 @@ class NRIRuntime:
         each other then (containerd/nri, before 0.12.1).
         """
         container = updates[0].container
-        if self._waits():
+        if self.awaits():
             raise RuntimeBusy(container, what, _WAITS_ITSELF)
         session = self._session
         if session is None or not self._synchronized:
@@ -350,7 +350,7 @@ class NRIRuntime:
 
         def over() -> bool:
             # A container that waits for facts waits for the caller, too.
-            return bool(request.answer or self._waits() or self._session is not session)
+            return bool(request.answer or self.awaits() or self._session is not session)
 
         self._changed.wait_for(over, self._update_s)
         if request.answer is not None:
@@ -358,7 +358,7 @@ class NRIRuntime:
                 raise RuntimeRefused(container, what, request.answer.error)
             return request.answer
         request.given_up = True
-        if self._waits():
+        if self.awaits():
             raise RuntimeBusy(container, what, _WAITS_ITSELF)
         raise silent
 

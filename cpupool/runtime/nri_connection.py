@@ -66,6 +66,16 @@ def inherited(environment: Mapping[str, str]) -> Launch | None:
     return Launch(int(fd), name, index)
 
 
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Return what tells a runtime's socket from that of its next start; None without a socket."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    # The next socket may get the number of the inode.
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
 class Connection:
     """A connected socket, owned and closed by this object.
 

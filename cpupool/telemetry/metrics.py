@@ -349,6 +349,13 @@ class Metrics(ProcessMetrics):
             "1 while the container runtime asks cpupool before it creates a container",
             registry=registry,
         )
+        self._nri_waits = Gauge(
+            "cpupool_nri_waits_until_timestamp_seconds",
+            "Until when, as Unix time, the agent waits with its connection to NRI for a pod that"
+            " ends; no series while it does not wait",
+            ("pod",),
+            registry=registry,
+        )
         self._nri_answers = Histogram(
             "cpupool_nri_answer_duration_seconds",
             "From a runtime's request to its answer, by request and outcome: pools, default,"
@@ -461,6 +468,12 @@ class Metrics(ProcessMetrics):
     def nri_connected(self, *, connected: bool) -> None:
         """Set whether the container runtime asks this agent."""
         self._nri_connected.set(connected)
+
+    def nri_waits(self, pod: str, until_s: float) -> None:
+        """Set for which pod the connection to NRI waits, and until when; empty for none."""
+        self._nri_waits.clear()
+        if pod:
+            self._nri_waits.labels(pod).set(until_s)
 
     def nri_answered(self, request: str, outcome: str, seconds: float) -> None:
         """Count an answer; request and outcome are each one of a few words."""

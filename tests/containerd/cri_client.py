@@ -82,9 +82,9 @@ class CRIClient:
         """Let a container's program run."""
         self._call("StartContainer", pb.ContainerRequest(container_id=container))
 
-    def stop(self, container: str) -> None:
+    def stop(self, container: str, grace_s: int = _GRACE_S) -> None:
         """End a container: by SIGTERM, and by SIGKILL when it takes too long."""
-        request = pb.StopContainerRequest(container_id=container, timeout=_GRACE_S)
+        request = pb.StopContainerRequest(container_id=container, timeout=grace_s)
         self._call("StopContainer", request)
 
     def update(self, container: str, resources: pb.LinuxContainerResources) -> None:

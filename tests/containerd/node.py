@@ -19,7 +19,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -104,6 +104,7 @@ class Node:
         *options: str,
         environment: Mapping[str, str] | None = None,
         program: str = "cpupool",
+        connects: bool = True,
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run an agent until the block ends; it is ready when that begins.
 
@@ -112,6 +113,7 @@ class Node:
             options: others of its own.
             environment: variables of its own.
             program: the module that is run.
+            connects: it connects to NRI before it counts as ready.
         """
         command = [
             # It ends with this process, too.
@@ -132,7 +134,7 @@ class Node:
         try:
             for resource in self.layout.resources:
                 self._await(process, partial(self._offers, resource, True))
-            if way == "nri":
+            if way == "nri" and connects:
                 self._await(process, lambda: self.connections() > connections)
             yield process
         finally:
@@ -184,9 +186,10 @@ class Node:
         one.sandbox = self.cri.run_sandbox(one.sandbox_config(self.host.cgroup_root, logs))
         self.start(one)
 
-    def run(self, kind: Kind, look_us: int = LOOK_US) -> Hosted:
-        """Admit and start a pod."""
+    def run(self, kind: Kind, look_us: int = LOOK_US, *, stays: bool = False) -> Hosted:
+        """Admit and start a pod, whose program may end by SIGKILL only."""
         one = self.admit(kind, look_us)
+        one.stays = stays
         self.launch(one)
         return one
 
@@ -201,6 +204,14 @@ class Node:
         self._publish()
         one.attempt += 1
         self.start(one)
+
+    def ask_to_end(self, one: Hosted, grace_s: float) -> None:
+        """Let the API server tell that a pod is to be deleted."""
+        over = datetime.fromtimestamp(time.time() + grace_s, UTC)
+        body = one.hosted.body
+        deletion = {"deletionTimestamp": over.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        one.hosted.take({**body, "metadata": {**body["metadata"], **deletion}})
+        self._publish()
 
     def remove(self, one: Hosted) -> None:
         """Delete a pod."""

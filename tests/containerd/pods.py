@@ -146,6 +146,7 @@ class Hosted:
         hosted: what the API server and the kubelet know of it.
         kind: what its container asks for.
         look_us: how often its program looks where it is.
+        stays: its program ends by SIGKILL only.
         sandbox: the runtime's id of its sandbox; empty while there is none.
         container: the runtime's id of its container's present life; empty before the first.
         attempt: the number of that life.
@@ -156,6 +157,7 @@ class Hosted:
     hosted: HostedPod
     kind: Kind
     look_us: int
+    stays: bool = False
     sandbox: str = ""
     container: str = ""
     attempt: int = 0
@@ -199,7 +201,7 @@ class Hosted:
         return pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name=CONTAINER, attempt=self.attempt),
             image=pb.ImageSpec(image=images.PROBE),
-            args=[str(self.look_us)],
+            args=[str(self.look_us), *(["stays"] if self.stays else [])],
             envs=[pb.KeyValue(key=name, value=value.encode()) for name, value in given],
             labels={**self._labels, "io.kubernetes.container.name": CONTAINER},
             annotations={
