@@ -12,6 +12,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
 from cpupool.roles.nri_answers import MissingFacts
 from cpupool.roles.nri_plugin import NRIPlugin
+from cpupool.roles.nri_wait import WaitRules
 from cpupool.runtime.nri import NRIRuntime
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
@@ -72,7 +73,9 @@ def plugin_on(
     events: EventSink | None = None,
     metrics: Metrics | None = None,
     health: Health | None = None,
+    waits: WaitRules = WaitRules(),  # noqa: B008 - it is frozen
     now_s: Callable[[], float] = time.monotonic,
+    time_s: Callable[[], float] = time.time,
 ) -> NRIPlugin:
     """Make an agent's plugin of the runtime behind a socket."""
     return NRIPlugin(
@@ -88,7 +91,9 @@ def plugin_on(
         events=events or Heard(),
         metrics=metrics or Metrics(),
         health=health or Health(),
+        waits=waits,
         now_s=now_s,
+        time_s=time_s,
     )
 
 
@@ -110,6 +115,7 @@ class Agent:
     patient: bool = False
     """Containers wait for their facts as long as it takes."""
     clock: Callable[[], float] = time.monotonic
+    waits: WaitRules = WaitRules()  # noqa: RUF009 - it is frozen
     update_s: float = DEADLINE_S
     recorded: list[list[str]] = field(default_factory=list)
     """The pods whose choices were recorded, each time."""
@@ -144,6 +150,7 @@ class Agent:
             events=self.events,
             metrics=self.metrics,
             health=self.health,
+            waits=self.waits,
             now_s=self._now_s,
         )
 

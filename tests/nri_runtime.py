@@ -6,6 +6,7 @@ github.com/containerd/nri and github.com/containerd/ttrpc do, their buffers incl
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -89,6 +90,10 @@ class FakeRuntime:
     def listen(self) -> None:
         """Take plugins from here on."""
         self._listener.listen(16)
+
+    def reached(self) -> bool:
+        """Tell whether a plugin has connected that is not accepted yet."""
+        return bool(select.select([self._listener], [], [], 0)[0])
 
     def accept(self) -> Plugin:
         """Wait for a plugin that connects and registers."""

@@ -91,6 +91,7 @@ class _Seen:
         nested: the CPUs to which the cgroups in it have followed it last; empty for none.
         owned: the CPUs that were its pod's alone when it was on its CPUs, or moved, last.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
+        nri_waits: for which pod the connection to NRI waited when it appeared; empty for none.
     """
 
     key: ContainerKey
@@ -103,6 +104,7 @@ class _Seen:
     nested: str = ""
     owned: CPUSet = field(default_factory=CPUSet)
     silent_s: float = -math.inf
+    nri_waits: str = ""
 
     def bring_nested(self, tree: CgroupTree, path: str, cpus: str) -> None:
         """Bring along what a write of the container alone, by its runtime, has left behind."""
@@ -293,6 +295,8 @@ class Mover:
                 gathered.update(notices.about_fight(resolution, seen.key, culprit))
             if seen.occupied:
                 gathered.update(notices.about_occupied(resolution, seen.key, seen.occupied))
+            if seen.nri_waits:
+                gathered.update(notices.about_unasked(resolution, seen.key, seen.nri_waits))
             if seen.key[1] == POD_ITSELF:
                 gathered.update(notices.about_moved(resolution, seen.key))
         return gathered
@@ -304,7 +308,8 @@ class Mover:
         seen = self._seen.get(container.path)
         if seen is None:
             now_s = self._now_s()
-            seen = _Seen(key, now_s, container.cpus, new=new, measured=not new)
+            waits = self._writers.nri_waits() if new else ""
+            seen = _Seen(key, now_s, container.cpus, new=new, measured=not new, nri_waits=waits)
             self._seen[container.path] = seen
             self._look_at(now_s + _SECOND_LOOK_S)
         text = self.wanted(key, resolution)

@@ -59,6 +59,7 @@ _CONFINED: Final = {
     Cause.ANNOTATION: ("CPUAnnotationUnreadable", "delete the pod, so that it is scheduled again"),
 }
 """Cause → the Event's reason, and what to do. The reason of a misfit is the kubelet's."""
+RELEASED: Final = "CPUContainerReleased"
 OCCUPIED: Final = "CPUOccupied"
 OCCUPIED_REMEDY: Final = (
     "look at the agent's log for the containers that stay on wrong CPUs, and at the container"
@@ -155,6 +156,24 @@ def about_occupied(
             f"other pods still run on its CPUs {cpus}",
             OCCUPIED_REMEDY,
             _PASSES_S,
+        )
+        yield (key, notice.event), notice
+
+
+def about_unasked(
+    resolution: Resolution, key: ContainerKey, nri_waits: str
+) -> Iterator[tuple[NoticeKey, Notice]]:
+    """Yield that a container with its own CPUs has started before NRI was connected."""
+    placed = resolution.containers.get(key)
+    if placed is not None and placed.assignment.exclusive:
+        notice = Notice(
+            RELEASED,
+            "container has started without NRI",
+            placed.pod,
+            placed.container.name,
+            f"it has started while the connection to NRI {nri_waits}, and ran on other CPUs until"
+            " cpupool has moved it",
+            "restart it if its first instructions must run on its own CPUs",
         )
         yield (key, notice.event), notice
 

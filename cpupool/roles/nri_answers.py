@@ -96,7 +96,7 @@ class Answers:
             held = self._holds(obstacle)
             why = obstacle.holds(container) if held else obstacle.releases(container)
             if obstacle.pod:
-                event = "CPUContainerHeld" if held else "CPUContainerReleased"
+                event = "CPUContainerHeld" if held else notices.RELEASED
                 self._events.pod(obstacle.pod, obstacle.refusal or event, why)
             if held:
                 return self._hold(message, why)

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import RuntimeAwaitsAnswer
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager.ports import POD_ITSELF
 from tests import builders
 from tests.runtimes import ModelRuntime, reported
 from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, here, learning
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 def test_a_container_that_no_source_has_reported_is_recognised_at_once() -> None:
@@ -196,3 +204,42 @@ def test_a_forged_mirror_that_is_deleted_is_not_ending() -> None:
     outside.listed = ()
     learner.learn(alive("hash"), 101.0)
     assert manager.snapshot().facts.pods == (mirror,)
+
+
+@dataclass
+class AwaitingRuntime(ModelRuntime):
+    """A runtime that waits for an answer of the agent, as long as `awaits` is set."""
+
+    awaits: bool = True
+
+    def recognise(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
+        if self.awaits:
+            raise RuntimeAwaitsAnswer
+        return super().recognise(ids)
+
+
+def test_a_runtime_that_waits_for_the_agent_is_asked_later_and_that_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime = AwaitingRuntime(here=True, containers=(reported(OWNER.uid),))
+    manager, learner = learning(Outside(), runtime)
+    learner.learn(here(OWNER.uid, "main-id"), 100.0)
+    assert learner.due_s == 100.1
+    assert "source cannot be read" not in caplog.text
+    runtime.awaits = False
+    learner.learn(here(OWNER.uid, "main-id"), 100.1)
+    assert set(manager.snapshot().facts.sighted) == {"main-id"}
+
+
+@pytest.mark.parametrize("nri", [True, False])
+def test_the_choices_on_containers_are_asked_for_unless_the_runtime_names_them_by_nri(
+    *, nri: bool
+) -> None:
+    whole = builders.pod("whole", builders.container(cpu=1000))
+    chosen = replace(reported(whole.uid), chosen=CPUSet.parse("4"))
+    runtime = ModelRuntime(here=True, containers=(chosen,))
+    manager, learner = learning(Outside((whole,)), runtime, nri=lambda: nri)
+    found = here(whole.uid, "main-id")
+    learner.learn(found, 100.0)
+    learner.recall_choices(found)
+    assert ("main-id" in manager.snapshot().facts.sighted) is not nri
