@@ -409,7 +409,8 @@ def _container_runtime(known: _Known) -> Iterable[Row]:
     except ProtocolError as error:
         # The agent does without it; it then waits for the API server to tell of a container.
         yield from _failed("container runtime", error, Verdict.WARNING)
-    yield runtime_checks.nri(name, offered=_is_socket(root.nri_socket))
+    waits = known.status[0].nri if known.status else ""
+    yield runtime_checks.nri(name, waits, offered=_is_socket(root.nri_socket))
 
 
 def _checkpoint(known: _Known) -> Iterable[Row]:

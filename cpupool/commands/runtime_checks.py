@@ -17,6 +17,12 @@ _NRI_SWITCHES: Final = {
     "cri-o": "set enable_nri = true under [crio.nri] in its crio.conf",
 }
 _OTHER_NRI_SWITCH: Final = "switch NRI on in the runtime's configuration"
+_UPDATES: Final = (
+    "Update the agent while no pod ends slowly: it waits for pods that are being deleted, but"
+    " cannot see a container that the kubelet ends after a failed probe or in an eviction, and"
+    " containerd then starts no pod until that container has ended (Rolling updates in"
+    " docs/user/operations.md)"
+)
 _VALIDATORS: Final = (
     ("plugins", "io.containerd.nri.v1.nri", "default_validator", "enable"),
     ("crio", "nri", "default_validator", "nri_enable_default_validator"),
@@ -24,16 +30,21 @@ _VALIDATORS: Final = (
 """The settings of containerd and of CRI-O that switch the validator of NRI plugins on."""
 
 
-def nri(runtime: str, *, offered: bool) -> Row:
+def nri(runtime: str, waits: str, *, offered: bool) -> Row:
     """Check that containers can have their CPUs before their first instruction.
 
     Args:
         runtime: what the container runtime calls itself; empty where it does not answer.
-        offered: whether it has a socket for NRI plugins.
+        waits: for which pod the connection of the agent waits, and until when; empty if it does
+            not.
+        offered: whether the runtime has a socket for NRI plugins.
     """
+    if offered and waits:
+        fact = f"nri: {waits}; containers that start before get their CPUs after their start"
+        return Row("container runtime", Verdict.WARNING, fact, f"wait. {_UPDATES}")
     if offered:
         fact = "the runtime takes NRI plugins: containers start on their CPUs (enforcement nri)"
-        return Row("container runtime", Verdict.OK, fact)
+        return Row("container runtime", Verdict.OK, fact, _UPDATES)
     return Row(
         "container runtime",
         Verdict.WARNING,

@@ -48,9 +48,10 @@ class Field:
     def unix_s(self) -> float | None:
         """Return a timestamp of the API server as Unix time; None where there is none."""
         try:
-            return datetime.fromisoformat(self.text("")).timestamp()
-        except (ValueError, OverflowError):
+            found = datetime.fromisoformat(self.text(""))
+        except ValueError:
             return None
+        return found.timestamp() if found.tzinfo else None
 
     def entries(self) -> Iterator[tuple[str, Field]]:
         """Return the entries of a mapping."""

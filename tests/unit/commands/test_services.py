@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -36,6 +37,12 @@ def test_the_namespace_is_that_of_the_pod_unless_it_is_given(
     assert taken("--configmap", "other") == ConfigMapName("mine", "other")
     assert taken("--configmap", "a/b.c") == ConfigMapName("a", "b.c")
     assert taken("--configmap", "") is None
+
+
+def test_the_own_pod_has_the_name_of_the_host(tmp_path: Path) -> None:
+    assert services.own_pod(tmp_path) == "", "no pod"
+    (tmp_path / "namespace").write_text("cpupool\n")
+    assert services.own_pod(tmp_path) == f"cpupool/{os.uname().nodename}"
 
 
 @pytest.mark.parametrize("text", ["a/", "/a", "a/b/c", "A", "a,metadata.name=b", "../a", "a b"])

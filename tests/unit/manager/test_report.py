@@ -127,8 +127,11 @@ def test_a_status_comes_back_from_json_as_it_was(policy: PoolPolicy) -> None:
         offline=CPUSet.of(3),
         blocked=CPUSet.of(5),
         sizes={"best effort": Size(4, 16, "the load")},
+        nri="waits for default/slow until 2027-01-15T08:00:00Z",
     )
     assert from_json(json.loads(json.dumps(to_json(whole)))) == whole
+    before = {key: value for key, value in to_json(whole).items() if key != "nri"}
+    assert from_json(before) == replace(whole, nri=""), "of an agent that never waits"
 
     old = edited(moves_pinned=False)
     assert from_json(json.loads(json.dumps(to_json(old)))) == old

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,22 @@ def test_a_container_runtime_that_answers_is_named(examine: Any, runtime: FakeCR
         "containerd v2.1.4 answers CRI calls",
         "the runtime takes NRI plugins: containers start on their CPUs (enforcement nri)",
     ]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_what_the_start_of_an_agent_can_cost_is_said_and_a_wait_is_a_warning(
+    examine: Any, node: WrittenNode
+) -> None:
+    nri = examine()[1]["container runtime"][-1]
+    assert nri["verdict"] == "ok"
+    assert "cannot see a container that the kubelet ends after a failed probe" in nri["remedy"]
+
+    text = "waits for default/slow until 2027-01-15T08:00:00Z"
+    status = json.loads(node.root.status.read_text())
+    node.put("run/cpupool/status.json", json.dumps({**status, "nri": text}))
+    nri = examine()[1]["container runtime"][-1]
+    assert nri["verdict"] == "warning"
+    assert nri["fact"].startswith(f"nri: {text}; ")
 
 
 @pytest.mark.parametrize(

@@ -353,3 +353,21 @@ def test_a_variable_that_no_process_can_carry_is_refused(variable: dict[str, Any
     with pytest.raises(ManifestError) as caught:
         views.environment(body({"name": "main", "env": [variable]}), "main")
     assert caught.value.field.startswith("spec.containers[0].env[0]")
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "ending", "ends_s"),
+    [
+        (None, False, None),
+        ("2027-01-15T08:00:00Z", True, 1_800_000_000.0),
+        ("2027-01-15T10:00:00.5+02:00", True, 1_800_000_000.5),
+        ("soon", True, None),
+        ("2027-01-15T08:00:00", True, None),
+        ("0001-01-01T00:00:00+23:59", True, -62_135_683_140.0),
+    ],
+)
+def test_a_pod_that_is_being_deleted_says_when_its_grace_period_is_over(
+    timestamp: str | None, ending: bool, ends_s: float | None
+) -> None:
+    pod = views.pod(body(metadata={"deletionTimestamp": timestamp}), NAMES)
+    assert (pod.ending, pod.ends_s) == (ending, ends_s)
