@@ -90,11 +90,33 @@ def test_the_runtime_starts_no_pod_once_a_plugin_waits_for_the_end_of_another(no
             stopping(node, stubborn, SHORT_GRACE_S) as stopped,
             node.agent("nri", "--nri-wait", "0", connects=False),
         ):
+            begun_s = time.monotonic()
             starting = pool.submit(node.run, Kind.DEFAULT)
             eventually(lambda: starting.done() or stopped.done(), node.log)
             assert stopped.done()
             starting.result()
+            log.info("a pod starts in %.2f s", time.monotonic() - begun_s)
             eventually(lambda: node.connections() > connections, node.log)
+
+
+def test_a_runtime_that_has_restarted_is_met_at_once_and_then_stops_the_container_again(
+    node: Node,
+) -> None:
+    with node.agent("nri", "--nri-wait", "3600"), ThreadPoolExecutor(1) as pool:
+        stubborn = node.run(Kind.DEFAULT, stays=True)
+        node.await_right([stubborn])
+        node.ask_to_end(stubborn, GRACE_S)
+        connections = node.connections()
+        node.host.restart(signal.SIGKILL)
+        eventually(lambda: node.connections() > connections, node.log)
+        with stopping(node, stubborn, GRACE_S) as stopped:
+            starting = pool.submit(node.run, Kind.DEFAULT)
+            eventually(lambda: starting.done() or stopped.done(), node.log)
+            assert not stopped.done()
+            during = starting.result()
+            node.await_right([during])
+            assert node.astray([during]) == [], "NRI has placed it"
+            node.remove(stubborn)
 
 
 def put_back(node: Node, *pods: Hosted) -> None:
