@@ -174,13 +174,9 @@ class Learner:
 
         The request of a pod may have changed since then; its QoS class never does.
         """
-        resolution = self._manager.snapshot().resolution
+        placed = self._manager.snapshot().resolution.containers
         keys = ((container.pod, ContainerID(container.id)) for container in found)
-        asked = frozenset(
-            key[1]
-            for key in keys
-            if key in resolution.containers and _may_own(resolution.containers[key].pod)
-        )
+        asked = frozenset(key[1] for key in keys if key in placed and _may_own(placed[key].pod))
         # By NRI the runtime has named them.
         if asked and not self._nri() and self._containers.connected():
             chosen = self._sources.ask("runtime", lambda: self._containers.chosen(asked))
