@@ -81,6 +81,7 @@ STATUS = NodeStatus(
     plugins=(PluginStatus("/plugins/a", "cpu", "is away", "at noon"), PluginStatus("/b", "")),
     lost=("example.com/nic",),
     node_resources=(NodeResource("example.com/nic", 2, "403", "allow it"),),
+    nri="waits for default/slow until 2027-01-15T08:00:00Z",
 )  # fmt: skip
 
 
