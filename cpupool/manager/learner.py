@@ -17,11 +17,21 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.core.assignments import Cause
 from cpupool.core.errors import CPUPoolError, DevicesUnnamed, RuntimeAwaitsAnswer
+from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerID, ContainerRef, QoSClass
-from cpupool.manager import kubelet_conflict, requested, resolve, sightings, static_pods
+from cpupool.manager import (
+    kubelet_conflict,
+    plugin_requests,
+    requested,
+    resolve,
+    sightings,
+    static_pods,
+)
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
+from cpupool.wire import katalyst
+from cpupool.wire.katalyst import QoSLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
         FoundContainer,
         PodSource,
     )
-    from cpupool.manager.resolve import Resolution
+    from cpupool.manager.resolve import PlacedContainer, Resolution, Snapshot
 
 log = logs.get(__name__)
 
@@ -170,13 +180,14 @@ class Learner:
             self._forget_promises(now_s)
 
     def recall_choices(self, found: Collection[FoundContainer]) -> None:
-        """Ask the runtime for the CPUs that an earlier agent chose for running containers, once.
+        """Ask the runtime for what an earlier agent noted on running containers, once.
 
         The request of a pod may have changed since then; its QoS class never does.
         """
-        placed = self._manager.snapshot().resolution.containers
-        keys = ((container.pod, ContainerID(container.id)) for container in found)
-        asked = frozenset(key[1] for key in keys if key in placed and _may_own(placed[key].pod))
+        now = self._manager.snapshot()
+        there = {(container.pod, ContainerID(container.id)) for container in found}
+        placed = now.resolution.containers
+        asked = frozenset(key[1] for key in there & placed.keys() if _may_own(now, placed[key]))
         # By NRI the runtime has named them.
         if asked and not self._nri() and self._containers.connected():
             chosen = self._sources.ask("runtime", lambda: self._containers.chosen(asked))
@@ -188,7 +199,7 @@ class Learner:
 
         There is no conflict where there is nothing to place.
         """
-        return kubelet_conflict.found(self._manager.snapshot()) if self._places() else ""
+        return kubelet_conflict.found(self._manager.snapshot()) if self.places else ""
 
     def waiting_for(self, now_s: float) -> str:
         """Return what the agent must know before it touches any container; empty if it knows all.
@@ -208,9 +219,10 @@ class Learner:
         if requested.kubelet_gives(facts) and not self._nri():
             return NRI
         # Last: by now the agent knows which devices of removed pools pods hold, and lists them.
-        return "" if self._places() else POOL_FILE
+        return "" if self.places else POOL_FILE
 
-    def _places(self) -> bool:
+    @property
+    def places(self) -> bool:
         """Return whether there is something to place, or pods own CPUs of an earlier pool file."""
         facts, resolution = self._manager.snapshot()
         return facts.pools.places or (facts.configured and any(resolution.grants.of_pods))
@@ -410,9 +422,15 @@ def _created(resolution: Resolution) -> AbstractSet[ContainerRef]:
     return {ContainerRef(pod, container.container.name) for (pod, _), container in placed}
 
 
-def _may_own(pod: Pod) -> bool:
-    """Return whether a policy may have chosen CPUs for a pod, whatever it requests today."""
+def _may_own(now: Snapshot, placed: PlacedContainer) -> bool:
+    """Return whether a container may have CPUs of its own, whatever it requests today."""
+    pod, grants = placed.pod, now.resolution.grants
     guaranteed = pod.qos is QoSClass.GUARANTEED and any(
         map(requested.outside_pools, pod.containers)
     )
-    return bool(guaranteed or pod.orchestration or requested.countable(pod))
+    chosen = guaranteed or pod.orchestration or requested.countable(pod)
+    return (
+        bool(chosen)
+        or katalyst.qos_level(pod) is not QoSLevel.SHARED
+        or CPU in plugin_requests.asked(now.facts, grants, pod, placed.container)
+    )

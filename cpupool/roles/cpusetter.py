@@ -82,7 +82,9 @@ class CPUSetter:
         self._interval_s = interval_s
         self._swept = swept
         self._readiness_changed = readiness_changed
-        self._readiness = (False, False)
+        self._readiness = (False, False, False)
+        # Whether the last sweep has found nothing to place.
+        self._unplaced = False
         self._now_s = now_s
         self._settle_s = _CALM_S
         self._informed = threading.Event()
@@ -96,13 +98,22 @@ class CPUSetter:
 
         A node without pools can be ready: pods may hold devices of pools that are gone.
         """
-        # Pools may have come since the last sweep, and made a conflict of a static CPU manager.
-        return self._ready.is_set() and not self._learner.conflict
+        return self._ready.is_set() and self._still
 
     @property
     def informed(self) -> bool:
         """Whether the owner of each CPU is known; it is ready once nothing else is lacking."""
-        return self._informed.is_set() and not self._learner.conflict
+        return self._informed.is_set() and self._still
+
+    @property
+    def _still(self) -> bool:
+        """Whether the last sweep still says something.
+
+        Pools may have come since: they may make a conflict of a static CPU manager, and the first
+        sweep with pools recognises the CPUs that containers own.
+        """
+        unseen = self._unplaced and self._learner.places
+        return not unseen and not self._learner.conflict
 
     def wake(self) -> None:
         """Ask for a sweep of everything now."""
@@ -174,6 +185,7 @@ class CPUSetter:
         started_s = self._now_s()
         with logs.operation("sweep"):
             report = self._sweep.look(touched)
+        self._unplaced = report.waiting_for == learner.POOL_FILE
         if self._learner.conflict:
             self._ready.clear()
             self._informed.clear()
@@ -193,7 +205,7 @@ class CPUSetter:
 
     def _tell(self, report: SweepReport) -> None:
         self._swept(report)
-        readiness = (self.informed, self.ready)
+        readiness = (self.informed, self.ready, self._unplaced)
         if readiness != self._readiness:
             self._readiness = readiness
             self._readiness_changed()

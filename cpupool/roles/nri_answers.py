@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.cpu_manager import NONE
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
 from cpupool.core.properties import NO_PROPERTIES
@@ -257,7 +258,10 @@ class Answers:
         if key is None:
             return None
         assignment = now.assignment(key)
-        known = self._ready() or assignment.placement in _KNOWN
+        facts = now.facts
+        # `now` may be older than the sweep that has recognised the choices of an earlier agent.
+        owners_known = facts.recovered or facts.pools.cpu_manager.policy == NONE
+        known = (self._ready() and owners_known) or assignment.placement in _KNOWN
         return assignment if known and assignment.cpus else None
 
 

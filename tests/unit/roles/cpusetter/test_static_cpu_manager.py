@@ -99,3 +99,16 @@ def test_a_node_without_pools_is_healthy_whatever_its_kubelet_does() -> None:
 
     assert node.health.ready().ok
     assert node.events.nodes == []
+
+
+def test_pools_that_have_come_since_the_last_sweep_end_a_readiness_until_the_next() -> None:
+    """Containers may own CPUs of them that an earlier agent chose, and that no sweep has seen."""
+    node = Node()
+    node.manager.reconfigure(NodePools(), MACHINE.topology())
+    node.setter.sweep()
+    found = [(node.setter.informed, node.setter.ready)]
+    node.manager.reconfigure(POOLS, MACHINE.topology())
+    found.append((node.setter.informed, node.setter.ready))
+    node.setter.sweep()
+    found.append((node.setter.informed, node.setter.ready))
+    assert found == [(True, True), (False, False), (True, True)]
