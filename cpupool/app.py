@@ -162,12 +162,9 @@ class Agent:
             health=self.health,
             changed=signals.load,
         )
+        events = self._cluster.events
         self._record = ChoiceRecord(
-            self.manager,
-            root.choices,
-            root.boot_id,
-            events=self._cluster.events,
-            metrics=self._metrics,
+            self.manager, root.choices, root.boot_id, events=events, metrics=self._metrics
         )
         self.resource_manager = _resource_manager(
             settings,
@@ -209,7 +206,12 @@ class Agent:
         )
         self._configurator = Configurator(
             self.manager,
-            PoolFiles(settings.config, self._cluster.config_map, last=root.last_config_map),
+            PoolFiles(
+                settings.config,
+                self._cluster.config_map,
+                last=root.last_config_map,
+                complain=events.node,
+            ),
             last_good=root.last_good_pools,
             labels=self._cluster,
             topology=topology,
@@ -426,7 +428,7 @@ def _resource_manager(
     return ResourceManager(
         manager,
         settings.plugin_folders,
-        AnswerRecord(root.answers),
+        AnswerRecord(root.answers, events.node),
         AnswerImport(QRMCheckpoints(root.qrm_checkpoints), events),
         events=events,
         metrics=metrics,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError, MemoryNodesRefused
+from cpupool.core.errors import MemoryNodesRefused
 from cpupool.core.names import (
     EXCLUSIVE_CPUS,
     OPENSHIFT_ISOLATED_CPUS,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cpupool.core.properties import Properties
     from cpupool.core.quota import Limit
     from cpupool.core.requests import Resource
+    from cpupool.core.workloads import RuntimeContainer
 
 _NO_CPUS: Final = CPUSet()
 
@@ -170,10 +171,10 @@ class CPUAssignment:
         return environment(self.exclusive, self.shared, self.resources, isolated=isolated)
 
     def annotations(self, names: Names) -> Mapping[str, str]:
-        """Return the annotation by which the next agent recognises a choice of the policy."""
-        if self.placement is not Placement.POLICY:
-            return {}
-        return {names.chosen: str(self.exclusive | self.offline)}
+        """Return the annotation by which the next agent recognises the container's own CPUs."""
+        name = {Placement.POLICY: names.chosen, Placement.PLUGIN: names.answered}
+        own = self.exclusive | self.offline
+        return {name[self.placement]: str(own)} if own and self.placement in name else {}
 
 
 def environment(
@@ -200,25 +201,31 @@ def environment(
     return {name: str(joined[name]) for name in sorted(joined) if joined[name]}
 
 
-def chosen_before(
-    annotations: Mapping[str, str], of_pod: Mapping[str, str], listed: str, names: Names
-) -> CPUSet:
-    """Return the CPUs that an agent chose for a container, by its annotation; none if in doubt.
+def remembering(
+    known: RuntimeContainer,
+    annotations: Mapping[str, str],
+    of_pod: Mapping[str, str],
+    listed: str,
+    names: Names,
+) -> RuntimeContainer:
+    """Return a container with the CPUs of its own that an agent noted in its annotations.
 
-    The annotation does not count if the pod has it, too: the pod's author wrote it, and some
+    An annotation does not count if the pod has it, too: the pod's author wrote it, and some
     runtimes copy the annotations of a pod to its containers. The CPU list of the runtime must
     agree: it may lack CPUs that are offline.
 
     Args:
-        annotations: the container's annotations in the runtime.
+        known: the container.
+        annotations: its annotations in the runtime.
         of_pod: the annotations of its pod's sandbox in the runtime.
         listed: the CPUs that the runtime has for the container.
-        names: the name of the annotation.
+        names: the names of the annotations.
     """
-    if names.chosen in of_pod:
-        return _NO_CPUS
-    try:
-        chosen, has = CPUSet.parse(annotations.get(names.chosen, "")), CPUSet.parse(listed)
-    except CPUSetParseError:
-        return _NO_CPUS
-    return chosen if has and has <= chosen else _NO_CPUS
+    has = CPUSet.parse_or_empty(listed)
+
+    def noted(name: str) -> CPUSet:
+        cpus = CPUSet.parse_or_empty("" if name in of_pod else annotations.get(name, ""))
+        return cpus if has and has <= cpus else _NO_CPUS
+
+    chosen, answered = noted(names.chosen), noted(names.answered)
+    return replace(known, chosen=chosen, answered=answered, narrowed=answered - has)

@@ -123,6 +123,14 @@ class Names:
         return f"{self.domain}/cpus-chosen"
 
     @property
+    def answered(self) -> str:
+        """The annotation with the CPUs that a plugin named for a container alone.
+
+        cpupool writes it as the one of `chosen`. Unlike a choice, an answer may change later.
+        """
+        return f"{self.domain}/cpus-answered"
+
+    @property
     def memory_migrates(self) -> str:
         """The annotation by which the memory of a pod's running containers may be migrated."""
         return f"{self.domain}/memory-migrates"

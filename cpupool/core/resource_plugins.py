@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from math import ceil, isfinite
-from typing import TYPE_CHECKING
+from math import ceil, copysign, isfinite
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, PlacementError
@@ -27,6 +27,27 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.workloads import ContainerID, ContainerRef
+
+
+_MOST: Final = 2**53
+"""Up to this number every whole number is a float."""
+
+
+def is_amount(number: float) -> bool:
+    """Return whether a number is an amount of a resource: from 0 to 2^53, and not -0.0.
+
+    An amount equals itself, also after it was written to a file and read.
+    """
+    return 0 <= number <= _MOST and copysign(1.0, number) > 0
+
+
+def is_text(text: str) -> bool:
+    """Return whether a file can hold a text: it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class ContainerRole(Enum):
@@ -140,6 +161,8 @@ class Given:
         hint: the NUMA nodes that were handed over with the request; None for none.
         exclusive: whether CPUs in the answer are the container's own.
         refused: why the answer does not count; empty if it does.
+        kept: whether the answer is lost, and the CPUs are those that the container has: the plugin
+            is asked again.
     """
 
     quantity: float
@@ -147,6 +170,7 @@ class Given:
     hint: TopologyHint | None = None
     exclusive: bool = False
     refused: str = ""
+    kept: bool = False
 
     @property
     def cpus(self) -> CPUSet:
@@ -181,8 +205,10 @@ class Given:
     def serves(self, quantity: float) -> bool:
         """Return whether the answer is enough for a request, which may have grown since."""
         known = (each.quantity for each in self.answers.values() if each.scalar)
-        # An answer that breaks a rule may have any number.
-        return quantity <= max((self.quantity, *map(ceil, filter(isfinite, known))))
+        # An answer that has not been judged yet may have any number.
+        return not self.kept and quantity <= max(
+            (self.quantity, *map(ceil, filter(isfinite, known)))
+        )
 
 
 Record = Mapping["ContainerRef", Mapping[str, Given]]

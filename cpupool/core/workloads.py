@@ -227,6 +227,9 @@ class RuntimeContainer:
         name: the container's name in the pod; empty for the sandbox.
         devices: resource → device ids, from the annotations that Allocate's answer wrote.
         chosen: the CPUs that the CPU manager policy chose for it, from the annotation of an agent.
+        answered: the CPUs that a plugin named for it alone, likewise.
+        narrowed: those of `answered` that the runtime's CPU list lacks: they are offline, or
+            the plugin has taken them since.
     """
 
     id: ContainerID
@@ -236,6 +239,8 @@ class RuntimeContainer:
     name: str = ""
     devices: Mapping[Resource, frozenset[str]] = field(default_factory=dict)
     chosen: CPUSet = field(default_factory=CPUSet)
+    answered: CPUSet = field(default_factory=CPUSet)
+    narrowed: CPUSet = field(default_factory=CPUSet)
 
     @classmethod
     def labelled(

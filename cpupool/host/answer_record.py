@@ -9,6 +9,7 @@ from cpupool.host.record_file import RecordFile
 from cpupool.wire import answer_record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -17,7 +18,10 @@ class AnswerRecord(RecordFile[Record]):
 
     Args:
         path: the file.
+        complain: as for `RecordFile`.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, {}, answer_record.encode, answer_record.parse)
+    def __init__(
+        self, path: Path, complain: Callable[[str, str], None] = lambda _reason, _what: None
+    ) -> None:
+        super().__init__(path, {}, answer_record.encode, answer_record.parse, complain=complain)

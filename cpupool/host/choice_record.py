@@ -3,7 +3,8 @@
 The agent writes a choice before a container gets its CPUs. After a restart it reads the file, and
 believes an entry only as far as the node's other facts allow it (`manager.recovering.recover`). The
 file is for one boot: no container survives a reboot. So the disk need not have it at once, and an
-answer to the container runtime does not wait for the disk.
+answer to the container runtime does not wait for the disk. A file that cannot be used is kept under
+another name (`RecordFile`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
+from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.core.grants import Sharing, Source
-from cpupool.host import files
+from cpupool.host.record_file import RecordFile
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 from cpupool.wire import cpu_manager_state
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
+_NOTHING: Final = State("")
 _AGAIN_S: Final = 10.0
 """How long after a failed write the next attempt is made."""
 
@@ -48,7 +50,7 @@ class ChoiceRecord:
         manager: the node's state.
         path: the file.
         boot_id: the kernel's file with the id of this boot.
-        events: where the node's admin learns that the file cannot be written.
+        events: where the node's admin learns that the file cannot be used, or not be written.
         metrics: where the same is shown.
         now_s: a monotonic clock.
     """
@@ -65,34 +67,38 @@ class ChoiceRecord:
     ) -> None:
         self._manager = manager
         self._path = path
+        self._file = RecordFile(
+            path,
+            _NOTHING,
+            cpu_manager_state.encode,
+            cpu_manager_state.parse,
+            complain=events.node,
+            durable=False,
+        )
         self._boot_id = boot_id
         self._events = events
         self._metrics = metrics
         self._now_s = now_s
         self._lock = threading.Lock()
         self._kept: Snapshot | None = None
-        self._written: State | None = None
+        self._recorded = False
         self._failures = Failures()
         self._due_s = 0.0
 
     def recorded(self) -> State | None:
-        """Return what an earlier agent recorded in this boot; None without such a file.
-
-        A file that cannot be used stays until the next choice replaces it.
-        """
+        """Return what an earlier agent recorded in this boot; None without such a file."""
         with self._lock:
+            if (state := self._file.read()) is _NOTHING:
+                return None
             try:
-                data = _read(self._path)
-                if not data:
-                    return None
-                state, here = cpu_manager_state.parse(data), self._boot()
-            except (HostFileError, RemoteProtocolError) as error:
+                here = self._boot()
+            except HostFileError as error:
                 log.warning("recorded CPUs are ignored", file=self._path, error=error)
                 return None
             if state.boot_id != here:
                 log.info("recorded CPUs are ignored: they are of another boot", file=self._path)
                 return None
-            self._written = state
+            self._recorded = True
             return state
 
     def decided(self) -> Snapshot:
@@ -121,11 +127,12 @@ class ChoiceRecord:
         entries = {uid: grant.parts for uid, grant in chosen.items()}
         owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
         try:
-            if entries or settled or self._written:
+            if entries or settled or self._recorded:
                 policy, boot_id = view.pools.cpu_manager.policy, self._boot()
                 shared = view.cpus - owned
                 state = State(policy, shared, entries, boot_id=boot_id, settled=settled)
-                self._write(replace(state, sharing=_sharing(now, chosen)))
+                self._file.write(replace(state, sharing=_sharing(now, chosen)))
+                self._recorded = True
         except CPUPoolError as error:
             self._due_s = self._now_s() + _AGAIN_S
             self._complain(str(error))
@@ -133,20 +140,19 @@ class ChoiceRecord:
             self._kept = now
             self._complain("")
 
-    def _write(self, state: State) -> None:
-        if state == self._written:
-            return
-        files.make_folder(self._path.parent)
-        files.write_atomically(self._path, cpu_manager_state.encode(state), durable=False)
-        self._written = state
-
     def _boot(self) -> str:
         """Return the id of this boot.
 
         Raises:
             HostFileError: the kernel's file cannot be read.
         """
-        found = _read(self._boot_id).decode("ascii", "replace").strip()
+        try:
+            found = self._boot_id.read_bytes().decode("ascii", "replace").strip()
+        except FileNotFoundError:
+            found = ""
+        except OSError as error:
+            why = f"cannot be read ({error.strerror})"
+            raise HostFileError(str(self._boot_id), why, "check the folder's rights") from error
         if not found:
             raise HostFileError(str(self._boot_id), "is missing", "mount the machine's /proc")
         return found
@@ -173,14 +179,3 @@ def _sharing(now: Snapshot, chosen: Mapping[str, Grant]) -> Mapping[str, Sharing
         for uid, grant in chosen.items()
         if grant.sharing is not Sharing.NONE or (uid in pods and pods[uid].orchestration)
     }
-
-
-def _read(path: Path) -> bytes:
-    """Return the content of a file; empty without the file."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        why = f"cannot be read ({error.strerror})"
-        raise HostFileError(str(path), why, "check the folder's rights") from error

@@ -12,12 +12,13 @@ from cpupool.config import poolconfig
 from cpupool.config.poolconfig import misnamed
 from cpupool.core.errors import HostError, HostFileError, Location
 from cpupool.host import files
+from cpupool.host.record_file import SET_ASIDE, put_away
 from cpupool.telemetry import log as logs
 from cpupool.wire import json_text
 from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from cpupool.core.errors import Problem
@@ -60,6 +61,7 @@ class PoolFiles:
         config_map: the ConfigMap itself; None where only the folder counts.
         last: the file that keeps the API server's last files; None to keep nothing.
         optional: whether a missing folder counts as an empty folder.
+        complain: called with the reason of an Event, and with what is wrong with `last`.
 
     Attributes:
         folder: as given.
@@ -72,11 +74,13 @@ class PoolFiles:
         *,
         last: Path | None = None,
         optional: bool = False,
+        complain: Callable[[str, str], None] = lambda _reason, _what: None,
     ) -> None:
         self.folder = folder
         self._config_map = config_map
         self._file = last
         self._optional = optional
+        self._complain = complain
         self._last: _Shown | None = None
         self._begun = self._lag_logged = False
         self._misnamed: list[Problem] = []
@@ -159,17 +163,23 @@ class PoolFiles:
         if self._file is None:
             return None
         try:
-            kept = Fields.of(json_text.load(self._file.read_bytes()))
+            data = self._file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("kept pool files cannot be used", file=self._file, error=error)
+            return None
+        try:
+            kept = Fields.of(json_text.load(data))
             shown = kept.within("files")
             texts = {
                 name: shown.get(name, str).encode(errors="surrogateescape")
                 for name in shown.members
             }
             return _Shown(texts, kept.get("folder", str))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             log.warning("kept pool files cannot be used", file=self._file, error=error)
+            self._complain(SET_ASIDE, put_away(self._file, "its content is damaged"))
             return None
 
 

@@ -26,6 +26,7 @@ from cpupool.core.errors import (
 from cpupool.core.pools import NodePools
 from cpupool.host import files
 from cpupool.host.files import DirectoryWatch
+from cpupool.host.record_file import SET_ASIDE, put_away
 from cpupool.manager.usage import usage
 from cpupool.telemetry import log as logs
 
@@ -233,6 +234,11 @@ class Configurator:
                 self._manager.names,
                 cpu_managers=self._manager.cpu_managers,
             )
+        except CPUPoolError as error:
+            log.warning("last good pools cannot be used", file=self._last_good, error=error)
+            self._events.node(SET_ASIDE, put_away(self._last_good, str(error)))
+            return
+        try:
             self._manager.reconfigure(file.pools, self._topology.topology())
         except CPUPoolError as error:
             log.warning("last good pools cannot be used", file=self._last_good, error=error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import Message
@@ -31,7 +30,7 @@ from cpupool.api.cri_pb2 import (
     VersionResponse,
 )
 from cpupool.channel import CallFailed, dialled
-from cpupool.core.assignments import chosen_before
+from cpupool.core.assignments import remembering
 from cpupool.core.devices import allocated
 from cpupool.core.errors import (
     ContainerNotFound,
@@ -164,7 +163,7 @@ class CRI:
         return tuple(container for container in found if container is not None)
 
     def chosen(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
-        """Return those of these containers for which an agent has chosen CPUs, by their OCI spec.
+        """Return those of these containers that have CPUs of their own, by their OCI spec.
 
         Only the spec has the annotation of an NRI plugin: CRI's own field shows the kubelet's.
 
@@ -187,10 +186,10 @@ class CRI:
                 with suppress(KeyError, TypeError, ValueError):
                     spec = _spec(answer)
                     own, author = spec["annotations"], sandbox.annotations
-                    cpus = chosen_before(own, author, _listed(spec), self._names)
-                    known = self._container(container, sandbox)
-                    if cpus and known:
-                        found.append(replace(known, chosen=cpus))
+                    if known := self._container(container, sandbox):
+                        noted = remembering(known, own, author, _listed(spec), self._names)
+                        if noted.chosen or noted.answered:
+                            found.append(noted)
         return tuple(found)
 
     def cpu_list(self, container: ContainerID) -> str | None:

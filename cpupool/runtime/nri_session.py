@@ -9,7 +9,6 @@ messages. Source: github.com/containerd/nri, pkg/api/api.proto, pkg/adaptation, 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from cpupool.api import nri_pb2, ttrpc_pb2
-from cpupool.core.assignments import chosen_before
+from cpupool.core.assignments import remembering
 from cpupool.core.devices import allocated
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.workloads import ContainerID, RuntimeContainer
@@ -428,8 +427,9 @@ def _known(
         labels = {**pod.labels, **container.labels}
         known = RuntimeContainer.labelled(container.id, labels, devices, name=container.name)
     listed = container.linux.resources.cpu.cpus
-    chosen = chosen_before(annotations, pod.annotations, listed, names)
-    return replace(known, chosen=chosen) if known and known.name else None
+    if known is None or not known.name:
+        return None
+    return remembering(known, annotations, pod.annotations, listed, names)
 
 
 def _whole_cpus(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> int:

@@ -10,19 +10,20 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpu_manager import TopologyHint
+from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.resource_plugins import Answer, Given
 from cpupool.core.workloads import ContainerRef
 from cpupool.wire.checkpoints import Reader
 from cpupool.wire.sealed import Sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from cpupool.core.resource_plugins import Record
+    from cpupool.core.resource_plugins import Answers, Record
 
-_FILE: Final = Sealed(
-    Reader("the record of answers", "the plugins are asked again; remove it if that repeats"), 1
-)
+_READER: Final = Reader("the record of answers", "the plugins are asked again")
+_FILE: Final = Sealed(_READER, 1)
+_PAIR: Final = 2
 
 
 def encode(record: Record) -> bytes:
@@ -36,6 +37,7 @@ def encode(record: Record) -> bytes:
                 "quantity": given.quantity,
                 "exclusive": given.exclusive,
                 "refused": given.refused,
+                "kept": given.kept,
                 "hint": None if given.hint is None else _hint(given.hint),
                 "answers": {name: written(answer) for name, answer in given.answers.items()},
             }
@@ -53,25 +55,49 @@ def parse(data: bytes) -> Record:
     """
     record: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
     for entry in _FILE.entries(data):
-        # The checksum is right: an agent of this version has written every entry.
-        given = Given(
-            entry["quantity"],
-            {name: read(each) for name, each in entry["answers"].items()},
-            None if entry["hint"] is None else _hint_of(entry["hint"]),
-            exclusive=entry["exclusive"],
-            refused=entry["refused"],
-        )
-        record[ContainerRef(entry["pod"], entry["container"])][entry["resource"]] = given
+        pod, name = (_READER.text(entry.get(key), key) for key in ("pod", "container"))
+        resource = _READER.text(entry.get("resource"), "resource")
+        record[ContainerRef(pod, name)][resource] = _given(entry)
     return dict(record)
+
+
+def _given(entry: Mapping[str, Any]) -> Given:
+    refused = _READER.text(entry.get("refused"), "refused")
+    answers: Answers = {}
+    try:
+        answers = {
+            _READER.text(name, "answers"): read(_READER, each)
+            for name, each in _READER.typed(entry.get("answers"), dict, "answers").items()
+        }
+    except RemoteProtocolError:
+        # Earlier agents have kept what they refused with any amount.
+        if not refused:
+            raise
+    hint = entry.get("hint")
+    return Given(
+        _READER.amount(entry.get("quantity"), "quantity"),
+        answers,
+        None if hint is None else _hint_of(_READER, hint),
+        exclusive=_READER.flag(entry.get("exclusive"), "exclusive"),
+        refused=refused,
+        # Earlier agents have not written it.
+        kept=_READER.flag(entry.get("kept", False), "kept"),
+    )
 
 
 def _hint(hint: TopologyHint) -> dict[str, Any]:
     return {"nodes": None if hint.nodes is None else sorted(hint.nodes), "wish": hint.preferred}
 
 
-def _hint_of(written: Mapping[str, Any]) -> TopologyHint:
-    nodes: Iterable[int] | None = written["nodes"]
-    return TopologyHint(None if nodes is None else frozenset(nodes), written["wish"])
+def _hint_of(reader: Reader, value: object) -> TopologyHint:
+    written = reader.typed(value, dict, "hint")
+    nodes = written.get("nodes")
+    return TopologyHint(
+        None
+        if nodes is None
+        else frozenset(reader.whole(node, "nodes") for node in reader.typed(nodes, list, "nodes")),
+        reader.flag(written.get("wish"), "wish"),
+    )
 
 
 def written(answer: Answer) -> dict[str, Any]:
@@ -89,17 +115,36 @@ def written(answer: Answer) -> dict[str, Any]:
     }
 
 
-def read(entry: Mapping[str, Any]) -> Answer:
-    """Return an answer from the values that `written` has returned."""
-    hints = entry["hints"]
+def read(reader: Reader, value: object) -> Answer:
+    """Return an answer from the values that `written` has returned.
+
+    Args:
+        reader: names the file in errors.
+        value: the values.
+
+    Raises:
+        RemoteProtocolError: they are something else.
+    """
+    entry = reader.typed(value, dict, "an answer")
+    hints, by_node = entry.get("hints"), reader.typed(entry.get("byNode"), list, "byNode")
     return Answer(
-        entry["property"],
-        entry["value"],
-        entry["quantity"],
-        scalar=entry["scalar"],
-        of_node=entry["ofNode"],
-        env=entry["env"],
-        annotations=entry["annotations"],
-        hints=None if hints is None else tuple(_hint_of(hint) for hint in hints),
-        by_node=dict(entry["byNode"]),
+        reader.text(entry.get("property"), "property"),
+        reader.text(entry.get("value"), "value"),
+        reader.amount(entry.get("quantity"), "quantity"),
+        scalar=reader.flag(entry.get("scalar"), "scalar"),
+        of_node=reader.flag(entry.get("ofNode"), "ofNode"),
+        env=reader.texts(entry.get("env"), "env"),
+        annotations=reader.texts(entry.get("annotations"), "annotations"),
+        hints=None
+        if hints is None
+        else tuple(_hint_of(reader, hint) for hint in reader.typed(hints, list, "hints")),
+        by_node=dict(_pair(reader, pair) for pair in by_node),
     )
+
+
+def _pair(reader: Reader, value: object) -> tuple[int, int]:
+    pair = reader.typed(value, list, "byNode")
+    if len(pair) != _PAIR:
+        raise reader.damaged("byNode is no list of pairs")
+    node, amount = (reader.whole(number, "byNode") for number in pair)
+    return node, amount

@@ -7,10 +7,12 @@ the order of their keys.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cpupool.core.errors import RemoteProtocolError
+from cpupool.core.resource_plugins import is_text
 from cpupool.wire import json_text
 from cpupool.wire.json_text import JSONRefused
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _POLICY: Final = "policyName"
+_LARGEST: Final = 2**64
+"""No file of ours counts further."""
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 
@@ -70,6 +74,58 @@ class Reader:
             RemoteProtocolError: the value has another type.
         """
         return kind() if value is None else self.typed(value, kind, where)
+
+    def text(self, value: object, where: str) -> str:
+        """Return a text without half of a surrogate pair, which no file can hold.
+
+        Raises:
+            RemoteProtocolError: the value is something else.
+        """
+        found = self.typed(value, str, where)
+        if not is_text(found):
+            raise self.damaged(f"{where[:80]} holds half of a surrogate pair")
+        return found
+
+    def texts(self, value: object, where: str) -> dict[str, str]:
+        """Return an object of texts.
+
+        Raises:
+            RemoteProtocolError: the value is something else.
+        """
+        found = self.typed(value, dict, where)
+        return {self.text(key, where): self.text(text, where) for key, text in found.items()}
+
+    def amount(self, value: object, where: str) -> float:
+        """Return a finite number, zero or more.
+
+        Raises:
+            RemoteProtocolError: the value is something else.
+        """
+        found = value if isinstance(value, float) else self.typed(value, int, where)
+        # Not NaN either.
+        if not 0 <= found <= sys.float_info.max:
+            raise self.damaged(f"{where[:80]} is no amount")
+        return found
+
+    def whole(self, value: object, where: str) -> int:
+        """Return a whole number, zero or more.
+
+        Raises:
+            RemoteProtocolError: the value is something else.
+        """
+        if not 0 <= (found := self.typed(value, int, where)) <= _LARGEST:
+            raise self.damaged(f"{where[:80]} is no whole number")
+        return found
+
+    def flag(self, value: object, where: str) -> bool:
+        """Return true or false.
+
+        Raises:
+            RemoteProtocolError: the value is something else.
+        """
+        if not isinstance(value, bool):
+            raise self.damaged(f"{where[:80]} is not true or false")
+        return value
 
     def checksum(self, dump: str) -> int:
         """Return the checksum of a dump.

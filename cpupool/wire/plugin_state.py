@@ -6,9 +6,10 @@ outlives the plugin and, as the manager's own record, a reboot.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUSetParseError
 from cpupool.core.plugin_state import PluginState, ServedContainer
 from cpupool.core.resource_plugins import ContainerRole, Question
 from cpupool.core.workloads import ContainerRef
@@ -16,12 +17,10 @@ from cpupool.wire import answer_record
 from cpupool.wire.checkpoints import Reader
 from cpupool.wire.sealed import Sealed
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_FILE: Final = Sealed(
-    Reader("the state of the plugin", "remove it, and restart the pods that it serves"), 1
+_READER: Final = Reader(
+    "the state of the plugin", "restart the pods that it is not asked for again, and remove it"
 )
+_FILE: Final = Sealed(_READER, 1)
 
 
 def encode(state: PluginState) -> bytes:
@@ -49,16 +48,18 @@ def parse(data: bytes) -> PluginState:
     """
     held, pools, headroom_cpus = {}, {}, None
     for entry in _FILE.entries(data):
-        # The checksum is right: a plugin of this version has written every entry.
         if "pool" in entry:
-            pools[entry["pool"]] = CPUSet.parse(entry["cpus"])
+            cpus = _READER.text(entry.get("cpus"), "cpus")
+            try:
+                pools[_READER.text(entry["pool"], "pool")] = CPUSet.parse(cpus)
+            except CPUSetParseError as error:
+                raise _READER.damaged("the CPUs of a pool are no list") from error
         elif "headroomCPUs" in entry:
-            headroom_cpus = entry["headroomCPUs"]
+            headroom_cpus = _READER.amount(entry["headroomCPUs"], "headroomCPUs")
         else:
-            question = _question_of(entry["question"])
-            held[question.container] = ServedContainer(
-                question, answer_record.read(entry["answer"])
-            )
+            question = _question_of(entry.get("question"))
+            answer = answer_record.read(_READER, entry.get("answer"))
+            held[question.container] = ServedContainer(question, answer)
     return PluginState(held, pools, headroom_cpus)
 
 
@@ -80,18 +81,25 @@ def _question(question: Question) -> dict[str, Any]:
     }
 
 
-def _question_of(written: Mapping[str, Any]) -> Question:
+def _question_of(value: object) -> Question:
+    written = _READER.typed(value, dict, "a question")
+
+    def text(key: str) -> str:
+        return _READER.text(written.get(key), key)
+
+    if (role := text("role")) not in ContainerRole.__members__:
+        raise _READER.damaged(f"there is no role {role[:20]}")
     return Question(
-        ContainerRef(written["pod"], written["container"]),
-        written["namespace"],
-        written["podName"],
-        ContainerRole[written["role"]],
-        written["index"],
-        written["resource"],
-        written["quantity"],
-        written["podRole"],
-        written["podType"],
-        written["labels"],
-        written["annotations"],
-        written["qosClass"],
+        ContainerRef(text("pod"), text("container")),
+        text("namespace"),
+        text("podName"),
+        ContainerRole[role],
+        _READER.whole(written.get("index"), "index"),
+        text("resource"),
+        _READER.amount(written.get("quantity"), "quantity"),
+        text("podRole"),
+        text("podType"),
+        _READER.texts(written.get("labels"), "labels"),
+        _READER.texts(written.get("annotations"), "annotations"),
+        text("qosClass"),
     )

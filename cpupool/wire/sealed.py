@@ -31,7 +31,9 @@ class Sealed:
         ).encode()
 
     def entries(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the entries of a file, as they were written.
+        """Return the entries of a file.
+
+        A right checksum says that no byte has changed, not that our program has written them.
 
         Raises:
             RemoteProtocolError: the file is damaged, or is not such a file.
@@ -42,9 +44,13 @@ class Sealed:
             words = f"its version is {str(version)[:20]}, and not {self.version}"
             raise self.reader.damaged(words)
         entries = self.reader.typed(document.get("entries"), list, "entries")
-        if document.get("checksum") != (right := _checksum(entries)):
+        try:
+            right = _checksum(entries)
+        except RecursionError as error:
+            raise self.reader.damaged("it is nested too deeply") from error
+        if document.get("checksum") != right:
             raise self.reader.damaged(f"its checksum is not {right}, that of its content")
-        return entries
+        return [self.reader.typed(entry, dict, "an entry") for entry in entries]
 
 
 def _checksum(entries: object) -> int:

@@ -225,14 +225,13 @@ def test_under_the_policy_none_a_pod_keeps_what_is_recorded(node: Node) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        pytest.param(b"first", b"other", "they are of another boot", id="another boot"),
         pytest.param(b'"2"', b'"5"', "its checksum is", id="damage"),
         pytest.param(b"{", b"[", "not JSON", id="no JSON"),
         pytest.param(b'"entries"', b'"data":"","x"', "dataChecksum", id="another shape"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_ignored_and_stays_until_the_next_choice(
-    node: Node, caplog: pytest.LogCaptureFixture, old: bytes, new: bytes, words: str
+def test_a_damaged_file_is_set_aside_with_an_event(
+    node: Node, old: bytes, new: bytes, words: str
 ) -> None:
     node.run("first")
     node.run("second")
@@ -240,16 +239,38 @@ def test_a_file_that_cannot_be_used_is_ignored_and_stays_until_the_next_choice(
     damaged = node.file.read_bytes().replace(old, new)
     node.file.write_bytes(damaged)
     pods, node.pods = node.pods, []
-    caplog.clear()
-    caplog.set_level("INFO")
 
     node.start()
     assert node.owned == {}
-    assert [words in line.getMessage() for line in caplog.records].count(True) == 1
-    assert node.file.read_bytes() == damaged
+    ((reason, message),) = node.events.nodes
+    assert reason == "RecordSetAside"
+    assert words in message
+    assert "kept as cpu_manager_state.corrupt" in message
+    aside = node.folder / "cpu_manager_state.corrupt"
+    assert aside.read_bytes() == damaged
     node.pods = pods
     node.run("third")
     assert node.content["entries"].keys() == {"second-uid", "third-uid"}
+    assert aside.read_bytes() == damaged
+
+
+def test_a_file_of_another_boot_is_ignored_and_stays_until_the_next_choice(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    node.run("first")
+    before = node.file.read_bytes()
+    node.boot.write_text("other\n")
+    pods, node.pods = node.pods, []
+    node.start()
+    assert node.owned == {}
+    assert "they are of another boot" in caplog.text
+    assert node.file.read_bytes() == before
+    assert not node.events.nodes
+    node.pods = pods
+    node.run("third")
+    assert node.content["entries"].keys() == {"first-uid", "third-uid"}
+    assert [path.name for path in node.folder.iterdir()] == ["cpu_manager_state"]
 
 
 def test_without_a_boot_id_nothing_is_recorded_or_believed(

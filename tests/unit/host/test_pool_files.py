@@ -159,7 +159,7 @@ class TestPoolFiles:
         assert node.started().read() == {"poolconfig-a.yaml": b"\xff"}
 
     @pytest.mark.parametrize(
-        "kept", [b"", b"[]", b'{"files": {"a": 1}}', b'{"files": {}}', b"\xff"]
+        "kept", [b"[" * 100_000, b"", b"[]", b'{"files": {"a": 1}}', b'{"files": {}}', b"\xff"]
     )
     def test_what_cannot_be_used_is_reported_and_not_used(
         self, node: Node, kept: bytes, caplog: pytest.LogCaptureFixture
@@ -168,6 +168,7 @@ class TestPoolFiles:
         node.last.write_bytes(kept)
         assert read(node.started()) == {"a": "0"}
         assert "kept pool files cannot be used" in caplog.text
+        assert node.last.with_name(f"{node.last.name}.corrupt").read_bytes() == kept
 
     def test_a_disk_that_takes_nothing_costs_a_warning_only(
         self, node: Node, caplog: pytest.LogCaptureFixture

@@ -424,9 +424,16 @@ class TestRestarts:
         world.root.state.mkdir(parents=True)
         world.root.last_good_pools.write_text(GOOD.replace("4,6", "99"))
         world.role.look()
-
         assert not world.pools()
         assert "last good pools cannot be used" in caplog.text
+
+    def test_last_good_pools_that_are_damaged_are_set_aside(self, world: World) -> None:
+        world.mount.show(worker=BAD)
+        (last := world.root.last_good_pools).parent.mkdir(parents=True)
+        last.write_text("\0")
+        world.role.look()
+        assert world.reasons()[0] == "RecordSetAside"
+        assert last.with_suffix(".yaml.corrupt").exists()
 
     def test_a_machine_that_cannot_be_read_is_reported_once_however_often_it_is_tried(
         self, world: World, caplog: pytest.LogCaptureFixture
@@ -441,7 +448,6 @@ class TestRestarts:
         assert not world.pools()
         assert world.reasons() == ["CPUPoolConfigInvalid"]
         assert caplog.text.count("last good pools cannot be used") == 1
-
         present.write_text(whole)
         world.role.look()
         assert world.pools()

@@ -155,6 +155,15 @@ class TestChosen:
             RuntimeContainer(MAIN, "uid-of-web", "apps", "web", "main", chosen=CPUS),
         )
 
+    def test_the_spec_tells_what_a_plugin_gave(self, cri: CRI, runtime: FakeCRI) -> None:
+        """A CPU that the runtime's list lacks is offline, or the plugin has taken it."""
+        runtime.add(
+            MAIN, "web", nri_cpus="2", nri_annotations={"nokia.k8s.io/cpus-answered": "2-3"}
+        )
+
+        (known,) = cri.chosen([MAIN])
+        assert (known.answered, known.narrowed) == (CPUS, CPUSet.of(3))
+
     @pytest.mark.parametrize(
         ("cpus", "value"), [("2-4", "2-3"), ("", "2-3"), ("2-3", "x"), ("2-3", "")]
     )

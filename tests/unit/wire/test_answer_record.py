@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import json
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,9 +12,11 @@ from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.resource_plugins import Answer, Given
 from cpupool.core.workloads import ContainerRef
 from cpupool.wire import answer_record
+from cpupool.wire.checkpoints import Reader
+from cpupool.wire.sealed import Sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 ANY = TopologyHint(None, preferred=False)
 NODES = TopologyHint(frozenset({0, 1}), preferred=True)
@@ -57,3 +61,93 @@ def test_a_damaged_record_is_refused(damage: Callable[[str], str], what: str) ->
         answer_record.parse(text.encode())
 
     assert "the plugins are asked again" in str(error.value)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value in a document."""
+    yield path
+    items: Iterable[Any] = ()
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+        yield from _places(each, (*path, key))
+
+
+def _with(entries: list[Any], path: tuple[Any, ...], other: object) -> list[Any]:
+    """Return entries with another value at a path; without the key for `...`."""
+    made = copy.deepcopy(entries)
+    *above, last = path
+    place: Any = made
+    for key in above:
+        place = place[key]
+    if other is ...:
+        del place[last]
+    else:
+        place[last] = other
+    return made
+
+
+NESTED: Any = []
+for _ in range(400):
+    NESTED = [NESTED]
+FORGED: tuple[object, ...] = (
+    ...,
+    None,
+    True,
+    -1,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "x",
+    "\ud800",
+    [],
+    {},
+    [[0]],
+    NESTED,
+)
+
+
+def test_a_forged_record_with_the_right_checksum_is_refused_or_read_as_it_is_written() -> None:
+    entries = json.loads(answer_record.encode(RECORD))["entries"]
+    sealed = Sealed(Reader("a test", "nothing"), 1)
+    refused = read = 0
+    for path in _places(entries):
+        for other in FORGED if path else ():
+            data = sealed.encode(_with(entries, path, other))
+            try:
+                record = answer_record.parse(data)
+            except RemoteProtocolError:
+                refused += 1
+            else:
+                read += 1
+                assert answer_record.parse(answer_record.encode(record)) == record
+                given = [each for of in record.values() for each in of.values()]
+                assert all(
+                    each.serves(1.0) in {True, False} and each.texts is not None for each in given
+                )
+    assert refused > read > 0, (refused, read)
+
+
+def test_a_record_that_is_nested_too_deeply_is_refused() -> None:
+    deep = "[" * 90_000 + "]" * 90_000
+    for text in (deep, f'{{"version":1,"checksum":0,"entries":[{deep}]}}'):
+        with pytest.raises(RemoteProtocolError):
+            answer_record.parse(text.encode())
+
+
+def test_an_earlier_agents_refused_answer_with_any_amount_leaves_the_others() -> None:
+    bad = replace(CPUS, quantity=float("nan"))
+    of_a = {**RECORD[ContainerRef("a", "main")], "x": Given(1.0, {"x": bad}, refused="it is bad")}
+    record = answer_record.parse(answer_record.encode({ContainerRef("a", "main"): of_a}))
+    kept = record[ContainerRef("a", "main")]
+    assert kept == {**of_a, "x": Given(1.0, {}, refused="it is bad")}
+
+
+def test_what_a_container_keeps_is_recorded_and_an_earlier_agents_record_has_none_of_it() -> None:
+    record = {ContainerRef("a", "main"): {"cpu": Given(0.0, {"cpu": CPUS}, kept=True)}}
+    assert answer_record.parse(answer_record.encode(record)) == record
+    sealed = Sealed(Reader("a test", "nothing"), 1)
+    entries = json.loads(answer_record.encode(RECORD))["entries"]
+    for entry in entries:
+        del entry["kept"]
+    assert answer_record.parse(sealed.encode(entries)) == RECORD

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cpupool.core.cpuset import CPUSet
@@ -8,6 +10,8 @@ from cpupool.core.plugin_state import PluginState, ServedContainer
 from cpupool.core.resource_plugins import Answer, ContainerRole, Question
 from cpupool.core.workloads import ContainerRef
 from cpupool.wire import plugin_state
+from cpupool.wire.checkpoints import Reader
+from cpupool.wire.sealed import Sealed
 
 QUESTION = Question(
     ContainerRef("a", "main"),
@@ -38,3 +42,27 @@ def test_a_damaged_state_is_refused() -> None:
     damaged = plugin_state.encode(STATE).replace(b'"1-2"', b'"1-3"')
     with pytest.raises(RemoteProtocolError, match=r"its checksum is not.+remove it"):
         plugin_state.parse(damaged)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"quantity": 2.5', '"quantity": NaN'),
+        ('"quantity": 2.5', '"quantity": -1'),
+        ('"role": "SIDECAR"', '"role": "KING"'),
+        ('"role": "SIDECAR"', '"role": []'),
+        ('"cpus": "0-3"', '"cpus": "x"'),
+        ('"cpus": "0-3"', '"cups": "0-3"'),
+        ('"headroomCPUs": 4.5', '"headroomCPUs": "4"'),
+        ('"labels": {"l": "1"}', '"labels": ["l"]'),
+        ('"answer": {', '"answers": {'),
+        ('"question": {', '"questions": {'),
+    ],
+)
+def test_a_forged_state_with_the_right_checksum_is_refused(old: str, new: str) -> None:
+    entries = json.dumps(json.loads(plugin_state.encode(STATE))["entries"])
+    assert entries.count(old)
+    sealed = Sealed(Reader("a test", "nothing"), 1)
+    forged = sealed.encode(json.loads(entries.replace(old, new)))
+    with pytest.raises(RemoteProtocolError, match="the state of the plugin is not readable"):
+        plugin_state.parse(forged)
