@@ -22,7 +22,7 @@ from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from cpupool.enforce.mover import Mover, Repair
@@ -76,7 +76,8 @@ class Sweep:
         now_s: a monotonic clock.
         cpu_s: the CPU time of the sweeping thread.
         recorded: returns what an earlier agent has recorded of its choices; None for no record.
-        take_over: called before the first move, once the pods are known.
+        take_over: called before the first move, once the pods are known, with every directory that
+            was found and what an earlier agent has recorded of its choices.
 
     Attributes:
         writers: as given.
@@ -97,7 +98,7 @@ class Sweep:
         now_s: Callable[[], float],
         cpu_s: Callable[[], float],
         recorded: Callable[[], State | None] = lambda: None,
-        take_over: Callable[[], None] = lambda: None,
+        take_over: Callable[[Sequence[FoundContainer], State | None], None] = lambda _f, _r: None,
     ) -> None:
         self.due_s = math.inf
         self._recorded, self._take_over = recorded, take_over
@@ -149,8 +150,9 @@ class Sweep:
             return SweepReport(waiting_for=waiting_for)
         if not self._started:
             self._learner.recall_choices(found)
-            self._take_over()
-            self._manager.adopt(found, self._recorded())
+            recorded = self._recorded()
+            self._take_over(found, recorded)
+            self._manager.adopt(found, recorded)
         resolution = self._mover.current()
         self._make_room(resolution)
         self._check_root(found, resolution)

@@ -248,7 +248,7 @@ class NRIServer:
         response = ttrpc_pb2.Response()
         if request.method == "UpdateContainers":
             asked = nri_pb2.UpdateContainersRequest.FromString(request.payload)
-            failed = [update for update in asked.update if not self._updated(update)]
+            failed = [update for update in asked.update if not self.updated(update)]
             answer = nri_pb2.UpdateContainersResponse(failed=failed)
             response.payload = answer.SerializeToString()
         elif request.method != "RegisterPlugin":
@@ -274,9 +274,14 @@ class NRIServer:
     def _synchronized(self, answer: Future[bytes]) -> None:
         if not answer.cancelled() and answer.exception() is None:
             for update in nri_pb2.SynchronizeResponse.FromString(answer.result()).update:
-                self._updated(update)
+                self.updated(update)
             self._connected.set()
 
-    def _updated(self, update: nri_pb2.ContainerUpdate) -> bool:
+    def updated(self, update: nri_pb2.ContainerUpdate) -> bool:
+        """Set the CPUs that the plugin wants for a container; return whether that worked."""
         cpus = CPUSet.parse(update.linux.resources.cpu.cpus)
-        return not cpus or self._update(update.container_id, cpus)
+        if cpus and not self._update(update.container_id, cpus):
+            return False
+        if cpus and (container := self._containers.get(update.container_id)):
+            container.linux.resources.cpu.cpus = str(cpus)
+        return True

@@ -23,7 +23,7 @@ from cpupool.local.nri import NRIServer
 from cpupool.local.process import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cpupool.core.workloads import Container, Pod
@@ -117,7 +117,8 @@ class EmbeddedRuntime:
             described = _described(pod, container, environment, annotations)
             described.id, described.pod_sandbox_id = identifier, self._sandbox_of[pod.cgroup_uid]
             answer = self._nri.create(described)
-            self._obey(answer.update)
+            for update in answer.update:
+                self._nri.updated(update)
             environment = {**environment, **{pair.key: pair.value for pair in answer.adjust.env}}
             adjusted = answer.adjust.linux
             described.linux.resources.cpu.cpus = adjusted.resources.cpu.cpus
@@ -161,11 +162,6 @@ class EmbeddedRuntime:
         with self._lock:
             self._cgroup_of.pop(identifier, None)
         self._cgroups.remove(cgroup)
-
-    def _obey(self, updates: Iterable[nri_pb2.ContainerUpdate]) -> None:
-        for update in updates:
-            if cpus := CPUSet.parse(update.linux.resources.cpu.cpus):
-                self._set(update.container_id, cpus)
 
     def _set(self, identifier: str, cpus: CPUSet) -> bool:
         """Set the CPUs of a container; return whether that worked. Any thread may call this."""

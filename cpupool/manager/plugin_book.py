@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.resource_plugins import Given
+from cpupool.manager import plugin_recovery
+from cpupool.manager.plugin_recovery import Recovery
 from cpupool.policies.plugin_answers import Judge
 from cpupool.wire import katalyst
 from cpupool.wire.katalyst import QoSLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.names import Names
     from cpupool.core.resource_plugins import Answers, Record
     from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.plugin_answers import Broken
 
@@ -62,6 +65,32 @@ class AnswerBook:
             for resource, given in by_resource.items():
                 self._enter((ref, resource), given)
 
+    def recover(
+        self,
+        now: Snapshot,
+        found: Sequence[FoundContainer],
+        chosen: Mapping[str, CPUSet],
+    ) -> Recovery:
+        """Take what containers keep although the record lacks it; return what that is.
+
+        Args:
+            now: the node, before any choice of an earlier agent counts.
+            found: the containers with their present CPUs.
+            chosen: as for `plugin_recovery.recover`.
+        """
+        judge = self._judge(now)
+        return self._keep(plugin_recovery.recover(now, self.record, judge, found, chosen))
+
+    def recover_late(self, now: Snapshot) -> Recovery:
+        """Take what containers keep that the runtime has reported later; return what that is."""
+        answered = {(ref.pod, ref.name) for ref in self._given}
+        if all(
+            not each.answered or (each.pod, each.name) in answered
+            for each in now.facts.sighted.values()
+        ):
+            return Recovery()
+        return self._keep(plugin_recovery.recover_late(now, self.record, self._judge(now)))
+
     @property
     def record(self) -> Record:
         """Every answer, also those that do not count."""
@@ -80,10 +109,26 @@ class AnswerBook:
         return self._given.get(ref, {})
 
     def asked_for(
-        self, pod: Pod, quantity: float, answers: Answers, hint: TopologyHint | None = None
+        self,
+        pod: Pod,
+        quantity: float,
+        answers: Answers,
+        hint: TopologyHint | None = None,
+        *,
+        has: Given | None = None,
     ) -> Given:
-        """Return an answer with what was asked."""
-        dedicated = katalyst.qos_level(pod) is QoSLevel.DEDICATED
+        """Return an answer with what was asked.
+
+        Args:
+            pod: the container's pod.
+            quantity: how much was requested.
+            answers: what the plugin has answered.
+            hint: the NUMA nodes that went with the request.
+            has: the answer until now. CPUs that a container has kept for itself stay its own.
+        """
+        dedicated = katalyst.qos_level(pod) is QoSLevel.DEDICATED or (
+            has is not None and has.kept and has.exclusive
+        )
         marked = any(
             answer.annotations.get(self._names.exclusive) == "true" for answer in answers.values()
         )
@@ -101,8 +146,8 @@ class AnswerBook:
             answers: what the plugin lists.
             has: the answer until now.
         """
-        if has is None:
-            return self.asked_for(pod, quantity, answers)
+        if has is None or has.kept:
+            return self.asked_for(pod, quantity, answers, has=has)
         joined = {
             resource: replace(
                 answer,
@@ -146,7 +191,9 @@ class AnswerBook:
         """Judge the answers that do not count by the node of now."""
         judge = self._judge(now)
         for key, given in tuple(self._entries()):
-            if given.refused and self._verdict(judge, key, given) is None:
+            # One without answers has broken a rule that no node mends.
+            judged = given.refused and given.answers
+            if judged and self._verdict(judge, key, given) is None:
                 self._enter(key, replace(given, refused=""))
 
     def forget(self, pod: str) -> None:
@@ -156,6 +203,13 @@ class AnswerBook:
             for resource in self._given.pop(ref):
                 self._own.pop((ref, resource), None)
                 self._told.pop((ref, resource), None)
+
+    def _keep(self, recovery: Recovery) -> Recovery:
+        for key, given in recovery.refused.items():
+            self._enter(key, given)
+        for ref, kept in recovery.kept.items():
+            self._enter((ref, kept.resource), kept.given)
+        return recovery
 
     def _entries(self) -> Iterator[tuple[_Key, Given]]:
         for ref, by_resource in self._given.items():
@@ -202,7 +256,9 @@ class AnswerBook:
     def _refuse(self, key: _Key, given: Given, verdict: Broken) -> None:
         ref, resource = key
         before = self.of(ref).get(resource)
-        refused = replace(given, refused=verdict.why)
+        # What can never count is not kept: its values may not even equal themselves.
+        answers = given.answers if verdict.rule.may_pass else {}
+        refused = replace(given, answers=answers, refused=verdict.why)
         if self._told.get(key) != verdict:
             self._told[key] = verdict
             self._broken(ref, resource, verdict)

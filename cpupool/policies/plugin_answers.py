@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
-from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
@@ -20,6 +19,7 @@ from cpupool.core.grants import Source
 from cpupool.core.names import is_reserved_variable
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.properties import BadProperty, OCIProperty, Properties, property_named
+from cpupool.core.resource_plugins import is_amount, is_text
 from cpupool.policies.qrm import QRMPolicy
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ _ANNOTATION: Final = re.compile(
 )
 _MOST_TEXT: Final = 32 * 1024
 """The most characters in the variables, and in the annotations, of an answer."""
+_MOST_NODES: Final = 1024
+"""Linux numbers NUMA nodes from 0 to 1023 at most (CONFIG_NODES_SHIFT)."""
+_SHOWN: Final = 60
+"""The most characters of a plugin's text that a message shows."""
 
 
 class Rule(Enum):
@@ -68,11 +72,34 @@ class Rule(Enum):
     TWICE = "twice"
     """Another answer for the container sets the same."""
     QUANTITY = "quantity"
-    """Its quantity is no amount."""
+    """A quantity is no amount."""
+    HINT = "hint"
+    """It names a NUMA node that no machine has."""
+    TEXT = "text"
+    """It has a text that no file can hold."""
     ENVIRONMENT = "environment"
     """It has a variable that it may not set."""
     ANNOTATIONS = "annotations"
     """It has an annotation that it may not set."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same answer may keep the rule later, on another state of the node."""
+        return self in _OF_NODE
+
+
+_OF_NODE: Final = frozenset(
+    {
+        Rule.TOGETHER,
+        Rule.CPU_TIME,
+        Rule.POLICY,
+        Rule.OUTSIDE,
+        Rule.OFFLINE,
+        Rule.OWNED,
+        Rule.RESERVED,
+        Rule.TWICE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +149,11 @@ class Judge:
             elsewhere: the CPUs of exclusive answers for other pods.
             in_pod: those of other exclusive answers for the pod.
         """
+        # First what no node mends: a caller keeps no answer that breaks such a rule.
+        for resource, answer in sorted(given.answers.items()):
+            for found in self._malformed(resource, answer):
+                shown = resource[:_SHOWN].encode(errors="backslashreplace").decode()
+                return Broken(found.rule, f"the answer for {shown} {found.why}")
         for resource, answer in sorted(given.answers.items()):
             left = self._left(elsewhere | in_pod) if given.exclusive else None
             owned = self._owned(container.pod) | elsewhere
@@ -155,31 +187,48 @@ class Judge:
             owned: the CPUs of other pods.
             left: what an exclusive answer takes CPUs from; None for another answer.
         """
-        if answer.oci_property:
-            known = property_named(answer.oci_property)
-            if known is None:
-                shown = answer.oci_property[:60]
-                yield Broken(Rule.PROPERTY, f"sets {shown!r}, which no container has")
-            elif known is OCIProperty.CPUSET_MEMS:
-                yield from self._memory(answer)
-            elif known is OCIProperty.CPUSET_CPUS:
-                yield from self._cpus(answer, owned, left)
+        known = property_named(answer.oci_property)
+        if known is OCIProperty.CPUSET_MEMS:
+            if strange := CPUSet.parse(answer.value) - CPUSet(self.view.topology.nodes):
+                yield Broken(Rule.OUTSIDE, f"names NUMA nodes {strange}, which the machine lacks")
+        elif known is OCIProperty.CPUSET_CPUS:
+            policy = self.policy
+            if isinstance(policy, QRMPolicy):
+                yield from self._placed(policy, CPUSet.parse(answer.value), owned, left)
             else:
-                yield from self._value(known, answer.value)
-        amounts = (answer.quantity, *map(float, answer.by_node.values()))
-        if not all(isfinite(amount) and amount >= 0 for amount in amounts):
-            yield Broken(Rule.QUANTITY, f"has the quantity {answer.quantity}")
+                name = self.view.pools.cpu_manager.policy
+                why = f"names CPUs, and the CPU manager policy is {name}, not qrm"
+                yield Broken(Rule.POLICY, why)
+
+    def _malformed(self, resource: str, answer: Answer) -> Iterator[Broken]:
+        """Find what an answer breaks on any node of this version of cgroups."""
+        said = (resource, answer.oci_property, answer.value)
+        texts = (*said, *_words(answer.env), *_words(answer.annotations))
+        if not all(map(is_text, texts)) or any("\0" in text for text in said):
+            yield Broken(Rule.TEXT, "has a text that no file can hold")
+        amounts = (answer.quantity, *answer.by_node.values())
+        if not all(map(is_amount, amounts)):
+            shown = ", ".join(f"{amount:g}" for amount in amounts)
+            yield Broken(Rule.QUANTITY, f"has the quantity {shown[:_SHOWN]}, which is no amount")
+        hinted = (node for hint in answer.hints or () for node in hint.nodes or ())
+        nodes = {*answer.by_node, *hinted}
+        if strange := [node for node in sorted(nodes) if not 0 <= node < _MOST_NODES]:
+            yield Broken(Rule.HINT, f"names the NUMA node {strange[0]}, which no machine has")
+        if answer.oci_property:
+            yield from self._property(answer)
         yield from self._texts(answer)
 
-    def _cpus(self, answer: Answer, owned: CPUSet, left: CPUSet | None) -> Iterator[Broken]:
-        policy, found = self.policy, _read(answer.value, "CPUs")
-        if not isinstance(policy, QRMPolicy):
-            name = self.view.pools.cpu_manager.policy
-            yield Broken(Rule.POLICY, f"names CPUs, and the CPU manager policy is {name}, not qrm")
-        elif isinstance(found, Broken):
-            yield found
+    def _property(self, answer: Answer) -> Iterator[Broken]:
+        known = property_named(answer.oci_property)
+        if known is None:
+            shown = answer.oci_property[:_SHOWN]
+            yield Broken(Rule.PROPERTY, f"sets {shown!r}, which no container has")
+        elif known is OCIProperty.CPUSET_MEMS:
+            yield from _list(answer.value, "NUMA nodes")
+        elif known is OCIProperty.CPUSET_CPUS:
+            yield from _list(answer.value, "CPUs")
         else:
-            yield from self._placed(policy, found, owned, left)
+            yield from self._value(known, answer.value)
 
     def _placed(
         self, policy: QRMPolicy, cpus: CPUSet, owned: CPUSet, left: CPUSet | None
@@ -196,13 +245,6 @@ class Judge:
             yield Broken(Rule.RESERVED, f"takes the reserved CPUs {kept}")
         elif not left - cpus:
             yield Broken(Rule.RESERVED, "leaves no CPU for the containers without an answer")
-
-    def _memory(self, answer: Answer) -> Iterator[Broken]:
-        found = _read(answer.value, "NUMA nodes")
-        if isinstance(found, Broken):
-            yield found
-        elif strange := found - CPUSet(self.view.topology.nodes):
-            yield Broken(Rule.OUTSIDE, f"names NUMA nodes {strange}, which the machine lacks")
 
     def _value(self, known: OCIProperty, value: str) -> Iterator[Broken]:
         try:
@@ -248,12 +290,12 @@ class Judge:
     def _texts(self, answer: Answer) -> Iterator[Broken]:
         for name, value in answer.env.items():
             if not _VARIABLE.fullmatch(name) or "\0" in value:
-                yield Broken(Rule.ENVIRONMENT, f"sets {name[:60]!r}, which no process can have")
+                yield Broken(Rule.ENVIRONMENT, f"sets {name[:_SHOWN]!r}, which no process can have")
             elif is_reserved_variable(name):
                 yield Broken(Rule.ENVIRONMENT, f"sets {name}, which only cpupool may set")
         for key, value in answer.annotations.items():
             if not _ANNOTATION.fullmatch(key) or "\0" in value:
-                yield Broken(Rule.ANNOTATIONS, f"has the annotation {key[:60]!r}")
+                yield Broken(Rule.ANNOTATIONS, f"has the annotation {key[:_SHOWN]!r}")
             elif key.startswith(f"{self.names.domain}/") and key != self.names.exclusive:
                 yield Broken(Rule.ANNOTATIONS, f"has {key}, which only cpupool may set")
         if _length(answer.env) > _MOST_TEXT:
@@ -262,12 +304,16 @@ class Judge:
             yield Broken(Rule.ANNOTATIONS, f"has more than {_MOST_TEXT} characters of annotations")
 
 
-def _read(value: str, what: str) -> CPUSet | Broken:
+def _list(value: str, what: str) -> Iterator[Broken]:
     try:
-        found = CPUSet.parse(value)
+        if not CPUSet.parse(value):
+            yield Broken(Rule.EMPTY, f"names no {what}")
     except CPUSetParseError as error:
-        return Broken(Rule.LIST, f"is no list of {what}: {error}")
-    return found or Broken(Rule.EMPTY, f"names no {what}")
+        yield Broken(Rule.LIST, f"is no list of {what}: {error}")
+
+
+def _words(texts: Mapping[str, str]) -> Iterator[str]:
+    return (word for pair in texts.items() for word in pair)
 
 
 def _length(texts: Mapping[str, str]) -> int:

@@ -184,7 +184,8 @@ class PluginAdmitter:
         ref, resource = question.container, question.resource
         if worker.options.pre_start:
             self._preparer.given(question)
-        given = self._book.asked_for(pod, question.quantity, answers, hint)
+        has = self._book.of(ref).get(resource)
+        given = self._book.asked_for(pod, question.quantity, answers, hint, has=has)
         self._book.take(self._snapshot(), {(ref, resource): given})
         self.refusals.pop(ref, None)
 

@@ -117,9 +117,9 @@ class PluginLister:
             if found:
                 confirmed.append(ref)
                 given = self._book.listed(pod, quantity, found, has)
-                if has is None or given.answers != has.answers:
+                if has is None or has.kept or given.answers != has.answers:
                     changed[ref, resource] = given
-            elif has is not None and has.answers:
+            elif has is not None and (has.answers or has.refused):
                 question = katalyst.question(pod, container, resource, quantity)
                 self._admitter.allocate(worker, pod, question, has.hint)
         self._book.take(now, changed)

@@ -5,6 +5,7 @@ The last good answer stays until its plugin has been gone for some minutes.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -94,6 +95,9 @@ class PluginOffers:
                 )
             return
         self._failures.ends(resource)
+        # NaN differs from itself, as if the plugin said something new each time; this one object
+        # does not, within a mapping. What is no amount is refused for the node's status, by name.
+        found = {name: math.nan if math.isnan(amount) else amount for name, amount in found.items()}
         self._take(self.known._replace(by_plugin={**self.known.by_plugin, resource: found}))
 
     def _take(self, offers: Offers) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
 from cpupool.core.grants import Source
 from cpupool.core.resource_plugins import PluginFacts
@@ -30,7 +31,7 @@ from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.core.resource_plugins import ServedAs
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from cpupool.kubelet.resource_plugin import Introduction
     from cpupool.kubelet.serving import ServedSocket
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import EventSink
+    from cpupool.manager.plugin_recovery import Recovery
+    from cpupool.manager.ports import EventSink, FoundContainer
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.plugin_answers import Broken
     from cpupool.roles.answer_import import AnswerImport
@@ -47,10 +49,12 @@ if TYPE_CHECKING:
     from cpupool.roles.plugin_worker import PluginWorker
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import Metrics
+    from cpupool.wire.cpu_manager_state import State
 
 log = logs.get(__name__)
 
 NAME: Final = "resource manager"
+_LOST: Final = "there is no record of its plugin's answer"
 RECONCILE_S: Final = 3.0
 """As the kubelet's flag of the proposal."""
 _LOOK_S: Final = 30.0
@@ -127,6 +131,8 @@ class ResourceManager:
             self._book, self._listed_once, self._preparer, manager.snapshot, now_s
         )
         self._recalled = threading.Event()
+        # The answers are known to the thread of `run`, and to the one that takes over.
+        self._turn = threading.Lock()
         self._lost_s: dict[str, float] = {}
         self._remover = PluginRemover(now_s)
         self._lister = PluginLister(
@@ -151,12 +157,39 @@ class ResourceManager:
             if not waits:
                 self._begin()
 
-    def take_over(self) -> None:
-        """Import answers, if there are some: pods are known, and no container has been moved."""
-        if not self._recalled.is_set():
-            self._imports.hand_over(self._manager.snapshot(), self._book)
+    def take_over(
+        self, found: Sequence[FoundContainer] = (), recorded: State | None = None
+    ) -> None:
+        """Take what is known of answers beside the record: pods are known, and no container moved.
+
+        Import answers, if there are some, and find the CPUs of containers without a record.
+
+        Args:
+            found: every directory of a container, with its present CPUs.
+            recorded: what an earlier agent has recorded of its choices.
+        """
+        with self._turn:
+            if not self._recalled.is_set():
+                self._imports.hand_over(self._manager.snapshot(), self._book)
+            chosen = {
+                uid: CPUSet.union(parts.values())
+                for uid, parts in (recorded.entries if recorded else {}).items()
+            }
+            recovery = self._book.recover(self._manager.snapshot(), found, chosen)
             self._publish()
-            self._begin()
+        self._begin()
+        self._say(recovery)
+
+    def _say(self, recovery: Recovery) -> None:
+        """Write Events about answers that are lost."""
+        for ref, kept in recovery.kept.items():
+            said = f"container {ref.name} keeps {kept.fact}, and what else it has: {_LOST}"
+            self._events.pod(kept.pod, "PluginAnswerKept", f"{said}; start the plugin")
+        for ref, pod in recovery.lost.items():
+            why = f"container {ref.name} shares CPUs until its plugin answers: {_LOST}, and its"
+            remedy = "start the plugin, or create the pod again"
+            said = f"{why} annotation and its cgroup name no CPUs that it can have alone; {remedy}"
+            self._events.pod(pod, "PluginAnswerLost", said)
 
     def _begin(self) -> None:
         """Let the loop have the answers, which only its thread knows from now on."""
@@ -177,8 +210,10 @@ class ResourceManager:
 
     def step(self) -> float:
         """Take what has come, and ask for what is missing; return the seconds to the next step."""
-        if not self._recalled.is_set():
-            return _LOOK_S
+        with self._turn:
+            return self._step() if self._recalled.is_set() else _LOOK_S
+
+    def _step(self) -> float:
         self._registry.look()
         # What comes meanwhile is for the next step: a flood must not hold up the beats.
         for _ in range(self._inbox.qsize()):
@@ -191,13 +226,15 @@ class ResourceManager:
         last_s = now_s - GRACE_S
         self._lost_s = {name: at_s for name, at_s in self._lost_s.items() if at_s > last_s}
         self._book.judge_again(now)
+        self._say(self._book.recover_late(now))
         due_s = self._remove_ended(now)
         self._publish()
         now = self._manager.snapshot()
         due_s = min(due_s, self._preparer.prepare(now))
-        if now.facts.configured:
+        if now.facts.configured and (now.facts.recovered or not now.facts.pools.places):
             # Before that it is not known whose `cpu` plugins decide: what they list would count
-            # for no container, and they would be asked again. Nor is it known how hints are merged.
+            # for no container, and they would be asked again. Nor is it known how hints are merged,
+            # and which CPUs containers have by answers that are lost.
             listed_s = self._lister.ask(self._registry.plugins, now_s)
             due_s = min(due_s, self._admitter.admit(now), listed_s)
         self._publish()

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.properties import OCIProperty
@@ -17,6 +18,7 @@ from cpupool.core.resource_plugins import Answer, PluginFacts
 from cpupool.manager.plugin_book import AnswerBook
 from cpupool.policies.base import DEFAULT
 from cpupool.policies.plugin_answers import Rule
+from cpupool.wire import answer_record
 from tests.unit.manager.plugged import MACHINE, manager, pod, pools, ref
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class Fuzz:
         for (of_container, resource), given in answered.items():
             self.made += 1
             kept = self.book.of(of_container).get(resource)
+            assert kept is None or kept == kept, "what is kept equals itself"  # noqa: PLR0124
             self.accepted += kept is not None and kept.answers == given.answers and not kept.refused
 
     def _made(self, usual: int) -> Answer:
@@ -82,7 +85,7 @@ class Fuzz:
                     {"value": pick(("0-3", "3-9", "", "7-", "\0", "1,,2", "99999", "0-7", "0"))},
                     {"oci_property": pick((*(each.value for each in OCIProperty), "Memory", ""))},
                     {
-                        "quantity": pick((float("nan"), -1.0, float("inf"))),
+                        "quantity": pick((float("nan"), -1.0, float("inf"), -0.0, 2.0**54)),
                         "scalar": pick((True, False)),
                     },
                     {"env": pick(({"A=": ""}, {"CPU_POOLS": "1"}, {"EXCLUSIVE_CPUS": "1"}))},
@@ -91,7 +94,9 @@ class Fuzz:
                             ({NAMES.chosen: "1"}, {"/": ""}, {NAMES.exclusive: "true"})
                         )
                     },
-                    {"by_node": {0: -1}},
+                    {"by_node": pick(({0: -1}, {-1: 0}, {1024: 1}))},
+                    {"hints": (TopologyHint(frozenset({pick((-1, 1 << 60))}), preferred=True),)},
+                    {"env": {"A": "\ud800\udc00"}},
                     {"oci_property": "CpuShares", "value": pick(("512", "0"))},
                     {"oci_property": "CpuQuota", "value": pick(("100000", "900000", "-1"))},
                     {"oci_property": "CpuPeriod", "value": "100000"},
@@ -111,6 +116,13 @@ class Fuzz:
     def _policy(self) -> None:
         policy = self._random.choice((*("qrm",) * 7, "static"))
         self.manager.reconfigure(pools(policy), self.manager.snapshot().facts.topology)
+
+    def record(self) -> None:
+        """Check that a record holds what is kept, and that another write does nothing."""
+        record = self.book.record
+        written = answer_record.encode(record)
+        assert answer_record.parse(written) == record
+        assert answer_record.encode(answer_record.parse(written)) == written
 
 
 def check(node: Manager) -> None:
@@ -137,5 +149,6 @@ def test_no_answer_harms_the_node() -> None:
     while fuzz.made < ANSWERS:
         fuzz.step()
         check(fuzz.manager)
+        fuzz.record()
     assert fuzz.accepted > ANSWERS / 3, fuzz.accepted
     assert fuzz.broken.keys() == set(Rule), fuzz.broken

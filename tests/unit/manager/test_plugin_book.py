@@ -192,3 +192,26 @@ def test_a_list_changes_the_cpus_and_nothing_that_only_a_creation_sets() -> None
     assert dict(listed.answers["cpu"].env) == {"A": "1"}
     assert dict(listed.answers["more"].annotations) == {"b": "2"}
     assert book.listed(B, 9.0, found, None) == Given(9.0, found)
+
+
+def test_cpus_that_a_container_has_kept_for_itself_stay_its_own_after_the_next_answer() -> None:
+    """Its pod's author may have changed the class since, which the lost answer knew."""
+    node = Node()
+    kept = replace(own("2-3"), kept=True)
+    answers = cpus("4-5").answers
+    listed = node.book.listed(B, 2.0, answers, kept)
+    asked = node.book.asked_for(B, 2.0, answers, has=kept)
+    assert listed == asked == Given(2.0, answers, exclusive=True)
+    assert not node.book.asked_for(B, 2.0, answers, has=own("2-3")).exclusive
+
+
+def test_an_answer_that_no_node_mends_is_not_kept_and_judged_no_more() -> None:
+    node = Node()
+    bad = {"cpu": replace(cpus("2-3").answers["cpu"], quantity=float("nan"))}
+    node.take(a=Given(2.0, bad, exclusive=True))
+    given = node.book.of(ref("a"))["cpu"]
+    assert (given.answers, given.refused != "") == ({}, True)
+    before = node.book.changes
+    node.book.judge_again(node.manager.snapshot())
+    node.take(a=Given(2.0, bad, exclusive=True))
+    assert (node.book.changes, node.broken) == (before, ["cpu: quantity"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -87,6 +88,15 @@ def test_a_plugin_is_asked_every_ten_seconds(node: Offering) -> None:
     node.asks_again(plugin)
     node.says({NIC: {NIC: 9.0}})
     assert node.news == 2
+
+
+def test_an_amount_that_differs_from_itself_is_news_once(node: Offering) -> None:
+    plugin = node.offering(math.nan)
+    node.until(lambda: node.news)
+    for _ in range(3):
+        node.asks_again(plugin)
+    node.later(0.0)
+    assert node.news == 1
 
 
 class Silent:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
+import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyPolicy
@@ -30,8 +32,6 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
     from cpupool.core.pools import NodePools
     from cpupool.core.workloads import Pod
@@ -241,6 +241,51 @@ def test_a_bad_answer_is_refused_counted_and_not_asked_for_again(node: Node) -> 
     assert asked(plugin) == ["a"]
     page = node.metrics.render()[1].decode()
     assert 'cpupool_plugin_answers_refused_total{resource="cpu",rule="outside"} 1.0' in page
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("allocated_quantity", float("nan")),
+        ("allocated_quantity", float("-inf")),
+        ("allocated_quantity", 2.0**54),
+        ("topology_assignments", {2**40: 1}),
+        ("envs", {"A": "a\0b"}),
+        ("annotations", {"a": "a\0b"}),
+    ],
+)
+def test_what_breaks_a_rule_for_good_is_not_kept_and_the_record_is_written_once(
+    node: Node, field: str, value: Any
+) -> None:
+    plugin = node.plugin(need_reconcile=True)
+    listed = api.GetResourcesAllocationResponse(
+        pod_resources={
+            "a-uid": api.ContainerResources(
+                container_resources={"main": allocation("1-2", **{field: value})}
+            )
+        }
+    )
+    plugin.answers("Allocate", answer("1-2", **{field: value}))
+    plugin.answers("GetResourcesAllocation", listed)
+    node.run(pod("a", container(running=True), level=DEDICATED, running=True))
+    node.until(lambda: node.cpus() == "")
+    before = node.file.stat()
+    lists = plugin.asked["GetResourcesAllocation"]
+    for count in range(len(lists), len(lists) + 5):
+        node.now_s += 5.0
+        node.until(partial(lambda count: len(lists) > count, count))
+    for _ in range(3):
+        node.role.step()
+    (given,) = node.role._book.of(ref("a")).values()
+    assert (given.refused != "", given.answers) == (True, {})
+    assert node.file.stat() == before, "it is written again"
+    said = [reason for _, reason, _ in node.events.pods]
+    assert said == ["PluginAnswerRefused"]
+
+    plugin.answers("Allocate", answer("1-2"))
+    plugin.answers("GetResourcesAllocation", listing(a="1-2"))
+    node.now_s += 5.0
+    node.until(lambda: node.cpus() == "1-2")
 
 
 def test_containers_of_a_pod_are_admitted_one_after_the_other(node: Node) -> None:

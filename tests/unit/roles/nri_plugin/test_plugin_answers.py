@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.api import nri_pb2
 from cpupool.core.resource_plugins import Answer, Given, PluginFacts
 from cpupool.core.workloads import ContainerID
 from tests.nri_agents import Agent, cpu_of, of
-from tests.nri_runtime import Plugin, Refused
+from tests.nri_runtime import FakeRuntime, Plugin, Refused
 from tests.unit.manager.plugged import MACHINE, container, cpus, pod, pools, ref
 from tests.waiting import DEADLINE_S, eventually
 
@@ -55,6 +56,28 @@ def test_a_container_waits_for_its_answer(agent: Agent, plugin: Plugin) -> None:
     answer(agent, {ref("own"): {"cpu": cpus("2-3", exclusive=True)}})
     assert cpu_of(answered.result(DEADLINE_S)).cpus == "2-3"
     assert not agent.events.pods
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "annotations"), [(True, {"nokia.k8s.io/cpus-answered": "2-3"}), (False, {})]
+)
+def test_the_next_agent_recognises_cpus_that_are_the_containers_own(
+    agent: Agent, plugin: Plugin, *, exclusive: bool, annotations: dict[str, str]
+) -> None:
+    govern(agent, OWN, given={ref("own"): {"cpu": cpus("2-3", exclusive=exclusive)}})
+    assert plugin.create(of(OWN)).adjust.annotations == annotations
+
+
+def test_before_it_is_known_who_owns_cpus_no_running_container_is_moved(
+    agent: Agent, runtime: FakeRuntime
+) -> None:
+    govern(agent, OWN, WEB, adopted=False)
+    running = nri_pb2.CONTAINER_RUNNING
+    there = [of(OWN, "c1", cpus="2-3", state=running), of(WEB, "c2", cpus="5", state=running)]
+    with agent.running():
+        plugin = runtime.accept()
+        plugin.configure()
+        assert not plugin.synchronize(there)
 
 
 def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
