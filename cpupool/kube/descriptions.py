@@ -7,10 +7,11 @@ several pods share (story 3 of the proposal *QoS Resource Manager*).
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.quantity import Quantity
+from cpupool.core.resource_plugins import is_amount
 from cpupool.core.resources import is_name, is_of_kubernetes
 from cpupool.core.workloads import Pod, PodDescription
 from cpupool.kube import views
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from cpupool.kube.views import Body
 
 _DAEMON_SET: Final = "DaemonSet"
+_MOST: Final = Decimal(2**63 - 1)
+"""The largest quantity of Kubernetes."""
 _LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 
@@ -70,7 +73,12 @@ def _requested(spec: Field) -> Iterator[tuple[str, dict[str, float]]]:
                 for resource, amount in found["resources"][part].entries()
                 if amount.value is not None
             }
-            amounts = {resource: float(number) for resource, number in read.items() if number}
+            # The API server cuts a quantity there; a static pod's file may have more.
+            amounts = {
+                resource: float(min(number, _MOST))
+                for resource, number in read.items()
+                if number and number > 0
+            }
             yield found["name"].text(), amounts
 
 
@@ -100,7 +108,9 @@ def _annotated(
     )
     # The API server limits quantities, but not those of an annotation.
     found = {resource: float(amount) for resource, amount in amounts.items() if amount}
-    if len(found) < max(1, len(amounts)) or not all(0 < each < inf for each in found.values()):
+    if len(found) < max(1, len(amounts)) or not all(
+        each > 0 and is_amount(each) for each in found.values()
+    ):
         return {}, f'{names.requests} is no JSON object of quantities above 0, as {{"NIC": "1"}}'
     wrong = (_wrong(resource, names, requested) for resource in sorted(found))
     if why := next(filter(None, wrong), ""):

@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.errors import CPUPoolError, HostFileError, QuantityError
 from cpupool.core.names import STATIC_POD_HASH
 from cpupool.core.plugin_state import PluginState
+from cpupool.core.resource_plugins import is_amount
 from cpupool.host.files import DirectoryWatch, FileLock
 from cpupool.host.record_file import RecordFile
 from cpupool.kubelet.plugin_service import PluginService
@@ -241,7 +242,13 @@ class _Door:
 
 
 def _remembered(question: Question) -> Question:
-    """Return a request with the annotations that a plugin reads, and without labels."""
+    """Return a request with the annotations that a plugin reads, and without labels.
+
+    Raises:
+        QuantityError: it requests what is no amount.
+    """
+    if not is_amount(question.quantity):
+        raise QuantityError(f"{question.quantity:g}", "request an amount from 0 to 2^53")
     kept = {
         key: value for key, value in question.annotations.items() if key.startswith(_REMEMBERED)
     }

@@ -43,6 +43,19 @@ def test_a_described_pod_has_its_texts_and_what_its_containers_request() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [("1e400", {"cpu": 2.0**63}), ("9E", {"cpu": 9e18}), ("-1", {}), ("0", {})],
+)
+def test_what_no_api_server_lets_a_pod_request_is_cut(
+    written: str, found: dict[str, float]
+) -> None:
+    containers = [{"name": "main", "resources": {"requests": {"cpu": written}}}]
+    body = {"metadata": {"name": "static", "uid": "u"}, "spec": {"containers": containers}}
+    (main,) = descriptions.pod(body, Names()).containers
+    assert main.quantities == found
+
+
 def annotated(
     text: str, main: str = "main", requests: dict[str, str] | None = None
 ) -> tuple[dict[str, float], str]:
@@ -82,6 +95,7 @@ def test_without_a_name_the_first_container_is_the_main_one() -> None:
         ('{"NIC": "0"}', "main", "is no JSON object"),
         ('{"NIC": "-1"}', "main", "is no JSON object"),
         ('{"NIC": "1e400"}', "main", "is no JSON object"),
+        ('{"NIC": "1e16"}', "main", "is no JSON object"),
         ('{"NIC": null}', "main", "is no JSON object"),
         ('{"NIC": {}}', "main", "is no JSON object"),
         ("[" * 100_000, "main", "is no JSON object"),

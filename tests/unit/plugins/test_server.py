@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -196,3 +197,31 @@ def test_a_socket_that_cannot_be_bound_ends_it(world: World) -> None:
     (failure,) = world.failures
     assert isinstance(failure, HostFileError)
     assert "cannot be bound" in str(failure)
+
+
+@pytest.mark.parametrize("quantity", [math.nan, math.inf, -1.0, -0.0, 2.0**54])
+def test_a_request_for_what_is_no_amount_is_refused_and_changes_nothing(
+    world: World, quantity: float
+) -> None:
+    with world.serving():
+        plugin = world.asked()
+        plugin.allocate(WEB)
+        with pytest.raises(PluginError, match="is not a quantity"):
+            plugin.allocate(replace(WEB, quantity=quantity))
+        with pytest.raises(PluginError, match="is not a quantity"):
+            plugin.hints(replace(WEB, quantity=quantity))
+        assert world.has(WEB) == "0-37,40-77"
+    assert world.failures == []
+
+
+def test_a_damaged_state_is_set_aside_and_the_plugin_is_asked_again(world: World) -> None:
+    with world.serving():
+        world.asked().allocate(WEB)
+    (state,) = (world.folder / "states").glob("*.json")
+    damaged = state.read_bytes()[:-9]
+    state.write_bytes(damaged)
+    with world.serving():
+        assert world.asked().allocations() == {}
+        assert world.asked().allocate(WEB)["cpu"].value == "0-37,40-77"
+    assert state.with_name(f"{state.name}.corrupt").read_bytes() == damaged
+    assert world.failures == []
