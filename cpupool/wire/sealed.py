@@ -44,11 +44,7 @@ class Sealed:
             words = f"its version is {str(version)[:20]}, and not {self.version}"
             raise self.reader.damaged(words)
         entries = self.reader.typed(document.get("entries"), list, "entries")
-        try:
-            right = _checksum(entries)
-        except RecursionError as error:
-            raise self.reader.damaged("it is nested too deeply") from error
-        if document.get("checksum") != right:
+        if document.get("checksum") != (right := _checksum(entries)):
             raise self.reader.damaged(f"its checksum is not {right}, that of its content")
         return [self.reader.typed(entry, dict, "an entry") for entry in entries]
 

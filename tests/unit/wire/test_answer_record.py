@@ -136,7 +136,7 @@ def test_a_record_that_is_nested_too_deeply_is_refused() -> None:
 
 
 def test_an_earlier_agents_refused_answer_with_any_amount_leaves_the_others() -> None:
-    bad = replace(CPUS, quantity=float("nan"))
+    bad = replace(CPUS, quantity=-1.0)
     of_a = {**RECORD[ContainerRef("a", "main")], "x": Given(1.0, {"x": bad}, refused="it is bad")}
     record = answer_record.parse(answer_record.encode({ContainerRef("a", "main"): of_a}))
     kept = record[ContainerRef("a", "main")]
