@@ -144,7 +144,7 @@ class Agent:
             # Only the one agent writes there.
             entered=partial(self._enter, root),
         )
-        self._cluster = join(self._metrics, signals)
+        cluster = self._cluster = join(self._metrics, signals)
         placed: dict[ContainerID, CPUSet] = {}
         sockets = [settings.cri_socket] if settings.cri_socket else root.cri_sockets
         look, launch = signals.runtime, settings.launch
@@ -162,7 +162,7 @@ class Agent:
             health=self.health,
             changed=signals.load,
         )
-        events = self._cluster.events
+        events = cluster.events
         self._record = ChoiceRecord(
             self.manager, root.choices, root.boot_id, events=events, metrics=self._metrics
         )
@@ -207,10 +207,7 @@ class Agent:
         self._configurator = Configurator(
             self.manager,
             PoolFiles(
-                settings.config,
-                self._cluster.config_map,
-                last=root.last_config_map,
-                complain=events.node,
+                settings.config, cluster.config_map, last=root.last_config_map, complain=events.node
             ),
             last_good=root.last_good_pools,
             labels=self._cluster,
