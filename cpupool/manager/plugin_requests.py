@@ -120,6 +120,21 @@ def _lost(grants: Grants, ref: ContainerRef, given: Given) -> CPUSet:
     return given.cpus - grants.part(ref.pod, POLICY_CPUS, ref.name)
 
 
+def resized(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> str:
+    """Return that a container requests other CPUs than its plugin gave it alone; empty if not.
+
+    A plugin is asked again for more, as the patched kubelet does, and never for less.
+    """
+    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {}).get(CPU)
+    requested = asked(facts, grants, pod, container).get(CPU)
+    if given is None or requested is None or given.kept or requested == given.quantity:
+        return ""
+    has, now = len(given.cpus), f"it requests {requested:g} CPUs since a resize"
+    if requested < given.quantity:
+        return f"{now}, and keeps its {has} CPUs until the pod ends"
+    return f"{now}, and keeps its {has} CPUs until its plugin gives it more"
+
+
 def unclear(facts: NodeFacts, pod: Pod, container: str) -> bool:
     """Return whether it is not known yet if a container may start without an answer.
 

@@ -23,7 +23,7 @@ from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.properties import NO_PROPERTIES
 from cpupool.core.workloads import ContainerRef
-from cpupool.manager import choosing, ownership, requested, sightings
+from cpupool.manager import choosing, ownership, plugin_requests, requested, sightings
 from cpupool.manager.choosing import Admission
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.policies.base import BEST_EFFORT, DEFAULT, Demand
@@ -205,6 +205,9 @@ def resolve(
             placed = pools.place(view, demand)
         else:
             placed = facts.policy.place(view, Demand(pod, container))
+        if placed.placement is Placement.PLUGIN and placed.exclusive:
+            changed = plugin_requests.resized(facts, view.grants, pod, container)
+            placed = replace(placed, reason=changed) if changed else placed
         nodes = facts.plugins.memory.get(ref)
         if nodes is not None:
             placed = replace(placed, memory=MemoryNodes(nodes, migrates=bool(pod.memory_migrates)))
@@ -282,7 +285,7 @@ class _Kept:
 
 def _of_containers(facts: NodeFacts) -> tuple[object, ...]:
     """Return the facts outside the view that a placement depends on."""
-    plugins = facts.plugins.memory, facts.plugins.properties
+    plugins = facts.plugins.memory, facts.plugins.properties, facts.plugins.given
     return facts.devices, facts.kept_shared, facts.policy, facts.static_cpus, plugins
 
 
@@ -304,6 +307,7 @@ def _differing(
         if isinstance(owner, PodOwner):
             yield owner.uid
     yield from (ref.pod for ref in _changed(had.devices, facts.devices))
+    yield from (ref.pod for ref in _changed(had.plugins.given, facts.plugins.given))
     yield from (ref.pod for ref in _changed(had.plugins.memory, facts.plugins.memory))
     yield from (ref.pod for ref in _changed(had.plugins.properties, facts.plugins.properties))
     yield from (ref.pod for ref in _changed(earlier.answered, view.answered))

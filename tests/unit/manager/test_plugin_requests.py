@@ -431,3 +431,34 @@ def test_the_texts_of_answers_that_count_are_joined() -> None:
     facts = PluginFacts(given={ref("a"): {"nic": nic, "cpu": one, "x": bad}})
     assert facts.texts(ref("a")) == ({"A": "cpu", "B": "nic"}, {"n": "1"})
     assert facts.texts(ref("b")) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("amount", "said"),
+    [
+        pytest.param(2.0, "", id="the same"),
+        pytest.param(
+            0.5,
+            "it requests 0.5 CPUs since a resize, and keeps its 2 CPUs until the pod ends",
+            id="fewer",
+        ),
+        pytest.param(
+            4.0,
+            "it requests 4 CPUs since a resize, and keeps its 2 CPUs until its plugin gives it"
+            " more",
+            id="more",
+        ),
+    ],
+)
+def test_an_owner_keeps_its_cpus_when_it_is_resized_and_that_is_said(
+    amount: float, said: str
+) -> None:
+    before = pod("web", container(running=True), level="dedicated_cores")
+    node = manager(before, given={ref("web"): {"cpu": cpus("2-3", exclusive=True)}})
+    after = pod("web", container(running=True, cpu=amount), level="dedicated_cores")
+    node.observe(pods=[after])
+
+    placed = node.snapshot().assignment(("web-uid", ContainerID("main-id")))
+    assert (str(placed.cpus), placed.reason) == ("2-3", said)
+    found = dict(notices.about_placement(node.snapshot().resolution))
+    assert {reason for _, reason in found} == ({"CPUResizeIgnored"} if said else set())
