@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager, suppress
+import sys
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -13,14 +14,14 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.exceptions import H2Error
 
+from cpupool import http2
 from cpupool.core.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from google.protobuf.message import Message
-    from grpclib.stream import StreamIterator
 
 T = TypeVar("T", bound="Message")
 
@@ -33,10 +34,8 @@ _REMEDIES: Final = {
     Status.UNIMPLEMENTED: "{peer} is too old or has this service switched off",
     Status.RESOURCE_EXHAUSTED: "ask less often",
 }
-_HUNG_UP: Final = (AttributeError, H2Error, OSError, StreamTerminatedError)
-"""What grpclib raises if the peer ends the connection: an AttributeError for its lost transport."""
-_UNREADABLE: Final = (AssertionError, DecodeError, KeyError, NotImplementedError, ValueError)
-"""What grpclib and a message's type raise if an answer breaks the protocol."""
+_HUNG_UP: Final = (H2Error, OSError, StreamTerminatedError)
+"""What grpclib, h2 and the socket raise if the peer is away, or ends the connection."""
 
 
 class CallFailed(Exception):
@@ -63,31 +62,17 @@ class Codec(CodecBase):
         del message_type
         return message if isinstance(message, bytes) else message.SerializeToString()
 
-    def decode(self, data: bytes, message_type: type[T]) -> T:
-        """Return a message.
-
-        Raises:
-            DecodeError: it is not of this type.
-        """
-        return message_type.FromString(data)
+    def decode(self, data: bytes, message_type: object) -> bytes:
+        """Return the bytes of a message: it is parsed when its bounds are known."""
+        del message_type
+        return data
 
 
-def limit(stream: StreamIterator[Any], max_message_bytes: int) -> None:
-    """Let a stream fail at a message that is too long, before the message is in memory.
+class _Connecting(client.Channel):
+    """The library's channel, whose connections have bounds."""
 
-    grpclib itself keeps whatever a peer sends.
-    """
-    buffer: Any = stream._stream.buffer  # type: ignore[attr-defined]  # noqa: SLF001  # no other way
-    read = buffer.read
-
-    async def limited(length: int) -> bytes:
-        if length > max_message_bytes:
-            words = f"the message has {length} bytes, more than {max_message_bytes}"
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, words)
-        found: bytes = await read(length)
-        return found
-
-    buffer.read = limited
+    def _protocol_factory(self) -> http2.Connection:
+        return http2.Connection(client.Handler(), self._config, self._h2_config)
 
 
 class Channel:
@@ -106,7 +91,7 @@ class Channel:
         self._max_message_bytes = max_message_bytes
         self._loop = loop
         self._connection: client.Channel | None = None
-        self._running: asyncio.Task[Any] | None = None
+        self._running: asyncio.Task[bytes] | None = None
         self._given_up = False
 
     def call(self, method: str, request: Message, answer: type[T], timeout_s: float) -> T:
@@ -121,24 +106,32 @@ class Channel:
         Raises:
             CallFailed: there is no answer.
         """
-        running = self._loop.create_task(self._call(method, request, answer, timeout_s))
-        self._running = running
+        return parsed(answer, self.ask(method, request, timeout_s))
+
+    def ask(self, method: str, request: Message, timeout_s: float) -> bytes:
+        """Call a method and return the bytes of its answer, for a caller that has bounds for them.
+
+        Args:
+            method: its path, as `/v1beta1.Registration/Register`.
+            request: the message for it.
+            timeout_s: how long to wait, with the time to connect.
+
+        Raises:
+            CallFailed: there is no answer.
+        """
+        # The loop is this thread's: no callback comes between this and the run of the task.
+        self._running = self._loop.create_task(self._call(method, request, timeout_s))
         if self._given_up:
-            running.cancel()
+            self._running.cancel()
         try:
-            return self._loop.run_until_complete(running)
-        except asyncio.CancelledError as error:
-            raise CallFailed(Status.CANCELLED, "the call was given up") from error
-        except GRPCError as error:
-            raise CallFailed(error.status, error.message or "") from error
-        except TimeoutError as error:
-            words = f"no answer in {timeout_s:g} s"
-            raise CallFailed(Status.DEADLINE_EXCEEDED, words) from error
-        except _HUNG_UP as error:
-            raise CallFailed(Status.UNAVAILABLE, str(error)) from error
-        except _UNREADABLE as error:
-            words = f"the answer is not readable ({type(error).__name__}: {error})"
-            raise CallFailed(Status.INTERNAL, words) from error
+            return self._loop.run_until_complete(self._running)
+        except (asyncio.CancelledError, GRPCError, *_HUNG_UP) as error:
+            status, words = _reason(error, timeout_s)
+            http2.forget_frames(error)
+        finally:
+            # A task keeps its result.
+            self._running = None
+        raise CallFailed(status, words)
 
     def give_up(self) -> None:
         """End the present call and all later ones; any thread may ask for it."""
@@ -150,15 +143,18 @@ class Channel:
         if self._running is not None:
             self._running.cancel()
 
-    async def _call(self, method: str, request: Message, answer: type[T], timeout_s: float) -> T:
+    async def _call(self, method: str, request: Message, timeout_s: float) -> bytes:
         if self._connection is None:
-            self._connection = client.Channel(path=str(self._socket), codec=Codec())
-        call: client.UnaryUnaryMethod[Any, T]
-        call = client.UnaryUnaryMethod(self._connection, method, type(request), answer)
-        async with call.open(timeout=timeout_s) as stream:
+            self._connection = _Connecting(path=str(self._socket), codec=Codec())
+        call: client.UnaryUnaryMethod[Any, bytes]
+        call = client.UnaryUnaryMethod(self._connection, method, type(request), bytes)
+        async with _opened(call.open(timeout=timeout_s)) as stream:
             await stream.send_message(request, end=True)
-            limit(stream, self._max_message_bytes)
-            found = await stream.recv_message()
+            http2.limit(stream, self._max_message_bytes)
+            with _readable(KeyError, ValueError):
+                await stream.recv_initial_metadata()
+            with _readable(NotImplementedError):
+                found = await stream.recv_message()
         if found is None:
             raise GRPCError(Status.INTERNAL, "the answer has no message")
         return found
@@ -169,6 +165,66 @@ class Channel:
             self._connection.close()
             # A transport ends in the turn after its close.
             self._loop.run_until_complete(asyncio.sleep(0))
+
+
+@asynccontextmanager
+async def _opened(
+    opening: client.Stream[Any, bytes],
+) -> AsyncIterator[client.Stream[Any, bytes]]:
+    """Open a stream; at its end the library reads the answer's trailers, and its status again."""
+    stream = await opening.__aenter__()
+    try:
+        yield stream
+    except BaseException:
+        with _readable(KeyError, ValueError):
+            await opening.__aexit__(*sys.exc_info())
+        raise
+    with _readable(KeyError, ValueError):
+        await opening.__aexit__(None, None, None)
+
+
+@contextmanager
+def _readable(*raised: type[Exception]) -> Iterator[None]:
+    """Let one call of the library fail by a status where an answer breaks the protocol.
+
+    Args:
+        raised: what the call raises then.
+    """
+    try:
+        yield
+    except raised as error:
+        raise GRPCError(Status.INTERNAL, _unreadable(error)) from error
+
+
+def parsed(kind: type[T], data: bytes) -> T:
+    """Return the message in the bytes of an answer.
+
+    Raises:
+        CallFailed: they are no such message.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        words = _unreadable(error)
+    # The error has no frame with the bytes: it may be kept for longer than they are.
+    del data
+    raise CallFailed(Status.INTERNAL, words)
+
+
+def _reason(error: BaseException, timeout_s: float) -> tuple[Status, str]:
+    match error:
+        case asyncio.CancelledError():
+            return Status.CANCELLED, "the call was given up"
+        case GRPCError():
+            return error.status, error.message or ""
+        case TimeoutError():
+            return Status.DEADLINE_EXCEEDED, f"no answer in {timeout_s:g} s"
+        case _:
+            return Status.UNAVAILABLE, str(error)
+
+
+def _unreadable(error: Exception) -> str:
+    return f"the answer is not readable ({type(error).__name__}: {error})"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from cpupool.api.deviceplugin_pb2 import (
     AllocateRequest,
@@ -72,6 +73,15 @@ def options(resource: Resource) -> DevicePluginOptions:
     return DevicePluginOptions(get_preferred_allocation_available=resource.kind.exclusive)
 
 
+class _List:
+    """A device list, encoded once for all streams; it lives as long as one sends it."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data: Final = data
+
+
 class DevicePlugin:
     """Answers the kubelet for one pool.
 
@@ -95,6 +105,8 @@ class DevicePlugin:
         self._pool = resource
         self._name = endpoint(resource)
         self._threads: list[threading.Thread] = []
+        self._encoding = threading.Lock()
+        self._lists = WeakValueDictionary[int, _List]()
         self._ended: list[threading.Event] = []
 
     @property
@@ -126,8 +138,10 @@ class DevicePlugin:
         try:
             seen = -1
             while listed := await self._in_thread(partial(self._next, seen, ended)):
-                seen, message = listed
-                yield message
+                seen, encoded = listed
+                yield encoded.data
+                # Nothing keeps the list while there is no other.
+                del listed, encoded
         finally:
             self._end(ended)
 
@@ -216,10 +230,17 @@ class DevicePlugin:
         thread.start()
         return await asyncio.wrap_future(future)
 
-    def _next(self, seen: int, ended: threading.Event) -> tuple[int, bytes] | None:
-        """Wait for a list with another generation; give that, and the list encoded."""
+    def _next(self, seen: int, ended: threading.Event) -> tuple[int, _List] | None:
+        """Wait for a list with another generation; return that, and the list for all streams."""
         listed = self._manager.wait_for_devices(self._pool, seen, ended.is_set)
-        return None if listed is None else (listed.generation, _encoded(listed.offer))
+        if listed is None:
+            return None
+        generation = listed.generation
+        with self._encoding:
+            encoded = self._lists.get(generation)
+            if encoded is None:
+                encoded = self._lists[generation] = _List(_encoded(listed.offer))
+        return generation, encoded
 
     def _check_asked(self, asked: Sequence[object]) -> None:
         if not asked:
@@ -320,7 +341,7 @@ class DevicePluginServer:
         )
 
     async def _serve(self, plugin: DevicePlugin) -> None:
-        server = Server(plugin)
+        server = Server(plugin, room=self._loop.room)
         await server.begin(self._path)
         self._server, self._plugin = server, plugin
 

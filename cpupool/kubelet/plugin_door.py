@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from grpclib.const import Handler
-    from grpclib.protocol import H2Protocol
 
+    from cpupool.http2 import Connection
     from cpupool.kubelet.serving import Service
 
 DOOR: Final = "kubelet.sock"
 MOST_OPEN: Final = 64
-"""The most connections; asyncio accepts some more at a time."""
+"""The most connections."""
 _OPEN_S: Final = 10.0
 """How long a connection lasts; to register takes milliseconds."""
-_WINDOW_BYTES: Final = 64 * 1024
 
 
 def plugin_door(folder: Path, registered: Callable[[Introduction], str]) -> ServedSocket:
@@ -49,35 +48,25 @@ def plugin_door(folder: Path, registered: Callable[[Introduction], str]) -> Serv
 
 
 class _BriefServer(Server):
-    """A server of short calls: it cuts off connections that last, and the oldest of many.
+    """A server of short calls: it cuts off connections that last.
 
     A client that sends a request byte by byte, or pings without an end, holds nothing up.
     """
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service, window_bytes=_WINDOW_BYTES)
-        self._opened_s: dict[H2Protocol, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        super().__init__(service, most=MOST_OPEN)
+        self._ends: dict[Connection, asyncio.TimerHandle] = {}
 
-    def _protocol_factory(self) -> H2Protocol:
-        connection = super()._protocol_factory()
-        self._opened_s[connection] = asyncio.get_running_loop().time()
-        self._cut_off()
-        return connection
+    def connected(self, connection: Connection) -> None:
+        """Take a connection for a while."""
+        super().connected(connection)
+        loop, why = asyncio.get_running_loop(), "registering takes too long"
+        self._ends[connection] = loop.call_later(_OPEN_S, connection.processor.close, why)
 
-    def _cut_off(self) -> None:
-        loop = asyncio.get_running_loop()
-        late_s = loop.time() - _OPEN_S
-        for connection, opened_s in tuple(self._opened_s.items()):
-            if opened_s > late_s and len(self._opened_s) <= MOST_OPEN:
-                break
-            # One that asyncio has just accepted has no transport yet.
-            if hasattr(connection, "processor"):
-                del self._opened_s[connection]
-                connection.processor.close("registering takes too long, or too many do it")
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_later(_OPEN_S, self._cut_off) if self._opened_s else None
+    def lost(self, connection: Connection) -> None:
+        """Forget a connection."""
+        super().lost(connection)
+        self._ends.pop(connection).cancel()
 
 
 class _Door:

@@ -16,15 +16,16 @@ from google.protobuf.message import DecodeError, Message
 from grpclib.const import Status
 
 from cpupool.api import pluginregistration_pb2, resourceplugin_pb2
-from cpupool.channel import CallFailed, dialled, opened
+from cpupool.channel import CallFailed, dialled, opened, parsed
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.resource_plugins import Answer, PluginError, PluginOptions
 from cpupool.core.resources import LONGEST_NAME, is_name
 from cpupool.core.workloads import ContainerRef
+from cpupool.kubelet.parts import TooManyParts, check_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -38,6 +39,14 @@ VERSION: Final = "v1alpha1"
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _MAX_CONTAINER_BYTES: Final = 128 * 1024
 """Of an answer about one container: the agent keeps it, and records it."""
+_MOST_ENTRIES: Final = 4096
+"""Of an answer about one container: variables, annotations, and NUMA nodes of hints, of which a
+machine of eight nodes has 1,024. Each takes a hundred bytes or two as an object."""
+_MOST_PARTS: Final = 150_000
+"""Messages within an answer: a container has six, and one for each variable, annotation and hint.
+Parsed, these take 20 MB."""
+_MAX_WORDS: Final = 1000
+"""Characters of a plugin's reason: the agent keeps and shows it."""
 _MOST_CONTAINERS: Final = 10_000
 """In a list: 4 MiB have room for 300,000, which the agent would read for seconds."""
 _MOST_RESOURCES: Final = 64
@@ -224,31 +233,29 @@ class ResourcePlugin:
         allocated: ContainerRef | None = None,
         optional: bool = False,
     ) -> _Read:
+        def answer() -> _Read | PluginError:
+            """Return what it answers; an error has no frame with the bytes of the answer."""
+            try:
+                with opened(self.endpoint, MAX_ANSWER_BYTES) as channel, self._listed(channel):
+                    path = f"{_SERVICE}/{method}"
+                    data = channel.ask(path, request, timeout_s or self._call_s)
+                check_parts(reply, data, _MOST_PARTS)
+                return read(parsed(reply, data))
+            except CallFailed as error:
+                if optional and error.status is Status.UNIMPLEMENTED:
+                    return read(reply())
+                return _failure(self.resource, purpose, error)
+            except (_OutOfBounds, TooManyParts) as excess:
+                why = f"has answered with {excess}"
+                return PluginError(self.resource, why, "its log has more", refused=True)
+
         began_s = time.monotonic()
-
-        def observe(failure: PluginError | None) -> None:
-            seconds = time.monotonic() - began_s
-            self._observe(PluginCall(self.resource, method, seconds, failure, allocated))
-
-        try:
-            with opened(self.endpoint, MAX_ANSWER_BYTES) as channel, self._listed(channel):
-                answer = channel.call(
-                    f"{_SERVICE}/{method}", request, reply, timeout_s or self._call_s
-                )
-            found = read(answer)
-        except CallFailed as error:
-            if optional and error.status is Status.UNIMPLEMENTED:
-                observe(None)
-                return read(reply())
-            failure = _failure(self.resource, purpose, error)
-            observe(failure)
-            raise failure from error
-        except _OutOfBounds as excess:
-            why = f"has answered with {excess}"
-            failure = PluginError(self.resource, why, "its log has more", refused=True)
-            observe(failure)
-            raise failure from excess
-        observe(None)
+        found = answer()
+        failure = found if isinstance(found, PluginError) else None
+        seconds = time.monotonic() - began_s
+        self._observe(PluginCall(self.resource, method, seconds, failure, allocated))
+        if isinstance(found, PluginError):
+            raise found
         return found
 
     @contextmanager
@@ -372,6 +379,7 @@ def _request(question: Question) -> resourceplugin_pb2.ResourceRequest:
 def _hints(entry: resourceplugin_pb2.HintsEntry) -> Hints:
     """Return the hints of an entry; without a value it says that there is no preference."""
     _bound(entry)
+    _bound_entries(sum(1 + len(hint.nodes) for hint in entry.value.hints))
     return _listed(entry.value) if entry.HasField("value") else None
 
 
@@ -390,9 +398,21 @@ def _bound(of_container: Message) -> None:
         raise _OutOfBounds(f"{length} bytes for one container, more than {most}")
 
 
+def _bound_entries(entries: int) -> None:
+    if entries > (most := _MOST_ENTRIES):
+        raise _OutOfBounds(f"{entries} entries for one container, more than {most}")
+
+
+def _entries(info: resourceplugin_pb2.ResourceAllocationInfo) -> int:
+    hints = info.resource_hints.hints
+    named = len(info.envs) + len(info.annotations) + len(info.topology_assignments)
+    return named + sum(1 + len(hint.nodes) for hint in hints)
+
+
 def _answers(allocation: resourceplugin_pb2.ResourceAllocation) -> dict[str, Answer]:
     _bound(allocation)
-    entries: Iterable[resourceplugin_pb2.AllocationEntry] = allocation.resource_allocation
+    entries: Sequence[resourceplugin_pb2.AllocationEntry] = allocation.resource_allocation
+    _bound_entries(len(entries) + sum(_entries(entry.value) for entry in entries))
     return {entry.key: _answer(entry.value) for entry in entries if entry.HasField("value")}
 
 
@@ -421,6 +441,7 @@ def answer_of(data: bytes) -> Answer:
     try:
         info = resourceplugin_pb2.ResourceAllocationInfo.FromString(data)
         _bound(info)
+        _bound_entries(_entries(info))
         return _answer(info)
     except (DecodeError, _OutOfBounds) as error:
         raise RemoteProtocolError(f"a recorded answer is not readable ({error})") from error
@@ -456,7 +477,7 @@ def _answer(info: resourceplugin_pb2.ResourceAllocationInfo) -> Answer:
 
 
 def _failure(resource: str, purpose: str, failure: CallFailed) -> PluginError:
-    status, details = failure.status, failure.details
+    status, details = failure.status, failure.details[:_MAX_WORDS]
     if status in (Status.UNAVAILABLE, Status.CANCELLED):
         return PluginError(resource, f"is away ({purpose}: {details})", "start it again")
     if status is Status.DEADLINE_EXCEEDED:

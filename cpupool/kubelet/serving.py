@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
-from weakref import WeakSet
 
 from grpclib import server
 from grpclib.config import Configuration
-from grpclib.protocol import H2Protocol
 
 from cpupool.channel import Codec
 from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.http2 import Connection, Room, Stream, forget_frames
 from cpupool.threads import OwnedThread
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from grpclib.const import Handler
 
 _CALL_S: Final = 10.0
-_WINDOW_BYTES: Final = 4 * 1024 * 1024
+_MOST_CONNECTIONS: Final = 16
+"""Of one server: the kubelet has one, two for a moment around its restart."""
+_ROOM_BYTES: Final = 16 * 1024 * 1024
+"""Of the messages that wait for clients: four of the longest requests."""
 _FOLDER_MODE: Final = 0o750
 _SOCKET_MODE: Final = 0o600
 _TURNS: Final = 5
@@ -47,12 +51,16 @@ class ServingLoop:
         look: wakes the owner; it must not block. It is called when the loop has ended by an error,
             so that `check` raises, and when the kubelet begins or ends to listen to a plugin.
         name: the thread's name.
+
+    Attributes:
+        room: counts the messages that wait for clients of all its servers.
     """
 
     def __init__(
         self, look: Callable[[], None] = lambda: None, *, name: str = "device plugins"
     ) -> None:
         self.look: Final = look
+        self.room: Final = Room(_ROOM_BYTES)
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
@@ -121,20 +129,23 @@ class Service(Protocol):
 class Server(server.Server):
     """A gRPC server; all its methods are for the thread of a running loop.
 
-    At its end it cuts off its connections. grpclib's server leaves them to the clients, which would
-    wait for answers that do not come.
+    It keeps so many connections; one more ends the oldest without an open stream, or else the
+    oldest. At its end it cuts off its connections: grpclib's server leaves them to the clients,
+    which would wait for answers that do not come.
 
     Args:
         service: its methods.
-        window_bytes: how much a client may send of a request that is not read yet.
+        room: counts the messages that wait for clients; None for a server that has its loop alone.
+        most: how many connections it keeps.
     """
 
-    def __init__(self, service: Service, *, window_bytes: int = _WINDOW_BYTES) -> None:
-        window = Configuration(
-            http2_connection_window_size=window_bytes, http2_stream_window_size=window_bytes
-        )
-        super().__init__([service], codec=Codec(), config=window)
-        self._connections = WeakSet[H2Protocol]()
+    def __init__(
+        self, service: Service, *, room: Room | None = None, most: int = _MOST_CONNECTIONS
+    ) -> None:
+        super().__init__([service], codec=Codec(), config=Configuration())
+        self._room = room or Room(_ROOM_BYTES)
+        self._most = most
+        self._connections: dict[Connection, None] = {}
         self._path: Path | None = None
 
     async def begin(self, path: Path) -> None:
@@ -161,13 +172,56 @@ class Server(server.Server):
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         self.close()
-        for connection in self._connections:
+        for connection in tuple(self._connections):
             connection.processor.close("the server ends")
 
-    def _protocol_factory(self) -> H2Protocol:
-        connection = super()._protocol_factory()
-        self._connections.add(connection)
-        return connection
+    def connected(self, connection: Connection) -> None:
+        """Take a connection, the youngest."""
+        if len(self._connections) >= self._most:
+            idle = (other for other in self._connections if not other.processor.streams)
+            oldest = next(idle, None) or next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.processor.close("there are too many connections")
+        self._connections[connection] = None
+
+    def lost(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._connections.pop(connection, None)
+
+    def _protocol_factory(self) -> Connection:
+        return Connection(
+            _Handler(self._mapping, self._codec, None, self.__dispatch__),
+            self._config,
+            self._h2_config,
+            room=self._room,
+            opened=self.connected,
+            lost=self.lost,
+        )
+
+
+class _Handler(server.Handler):
+    """The library's tasks, one for each call; one that has ended leaves nothing.
+
+    A task keeps the error that has ended it, whose frames have the message that it was sending.
+    """
+
+    def accept(
+        self,
+        stream: Stream,  # type: ignore[override]
+        headers: list[tuple[str, str]],
+        release_stream: Callable[[], Any],
+    ) -> None:
+        super().accept(stream, headers, release_stream)
+        self._tasks[stream].add_done_callback(partial(self._ended, stream))
+
+    def _ended(self, stream: Stream, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(stream, None)
+        self._cancelled.discard(task)
+        with suppress(asyncio.CancelledError):
+            # The question takes the error of a cancelled task away.
+            if error := task.exception():
+                forget_frames(error)
+        stream.forget()
 
 
 def _listening(path: Path) -> socket.socket:

@@ -231,7 +231,7 @@ class _Door:
 
     async def _begin(self) -> None:
         await self._end()
-        server = Server(self._service)
+        server = Server(self._service, room=self._loop.room)
         await server.begin(self._path)
         self._server = server
 

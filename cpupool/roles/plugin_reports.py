@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.manager.report import NodeResource, PluginReport, PluginStatus
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from cpupool.core.resource_plugins import PluginError
     from cpupool.core.workloads import ContainerRef
     from cpupool.kubelet.resource_plugin import PluginCall
     from cpupool.roles.plugin_worker import PluginWorker
@@ -23,6 +22,20 @@ _MINUTE: Final = "%Y-%m-%dT%H:%M:00Z"
 _OF_A_CONTAINER: Final = ("GetTopologyHints", "Allocate", "PreStartContainer")
 """To refuse such a call is to answer it."""
 _REPLACED: Final = "has been replaced by another plugin"
+
+
+class _Failing(NamedTuple):
+    """Why a plugin's last call has failed.
+
+    Attributes:
+        method: the call's.
+        why: the reason in words.
+        refused: whether the plugin has answered.
+    """
+
+    method: str
+    why: str
+    refused: bool
 
 
 class PluginReports:
@@ -46,7 +59,7 @@ class PluginReports:
         self._lock = threading.Lock()
         self._sockets: tuple[tuple[str, str, str], ...] = ()
         self._answered: dict[str, str] = {}
-        self._failures: dict[str, tuple[str, PluginError]] = {}
+        self._failures: dict[str, _Failing] = {}
         self._confirmed: dict[tuple[ContainerRef, str], str] = {}
         self._node_resources: tuple[NodeResource, ...] = ()
         self._kept: object = None
@@ -59,10 +72,12 @@ class PluginReports:
         now = self._now()
         with self._lock:
             if failure and not (failure.refused and call.method in _OF_A_CONTAINER):
-                self._failures[call.resource] = call.method, failure
+                self._failures[call.resource] = _Failing(
+                    call.method, failure.why, refused=failure.refused
+                )
                 return
-            method, failing = self._failures.get(call.resource, ("", None))
-            if failing and (method == call.method or not failing.refused):
+            failing = self._failures.get(call.resource)
+            if failing and (failing.method == call.method or not failing.refused):
                 del self._failures[call.resource]
             self._answered[call.resource] = now
             if failure is None and call.allocated:
@@ -130,7 +145,7 @@ class PluginReports:
             return PluginReport(self._folders, plugins, dict(self._confirmed), self._node_resources)
 
     def _failing(self) -> Mapping[str, str]:
-        return {resource: failure.why for resource, (_, failure) in self._failures.items()}
+        return {resource: failing.why for resource, failing in self._failures.items()}
 
     def _now(self) -> str:
         return time.strftime(_MINUTE, time.gmtime(self._clock_s()))

@@ -115,7 +115,8 @@ class PluginWorker:
             try:
                 found: _T | PluginError = call(plugin)
             except PluginError as error:
-                found = error
+                # Others keep it, but not the frames of the call.
+                found = error.with_traceback(None)
             self._post(lambda: None if self._closed.is_set() else done(found))
 
         self._work.put(work)
@@ -170,12 +171,7 @@ class PluginWorker:
         self._thread.answer()
         if work is None or self._closed.is_set():
             return
-        try:
-            work(plugin)
-        except ValueError:
-            # grpc refuses a call of a channel that was closed meanwhile.
-            if not self._closed.is_set():
-                raise
+        work(plugin)
 
     def _asked_for_name(self) -> Introduction | None:
         """Ask for the name until the plugin answers; None for another kind of plugin."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import struct
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -18,7 +21,8 @@ from h2.exceptions import ProtocolError
 
 from cpupool.api.podresources_pb2 import ListPodResourcesRequest as Request
 from cpupool.api.podresources_pb2 import ListPodResourcesResponse as Answer
-from cpupool.channel import CallFailed, Channel, opened
+from cpupool.channel import CallFailed, Channel, Codec, opened
+from tests import http2_frames as frames
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -241,3 +245,142 @@ def test_a_peer_that_is_silent_costs_the_deadline(folder: Path) -> None:
             ask(channel, 0.05)
         release.set()
     assert failed.value.status is Status.DEADLINE_EXCEEDED
+
+
+ANSWER_BEGINS = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, frames.encoded(BEGIN))
+EARLY_HINTS = frames.frame(
+    frames.HEADERS, frames.END_HEADERS, 1, frames.encoded([(":status", "103")])
+)
+PING = frames.frame(frames.PING, content=bytes(8))
+
+
+def sending(*data: bytes) -> Callable[[socket.socket], None]:
+    """Return what sends bytes once the request is there, and reads all that comes meanwhile."""
+
+    def behave(connection: socket.socket) -> None:
+        for kind, flags, *_ in frames.Frames(connection, frames.PREFACE):
+            if kind == frames.DATA and flags & frames.END_STREAM:
+                break
+        reader = threading.Thread(target=_read_all, args=(connection,))
+        reader.start()
+        with suppress(OSError):
+            for piece in data:
+                connection.sendall(piece)
+        reader.join()
+
+    return behave
+
+
+def _read_all(connection: socket.socket) -> None:
+    with suppress(OSError):
+        while connection.recv(1 << 16):
+            pass
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(PING * 30_000, id="pings"),
+        pytest.param(frames.frame(frames.SETTINGS) * 30_000, id="settings"),
+        pytest.param(EARLY_HINTS * 30_000, id="early headers without an end"),
+        pytest.param(
+            ANSWER_BEGINS + frames.frame(frames.DATA, stream=1) * 30_000, id="data without a byte"
+        ),
+        pytest.param(
+            frames.frame(frames.HEADERS, stream=1)
+            + frames.frame(frames.CONTINUATION, stream=1, content=bytes(16_000)) * 100,
+            id="headers without an end",
+        ),
+        pytest.param(
+            frames.frame(
+                5,  # PUSH_PROMISE
+                frames.END_HEADERS,
+                1,
+                struct.pack(">I", 2) + frames.call_headers("/a.B/C"),
+            ),
+            id="a call that the server makes itself",
+        ),
+    ],
+)
+def test_a_server_that_floods_is_away(folder: Path, flood: bytes) -> None:
+    with (
+        peer(folder / "a.sock", sending(flood)),
+        opened(folder / "a.sock") as channel,
+        pytest.raises(CallFailed) as failed,
+    ):
+        ask(channel)
+    assert failed.value.status is Status.UNAVAILABLE
+
+
+def test_frames_and_headers_that_grpc_does_not_know_are_passed_over(folder: Path) -> None:
+    answer = (
+        *(frames.frame(frames.UNKNOWN, content=b"x"), EARLY_HINTS, ANSWER_BEGINS),
+        frames.frame(frames.DATA, stream=1, content=EMPTY),
+        frames.frame(
+            frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, frames.encoded(END)
+        ),
+    )
+    with peer(folder / "a.sock", sending(*answer)), opened(folder / "a.sock") as channel:
+        assert ask(channel) == Answer()
+
+
+LONG = struct.pack(">BI", 0, 500_000) + bytes(500_000)
+
+
+@pytest.mark.parametrize(
+    ("answer", "most_bytes"),
+    [
+        pytest.param(message(LONG[:50_000], end=(("grpc-status", "13"),)), 10**6, id="refused"),
+        pytest.param(message(LONG[:50_000], end=(("a-bin", "x"),)), 10**6, id="bad trailers"),
+        pytest.param(message(LONG[:50_000]), 10**6, id="cut"),
+        pytest.param(message(LONG[:50_000]), 10**5, id="too long"),
+        pytest.param(
+            message(struct.pack(">BI", 0, 50_000) + b"\xff" * 50_000), 10**6, id="unreadable"
+        ),
+        pytest.param(
+            message(struct.pack(">BI", 0, 50_000) + bytes(50_000), end=(("grpc-status", "13"),)),
+            10**6,
+            id="an answer, and an error",
+        ),
+        pytest.param(message(EMPTY, bytes(60_000)), 10**6, id="more than the answer"),
+    ],
+)
+def test_an_answer_that_is_refused_leaves_nothing(
+    folder: Path, answer: Callable[[H2Connection, int], None], most_bytes: int
+) -> None:
+    """Without the collector: an error may be kept, but not what its frames have."""
+    kept, errors = list[int](), list[CallFailed]()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for number in range(15):
+            path = folder / f"{number}.sock"
+            with answering(path, answer), opened(path, most_bytes) as channel:
+                try:
+                    ask(channel)
+                except CallFailed as failed:
+                    errors.append(failed)
+            if number in {4, 14}:
+                kept.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    # The peer of this test is among what is left of each.
+    assert (kept[1] - kept[0]) / 10 < 50_000
+
+
+@pytest.mark.parametrize("bug", [AttributeError, AssertionError, KeyError, ValueError])
+def test_a_bug_of_ours_is_none_of_the_peers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bug: type[Exception]
+) -> None:
+    def broken(*_arguments: object) -> bytes:
+        raise bug("ours")
+
+    monkeypatch.setattr(Codec, "encode", broken)
+    with (
+        serving(folder / "a.sock", b""),
+        opened(folder / "a.sock") as channel,
+        pytest.raises(bug, match="ours"),
+    ):
+        ask(channel)
