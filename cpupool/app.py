@@ -143,6 +143,7 @@ class Agent:
             unready=(cpusetter.NAME, device_manager.CONDITION, configurator.CONDITION),
             # Only the one agent writes there.
             entered=partial(self._enter, root),
+            serving_s={nri_plugin.NAME: 45.0},  # at rest it beats every 30 s
         )
         cluster = self._cluster = join(self._metrics, signals)
         placed: dict[ContainerID, CPUSet] = {}
@@ -303,7 +304,7 @@ class Agent:
         if self.server:
             loops["telemetry"] = self.server.run
         try:
-            supervise(loops, stop, self._signals.stop)
+            supervise(loops, stop, self._signals.stop, self.health.stuck)
         finally:
             self._one_agent.release()
 

@@ -9,7 +9,7 @@ from cpupool.core.errors import HostFileError
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from cpupool.host.files import FileLock
     from cpupool.supervisor import Loop
@@ -25,6 +25,7 @@ class OneAgent:
         lock: the file that the node's one agent holds locked.
         health: hears of waiting, and which loops must beat.
         silent_s: how long a loop may give no heartbeat.
+        serving_s: loop → how long, for loops that peers wait for.
         unready: the conditions of roles that must not look ready before they have run.
         entered: called once this process has the lock, before any of the loops.
     """
@@ -36,10 +37,13 @@ class OneAgent:
         silent_s: float,
         unready: Iterable[str],
         entered: Callable[[], None],
+        *,
+        serving_s: Mapping[str, float],
     ) -> None:
         self._lock = lock
         self._health = health
         self._silent_s = silent_s
+        self._serving_s = serving_s
         self._unready = tuple(unready)
         self._enter = entered
         self._entering = threading.Lock()
@@ -48,7 +52,8 @@ class OneAgent:
     def run(self, name: str, loop: Loop, stop: threading.Event) -> None:
         """Run a loop until `stop` is set, and before that wait for the end of another agent."""
         if self._alone(stop):
-            self._health.expect(name, self._silent_s)
+            within_s = self._serving_s.get(name, self._silent_s)
+            self._health.expect(name, within_s, serves=name in self._serving_s)
             loop(stop)
 
     def release(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-_LOOK_S: Final = 60.0
+_LOOK_S: Final = 10.0
 """How often to look for a loop that hangs."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _END_S: Final = 30.0
@@ -38,7 +38,7 @@ def supervise(
         loops: name → loop.
         stop: ends the loops.
         wake: makes each loop notice `stop`.
-        hung: returns the name of a loop that hangs, or ""; for a process without a probe.
+        hung: returns the name of a loop or thread that hangs, or "".
 
     Raises:
         LoopFailed: names the loop that failed or hung first.

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-SILENT_S: Final = 60.0
+SILENT_S: Final = 30.0
+"""With the 10 s between two looks of the supervisor, a thread that hangs ends the process within
+50 s."""
+LATE_S: Final = 3.0
 _ASK_S: Final = 1.0
 """How often a thread is asked: a question wakes it, and some loops turn many times a second."""
 _END_S: Final = 10.0
@@ -47,7 +50,11 @@ class OwnedThread:
         ask: makes the thread call `answer`; the owner calls it; must not block.
         failed: called in the thread when `run` has raised; the owner then checks.
         silent_s: how long the thread may take to answer.
-        every_s: how long a thread that has answered is not asked again.
+        late_s: how long the thread may take to answer until the process is not ready.
+        every_s: how long a thread that has answered is not asked again by its owner.
+
+    Attributes:
+        name: the thread's name.
     """
 
     def __init__(
@@ -58,13 +65,17 @@ class OwnedThread:
         ask: Callable[[], None],
         failed: Callable[[], None],
         silent_s: float = SILENT_S,
+        late_s: float = LATE_S,
         every_s: float = _ASK_S,
     ) -> None:
+        self.name: Final = name
         self._run = run
         self._ask = ask
         self._failed = failed
         self._silent_s = silent_s
+        self._late_s = late_s
         self._every_s = every_s
+        self._asking = threading.Lock()
         self._asked_s: float | None = None
         self._ask_at_s = -math.inf
         self._failure = ""
@@ -92,16 +103,36 @@ class OwnedThread:
             ThreadFailed: the thread has raised, or has not answered for too long.
         """
         if self._failure:
-            raise ThreadFailed(self._thread.name, f"has ended: {self._failure}")
-        if not self.runs:
-            return
-        asked_s, now_s = self._asked_s, time.monotonic()
-        if asked_s is None:
-            if now_s >= self._ask_at_s:
-                self._asked_s, self._ask_at_s = now_s, now_s + self._every_s
-                self._ask()
-        elif now_s - asked_s > self._silent_s:
-            raise ThreadFailed(self._thread.name, f"has not answered for {self._silent_s:g} s")
+            raise ThreadFailed(self.name, f"has ended: {self._failure}")
+        if self.hangs:
+            raise ThreadFailed(self.name, f"has not answered for {self._silent_s:g} s")
+        if time.monotonic() >= self._ask_at_s:
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask the thread, unless a question is open; any thread may call it."""
+        with self._asking:
+            if not self.runs or self._asked_s is not None:
+                return
+            self._asked_s = time.monotonic()
+            self._ask_at_s = self._asked_s + self._every_s
+        self._ask()
+
+    @property
+    def open_s(self) -> float:
+        """For how long a question has been open; 0 without one."""
+        asked_s = self._asked_s
+        return 0.0 if asked_s is None or not self.runs else time.monotonic() - asked_s
+
+    @property
+    def late(self) -> bool:
+        """Whether the thread owes an answer for so long that the process is not ready."""
+        return self.open_s > self._late_s
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the thread owes an answer for too long."""
+        return self.open_s > self._silent_s
 
     def join(self) -> None:
         """Wait until the thread has ended; a thread that hangs ends with the process."""
@@ -112,5 +143,5 @@ class OwnedThread:
             self._run()
         except BaseException as error:  # whatever ends the thread must end the process
             self._failure = str(error) or type(error).__name__
-            log.exception("thread failed", name=self._thread.name)
+            log.exception("thread failed", name=self.name)
             self._failed()

@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     log.get(__name__).info(
         "plugins start", version=VERSION, plugins=",".join(made), sockets=sockets
     )
-    supervise({"plugins": server.run}, stop, server.wake)
+    supervise({"plugins": server.run}, stop, server.wake, server.hung)
     return 0
 
 

@@ -54,6 +54,7 @@ class ServingLoop:
 
     Attributes:
         room: counts the messages that wait for clients of all its servers.
+        thread: its thread.
     """
 
     def __init__(
@@ -64,21 +65,21 @@ class ServingLoop:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
-        self._thread = OwnedThread(name, self._run, ask=self._ask, failed=look)
+        self.thread: Final = OwnedThread(name, self._run, ask=self._ask, failed=look)
 
     def __enter__(self) -> Self:
         self._loop = self._runner.get_loop()
-        self._thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._post(self._end.set)
-        self._thread.join()
+        self.thread.join()
 
     @property
     def runs(self) -> bool:
         """Whether anything can be asked of it."""
-        return self._loop is not None and self._thread.runs
+        return self._loop is not None and self.thread.runs
 
     def check(self) -> None:
         """See that the loop runs, and has turned since an earlier check.
@@ -86,7 +87,7 @@ class ServingLoop:
         Raises:
             ThreadFailed: it has ended, or hangs.
         """
-        self._thread.check()
+        self.thread.check()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop's thread and return its result; for other threads.
@@ -106,12 +107,13 @@ class ServingLoop:
             raise ServingFailed(f"has not answered for {_CALL_S:g} s") from error
 
     def _ask(self) -> None:
-        self._post(self._thread.answer)
+        self._post(self.thread.answer)
 
     def _post(self, callback: Callable[[], object]) -> None:
         # It is closed where the thread has ended.
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback)
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback)
 
     def _run(self) -> None:
         with self._runner:
@@ -262,6 +264,11 @@ class ServedSocket:
         self._name = name
         self._loop = ServingLoop(name=name)
         self._server: Server | None = None
+
+    @property
+    def thread(self) -> OwnedThread:
+        """The thread that serves."""
+        return self._loop.thread
 
     def __enter__(self) -> Self:
         self._loop.__enter__()

@@ -73,6 +73,14 @@ class PluginServer:
         self._wake = threading.Event()
         self._watch = DirectoryWatch(watched, lambda _path: self.wake())
         self._failures = Failures()
+        self._loop: ServingLoop | None = None
+
+    def hung(self) -> str:
+        """Return the name of the thread that serves if it hangs, or ""; any thread may call it."""
+        if self._loop is None:
+            return ""
+        self._loop.thread.ask()
+        return self._loop.thread.name if self._loop.thread.hangs else ""
 
     def wake(self) -> None:
         """Look now: something has changed, or `run` is to notice a stop."""
@@ -90,7 +98,7 @@ class PluginServer:
                 return
             plugins = self._made()
             kept = {name: KeptPlugin(plugin, self._file(name)) for name, plugin in plugins.items()}
-            loop = opened.enter_context(ServingLoop(name="plugins"))
+            loop = self._loop = opened.enter_context(ServingLoop(name="plugins"))
             doors = [
                 _Door(loop, self._sockets, resource, kept[name])
                 for name, plugin in plugins.items()

@@ -88,6 +88,7 @@ class DeviceManager:
         """Serve until `stop` is set, then end every stream and remove every socket."""
         watch = DirectoryWatch(self._folder, self._changed)
         with self._loop, ExitStack() as ending:
+            self._health.watch(self._loop.thread)
             try:
                 while not stop.is_set():
                     watch.ensure()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.names import Names
     from cpupool.kubelet.resource_plugin import Introduction, PluginCall
+    from cpupool.threads import OwnedThread
 
 log = logs.get(__name__)
 
@@ -43,6 +44,7 @@ class PluginRegistry:
         registered: called after another plugin serves a resource, or none any more.
         refuses: returns why no plugin may serve a resource; empty if one may.
         observe: as for `PluginWorker`.
+        started: called with the thread of each plugin.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class PluginRegistry:
         registered: Callable[[str, PluginWorker | None], None],
         refuses: Callable[[str], str],
         observe: Callable[[PluginCall], None],
+        started: Callable[[OwnedThread], None] = lambda _thread: None,
     ) -> None:
+        self._started = started
         self._folders = tuple(folders)
         self._watches = [
             DirectoryWatch(folder, lambda _path: changed()) for folder in self._folders
@@ -134,7 +138,9 @@ class PluginRegistry:
             worker.join()
 
     def _worker(self, socket: Path, known: Introduction | None = None) -> PluginWorker:
-        return PluginWorker(socket, self._post, self._introduced, self._observe, known)
+        worker = PluginWorker(socket, self._post, self._introduced, self._observe, known)
+        self._started(worker.thread)
+        return worker
 
     def _introduced(self, worker: PluginWorker) -> None:
         resource = worker.resource

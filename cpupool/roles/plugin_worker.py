@@ -29,6 +29,10 @@ _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """How long to wait after each attempt to ask for a plugin's name."""
 
 
+_SILENT_S: Final = 40.0
+"""Longer than the longest call, which a plugin that hangs may take."""
+
+
 class PluginWorker:
     """One plugin, by its socket.
 
@@ -44,6 +48,7 @@ class PluginWorker:
         introduction: what it has said of itself; None before, and for another kind of plugin.
         complaint: why it is not registered; empty if it is, or has not been asked.
         refused: whether it is not registered because of its resource.
+        thread: its thread.
     """
 
     def __init__(
@@ -65,13 +70,15 @@ class PluginWorker:
         self._plugin: ResourcePlugin | None = None
         self._work: SimpleQueue[Callable[[ResourcePlugin], None] | None] = SimpleQueue()
         self._closed = threading.Event()
-        self._thread = OwnedThread(
+        self.thread: Final = OwnedThread(
             f"plugin {socket.name}",
             self._run,
             ask=lambda: self._work.put(None),
             failed=lambda: post(self.check),
+            silent_s=_SILENT_S,
+            late_s=_SILENT_S,
         )
-        self._thread.start()
+        self.thread.start()
 
     @property
     def resource(self) -> str:
@@ -86,7 +93,7 @@ class PluginWorker:
     @property
     def runs(self) -> bool:
         """Whether its thread has not ended yet."""
-        return self._thread.runs
+        return self.thread.runs
 
     @property
     def options(self) -> PluginOptions:
@@ -99,7 +106,7 @@ class PluginWorker:
         Raises:
             ThreadFailed: it has ended by an error, or hangs.
         """
-        self._thread.check()
+        self.thread.check()
 
     def ask(
         self, call: Callable[[ResourcePlugin], _T], done: Callable[[_T | PluginError], None]
@@ -151,7 +158,7 @@ class PluginWorker:
 
     def join(self) -> None:
         """Wait until the thread has ended; after `close`."""
-        self._thread.join()
+        self.thread.join()
 
     def _run(self) -> None:
         self.introduction = self.introduction or self._asked_for_name()
@@ -168,7 +175,7 @@ class PluginWorker:
     def _serve(self, plugin: ResourcePlugin) -> None:
         work = self._work.get()
         # After each call: a queue of calls that each take long is no thread that hangs.
-        self._thread.answer()
+        self.thread.answer()
         if work is None or self._closed.is_set():
             return
         work(plugin)
@@ -177,7 +184,7 @@ class PluginWorker:
         """Ask for the name until the plugin answers; None for another kind of plugin."""
         tries = 0
         while not self._closed.is_set():
-            self._thread.answer()
+            self.thread.answer()
             try:
                 found = resource_plugin.introduced(self.socket)
             except CPUPoolError as error:

@@ -124,6 +124,7 @@ class ResourceManager:
             registered=self._registered,
             refuses=lambda resource: self._refusal(resource, self._served()),
             observe=self.reports.called,
+            started=health.watch,
         )
         self._book = AnswerBook(manager.names, self._broken, v2=v2)
         self._preparer = PluginPreparer(self._book, lambda: self._registry.plugins, now_s)
@@ -201,6 +202,8 @@ class ResourceManager:
         with ExitStack() as opened:
             opened.callback(self._registry.stop)
             doors = [opened.enter_context(door) for door in self._doors]
+            for door in doors:
+                self._health.watch(door.thread)
             while not stop.is_set():
                 self._health.beat(NAME)
                 for door in doors:

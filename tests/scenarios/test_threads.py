@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from cpupool import supervisor
 from cpupool.api.deviceplugin_pb2 import Empty
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.app import Agent
@@ -200,12 +201,12 @@ def test_an_owned_thread_that_hangs_ends_the_agent(
     run, answer, check = Agent.run, OwnedThread.answer, OwnedThread.check
 
     def hang(owned: OwnedThread) -> None:
-        if owned._thread.name == name:
+        if owned.name == name:
             release.wait(DEADLINE_S)
         answer(owned)
 
     def check_late(owned: OwnedThread) -> None:
-        if owned._thread.name == name and owned._asked_s is not None:
+        if owned.name == name and owned._asked_s is not None:
             owned._asked_s -= SILENT_S
         try:
             check(owned)
@@ -230,7 +231,47 @@ def test_an_owned_thread_that_hangs_ends_the_agent(
             return failures
 
         eventually(ended, "its end")
-    assert f"the thread {name!r} has not answered for 60 s; this process" in failures[0]
+    assert f"the thread {name!r} has not answered for {SILENT_S:g} s; this process" in failures[0]
+
+
+def test_a_server_that_hangs_is_not_ready_at_once_and_ends_the_agent_without_its_owner(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, hangs, failures = threading.Event(), threading.Event(), list[str]()
+    run, answer = Agent.run, OwnedThread.answer
+
+    def hang(owned: OwnedThread) -> None:
+        if owned.name == SERVING and hangs.is_set():
+            release.wait(DEADLINE_S)
+        answer(owned)
+
+    def run_to_failure(agent: Agent, stop: threading.Event) -> None:
+        try:
+            run(agent, stop)
+        except LoopFailed as error:
+            failures.append(str(error))
+
+    def hang_to_the_end(owned: OwnedThread) -> bool:
+        found = owned.name == SERVING and owned.late
+        if found:
+            # What it serves is to be closed.
+            release.set()
+        return found
+
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.05)
+    monkeypatch.setattr(Agent, "run", run_to_failure)
+    monkeypatch.setattr(OwnedThread, "answer", hang)
+    # The owner may wait for the same thread.
+    monkeypatch.setattr(OwnedThread, "check", lambda _owned: None)
+    with world.agent_here() as agent:
+        eventually(lambda: get(agent, "/readyz")[0] == 200, "a ready agent")
+        hangs.set()
+        told = "device plugins: failing: it has not answered for "
+        eventually(lambda: told in get(agent, "/readyz")[1], lambda: get(agent, "/readyz")[1])
+        assert get(agent, "/healthz")[0] == 200
+        monkeypatch.setattr(OwnedThread, "hangs", property(hang_to_the_end))
+        eventually(lambda: failures, "its end")
+    assert "the device plugins stopped: it hangs; this process must be started" in failures[0]
 
 
 def test_a_loop_that_hangs_is_named_by_the_probe(

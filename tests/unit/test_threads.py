@@ -85,6 +85,26 @@ def test_a_thread_that_has_done_its_work_is_no_failure(patient: Work) -> None:
     assert not patient.failed.is_set()
 
 
+def test_a_question_is_open_until_it_is_answered(patient: Work) -> None:
+    patient.release.clear()
+    patient.thread.ask()
+    eventually(lambda: patient.thread.open_s > 0.0, "the question")
+    patient.thread.ask()
+    patient.release.set()
+    assert patient.answered.acquire(timeout=DEADLINE_S)
+    assert patient.thread.open_s == 0.0
+    # It was not asked again meanwhile.
+    assert patient.orders.empty()
+
+
+def test_a_thread_that_has_ended_owes_no_answer(patient: Work) -> None:
+    patient.orders.put("end")
+    patient.thread.ask()
+    eventually(lambda: not patient.thread.runs, "its end")
+    patient.thread.ask()
+    assert [patient.thread.open_s, patient.thread.late, patient.thread.hangs] == [0, False, False]
+
+
 def test_a_thread_that_does_not_answer_has_failed() -> None:
     work = Work(silent_s=0.0)
     work.release.clear()

@@ -316,7 +316,7 @@ def test_a_list_of_8000_containers_is_taken(double: PluginDouble, plugin: Resour
     info = ResourceAllocationInfo(
         oci_property_name="CpusetCpus",
         allocation_result="0-3,8-11",
-        is_scalar_resource=1,
+        is_scalar_resource=True,
         allocated_quantity=8,
         resource_hints=hints,
         topology_assignments={0: 4, 1: 4},

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from cpupool.telemetry.health import Health, Report
@@ -74,3 +76,57 @@ def test_ready_is_when_every_condition_holds(health: Health) -> None:
 def test_a_message_stays_on_its_line(health: Health) -> None:
     health.set("pods", ok=False, message="pod 'a\npods: ok'\n; rename it")
     assert len(health.ready().lines) == len("\n".join(health.ready().lines).splitlines()) == 1
+
+
+@dataclass
+class Thread:
+    """A thread of which the test says how it answers."""
+
+    name: str
+    runs: bool = True
+    open_s: float = 0.0
+    late: bool = False
+    hangs: bool = False
+    asked: int = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+
+
+def test_a_thread_that_owes_an_answer_is_not_ready_and_then_not_live(health: Health) -> None:
+    serving, other = Thread("device plugins"), Thread("door")
+    health.set("pods", ok=True)
+    health.watch(serving)
+    health.watch(other)
+    assert health.ready() == Report(ok=True, lines=("pods: ok",))
+    assert serving.asked == other.asked == 1
+    serving.open_s, serving.late = 4.2, True
+    told = "failing: it has not answered for 4 s; if this lasts, the process ends"
+    assert health.ready() == Report(ok=False, lines=(f"device plugins: {told}", "pods: ok"))
+    assert health.live().ok
+    assert health.stuck() == ""
+    serving.hangs = True
+    assert not health.live().ok
+    assert health.stuck() == "device plugins"
+
+
+def test_a_thread_that_has_ended_is_asked_no_more(health: Health) -> None:
+    gone = Thread("plugin a.sock", runs=False)
+    health.watch(gone)
+    health.watch(Thread("plugin b.sock"))
+    health.ready()
+    assert gone.asked == 0
+
+
+def test_only_a_loop_that_peers_wait_for_ends_the_process(health: Health, clock: Clock) -> None:
+    health.set("pods", ok=True)
+    health.expect("reporter", 30)
+    health.expect("nri plugin", 60, serves=True)
+    clock.now_s += 31
+    assert health.hung() == "reporter"
+    assert health.stuck() == ""
+    assert health.ready().ok
+    clock.now_s += 30
+    assert health.stuck() == "nri plugin"
+    told = "nri plugin: failing: silent for 61 s"
+    assert health.ready() == Report(ok=False, lines=(told, "pods: ok"))

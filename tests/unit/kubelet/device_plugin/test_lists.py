@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,6 +9,9 @@ from cpupool.api.deviceplugin_pb2 import Empty
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.sysfs import RecordedTree, Sysfs
+from cpupool.kubelet import device_plugin
+from tests import http2_frames as frames
+from tests.http2_frames import Frames, connected
 from tests.unit.kubelet.device_plugin.served import (
     MACHINE,
     POOLS,
@@ -17,10 +21,12 @@ from tests.unit.kubelet.device_plugin.served import (
     WHOLE,
     serving_pools,
 )
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from cpupool.core.devices import Offer
 
 
 def test_an_exclusive_pool_lists_each_cpu_with_its_numa_node(folder: Path) -> None:
@@ -67,6 +73,35 @@ def test_a_new_list_comes_whenever_a_cpu_goes_or_returns(folder: Path) -> None:
         {"2": "Healthy", "3": "Unhealthy", "8": "Healthy"},
         {"2": "Healthy", "3": "Healthy", "8": "Healthy"},
     ]
+
+
+def test_a_list_is_encoded_once_for_all_streams_and_kept_by_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytes] = []
+    encode = device_plugin._encoded
+
+    def counted(offer: Offer) -> bytes:
+        made.append(encode(offer))
+        return made[-1]
+
+    monkeypatch.setattr(device_plugin, "_encoded", counted)
+    with serving_pools(folder, SHARED) as served, connected(served.socket) as client:
+        plugin = served.server._plugin
+        assert plugin is not None
+        answers, calls = Frames(client), (1, 3, 5)
+        more = struct.pack(">I", 1_000_000)
+        client.sendall(frames.frame(frames.WINDOW_UPDATE, content=more))
+        for number in calls:
+            client.sendall(frames.call(number, "/v1beta1.DevicePlugin/ListAndWatch"))
+            answers.until(frames.DATA, number)
+        # The list is longer than what a client reads without saying so.
+        assert [len(made), len(plugin._lists)] == [1, 1]
+        assert len(made[0]) > 64 * 1024
+        for number in calls:
+            client.sendall(frames.frame(frames.WINDOW_UPDATE, stream=number, content=more))
+        eventually(lambda: not plugin._lists, "its end")
+        assert plugin.watched
 
 
 def test_an_offline_cpu_keeps_the_numa_node_that_it_had(folder: Path) -> None:
