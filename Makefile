@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test soak vm lint protos picture bench bench-docs flood starter clean
+.PHONY: demo test soak soak-peers vm lint protos picture bench bench-docs flood starter clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -41,6 +41,11 @@ soak: $(VENV)/.dev
 		echo "== virtual machines and containerd: round $$round of $(ROUNDS)"; \
 		$(PYTHON) -m pytest -n 2 -v -m "" tests/vm tests/containerd tests/kernel || exit 1; \
 	done
+
+# For 50 minutes: an agent with 256 MiB under bad peers, 10 minutes for each of five kinds;
+# ARGS="--minutes 2 rapid_resets" for one kind.
+soak-peers: $(VENV)/.dev
+	@$(PYTHON) -m benchmarks.soak_peers $(ARGS)
 
 # In virtual machines: all tests, or TEST=tests/vm/test_....py.
 vm: $(VENV)/.dev
