@@ -15,7 +15,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.exceptions import H2Error
 
 from cpupool import http2
-from cpupool.core.errors import RemoteProtocolError
+from cpupool.core.errors import RemoteProtocolError, without_frames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -127,7 +127,7 @@ class Channel:
             return self._loop.run_until_complete(self._running)
         except (asyncio.CancelledError, GRPCError, *_HUNG_UP) as error:
             status, words = _reason(error, timeout_s)
-            http2.forget_frames(error)
+            without_frames(error)
         finally:
             # A task keeps its result.
             self._running = None

@@ -25,6 +25,8 @@ from h2.events import DataReceived, StreamReset
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
+from cpupool.core.errors import without_frames
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
@@ -197,7 +199,7 @@ class Stream(protocol.Stream):
     def forget(self) -> None:
         """Let go of the frames of what has ended the stream."""
         if self._error:
-            forget_frames(self._error)
+            without_frames(self._error)
 
 
 class _Connection(protocol.Connection):
@@ -401,14 +403,6 @@ class Connection(protocol.H2Protocol):
     def _end(self, why: str) -> None:
         self.connection.flush()
         self.processor.close(why)
-
-
-def forget_frames(error: BaseException) -> None:
-    """Let go of the frames in which an error was raised, and of the messages in them.
-
-    They lie in a circle with what keeps the error, and would stay until the collector comes.
-    """
-    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def _nothing(_reason: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from cpupool.core import visible
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
 
 _SHOWN_IDS = 8
+_E = TypeVar("_E", bound=BaseException)
 
 
 class CPUPoolError(Exception):
@@ -477,6 +478,15 @@ class ProtocolError(CPUPoolError):
 
 class RemoteProtocolError(ProtocolError):
     """A peer that broke the protocol, or does not answer."""
+
+
+def without_frames(error: _E) -> _E:
+    """Return an error that keeps what it says, and nothing of where it was raised.
+
+    What keeps an error keeps its frames with all their values, and may lie in a circle with them.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def _shown(ids: tuple[str, ...]) -> str:

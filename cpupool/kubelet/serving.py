@@ -12,8 +12,8 @@ from grpclib import server
 from grpclib.config import Configuration
 
 from cpupool.channel import Codec
-from cpupool.core.errors import CPUPoolError, HostFileError
-from cpupool.http2 import Connection, Room, Stream, forget_frames
+from cpupool.core.errors import CPUPoolError, HostFileError, without_frames
+from cpupool.http2 import Connection, Room, Stream
 from cpupool.threads import OwnedThread
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class _Handler(server.Handler):
         with suppress(asyncio.CancelledError):
             # The question takes the error of a cancelled task away.
             if error := task.exception():
-                forget_frames(error)
+                without_frames(error)
         stream.forget()
 
 

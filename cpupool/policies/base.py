@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import without_frames
 from cpupool.core.grants import Grants
 from cpupool.core.koordinator import NodeRules
 from cpupool.core.pools import NodePools
@@ -120,6 +121,9 @@ class Refusal:
     error: PlacementError
     holds: bool
     reachable: bool
+
+    def __post_init__(self) -> None:
+        without_frames(self.error)
 
 
 class Demand(NamedTuple):

@@ -9,7 +9,7 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from cpupool.core.errors import CPUPoolError
+from cpupool.core.errors import CPUPoolError, without_frames
 from cpupool.core.resource_plugins import PluginError, PluginOptions
 from cpupool.kubelet import resource_plugin
 from cpupool.kubelet.resource_plugin import ResourcePlugin
@@ -123,7 +123,7 @@ class PluginWorker:
                 found: _T | PluginError = call(plugin)
             except PluginError as error:
                 # Others keep it, but not the frames of the call.
-                found = error.with_traceback(None)
+                found = without_frames(error)
             self._post(lambda: None if self._closed.is_set() else done(found))
 
         self._work.put(work)

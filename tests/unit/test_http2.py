@@ -264,12 +264,12 @@ def test_who_does_not_read_is_not_read_either(served: Served) -> None:
     sent = 0
 
     async def reads() -> bool:
-        (connection,) = served.server._connections
-        return connection._transport.is_reading()
+        # One that is fast has ended its connection by then.
+        return any(each._transport.is_reading() for each in served.server._connections)
 
     def is_left_alone() -> bool:
         nonlocal sent
-        with suppress(BlockingIOError):
+        with suppress(BlockingIOError, ConnectionError):
             while sent < 8 * MIB:
                 sent += client.send(pings)
         return not served.loop.call(reads())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from cpupool.core.errors import (
@@ -14,6 +16,7 @@ from cpupool.core.errors import (
     Location,
     ManifestError,
     NotEnoughDevices,
+    PlacementError,
     PodRefused,
     Problem,
     QuantityError,
@@ -21,7 +24,9 @@ from cpupool.core.errors import (
     UnknownDevices,
     errors_in,
     refuse_errors,
+    without_frames,
 )
+from cpupool.policies.base import Refusal
 
 ERROR = Problem("it is red", "paint it")
 WARNING = Problem("it is pale", "paint it", severity=Severity.WARNING)
@@ -124,3 +129,40 @@ def test_long_facts_are_cut() -> None:
     assert "(0, 1, 2, 3, 4, 5, 6, 7 and 3 more)" in str(many)
     assert len(many.ids) == 11
     assert len(str(CPUSetParseError("1," * 500, "x" * 500, "is no CPU"))) < 200
+
+
+class Facts:
+    """Something in a frame."""
+
+
+def failing(kept: list[weakref.ref[Facts]]) -> None:
+    facts = Facts()
+    kept.append(weakref.ref(facts))
+    raise KeyError(facts)
+
+
+def raised(kept: list[weakref.ref[Facts]]) -> PlacementError:
+    try:
+        try:
+            failing(kept)
+        except KeyError as error:
+            raise PlacementError("it does not fit", "as the kubelet says") from error
+    except PlacementError as error:
+        return error
+    raise AssertionError
+
+
+def test_what_keeps_an_error_keeps_no_frame() -> None:
+    kept = list[weakref.ref[Facts]]()
+    error = raised(kept)
+    assert kept[0]()
+    assert without_frames(error) is error
+    assert kept[0]() is None
+    assert str(error) == "it does not fit"
+
+
+def test_the_state_keeps_a_refusal_without_frames() -> None:
+    kept = list[weakref.ref[Facts]]()
+    refusal = Refusal(raised(kept), holds=True, reachable=False)
+    assert kept[0]() is None
+    assert str(refusal.error) == "it does not fit"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from cpupool.core.resource_plugins import PluginOptions
+from cpupool.core.resource_plugins import PluginError, PluginOptions
 from cpupool.kubelet.resource_plugin import Introduction
 from cpupool.roles.plugin_offers import GRACE_S
 from cpupool.roles.plugin_registry import MOST_ASKED, MOST_NAMES, PluginRegistry
@@ -253,3 +253,14 @@ def makes_up_names(node: Node) -> None:
     node.role.step()
     assert len(node.manager.snapshot().facts.plugins.served) == 2
     assert "example.com/r5" not in node.metrics.render()[1].decode()
+
+
+def test_the_error_of_a_plugin_has_no_frame_of_its_call(role: Registrations) -> None:
+    found: list[object] = []
+    role.plugin("cpu")
+    role.until(lambda: role.registry.plugins)
+    role.registry.plugins["cpu"].ask(lambda plugin: plugin.allocations(), found.append)
+    role.until(lambda: found)
+    (error,) = found
+    assert isinstance(error, PluginError)
+    assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
