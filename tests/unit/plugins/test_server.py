@@ -19,6 +19,7 @@ from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_loop import PoolLoop
 from cpupool.plugins.server import PluginServer
 from cpupool.policies.load_sizing import PERIOD_S
+from cpupool.threads import OwnedThread
 from tests.unit.plugins.asking import LAYOUT, ask
 from tests.waiting import DEADLINE_S, eventually
 
@@ -59,7 +60,7 @@ class World:
         return self.folder / "sockets/cpupool-cpu.sock"
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
+    def serving(self) -> Iterator[PluginServer]:
         server = PluginServer(
             ["cpu"],
             self.made,
@@ -79,7 +80,7 @@ class World:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            yield
+            yield server
         finally:
             stop.set()
             server.wake()
@@ -225,3 +226,24 @@ def test_a_damaged_state_is_set_aside_and_the_plugin_is_asked_again(world: World
         assert world.asked().allocate(WEB)["cpu"].value == "0-37,40-77"
     assert state.with_name(f"{state.name}.corrupt").read_bytes() == damaged
     assert world.failures == []
+
+
+def test_a_thread_that_hangs_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, hangs, answer = threading.Event(), threading.Event(), OwnedThread.answer
+
+    def hang(owned: OwnedThread) -> None:
+        if hangs.is_set():
+            release.wait(DEADLINE_S)
+        answer(owned)
+
+    monkeypatch.setattr(OwnedThread, "answer", hang)
+    # The owner may wait for the same thread.
+    monkeypatch.setattr(OwnedThread, "check", lambda _owned: None)
+    monkeypatch.setattr(OwnedThread, "hangs", property(lambda owned: owned.open_s > 0.05))
+    with world.serving() as server:
+        world.asked()
+        hangs.set()
+        eventually(lambda: server.hung() == "plugins", "its name")
+        hangs.clear()
+        release.set()
+        eventually(lambda: server.hung() == "", "its answer")
