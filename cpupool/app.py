@@ -141,8 +141,7 @@ class Agent:
             self.health,
             self._silent_s,
             unready=(cpusetter.NAME, device_manager.CONDITION, configurator.CONDITION),
-            # Only the one agent writes there.
-            entered=partial(self._enter, root),
+            entered=partial(self._enter, root),  # only the one agent writes there
             serving_s={nri_plugin.NAME: 45.0},  # at rest it beats every 30 s
         )
         cluster = self._cluster = join(self._metrics, signals)
