@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 from grpclib.const import Status
@@ -42,6 +42,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.workloads import RuntimeContainer
 from cpupool.wire import json_text
+from cpupool.wire.json_text import Fields, JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -183,13 +184,12 @@ class CRI:
                 answer = self._status(channel, container.id, verbose=True)
                 if sandbox is None or answer is None:
                     continue
-                with suppress(KeyError, TypeError, ValueError):
-                    spec = _spec(answer)
-                    own, author = spec["annotations"], sandbox.annotations
-                    if known := self._container(container, sandbox):
-                        noted = remembering(known, own, author, _listed(spec), self._names)
-                        if noted.chosen or noted.answered:
-                            found.append(noted)
+                spec, known = _Spec.of(answer), self._container(container, sandbox)
+                if spec and known:
+                    own, author = spec.annotations, sandbox.annotations
+                    noted = remembering(known, own, author, spec.cpus, self._names)
+                    if noted.chosen or noted.answered:
+                        found.append(noted)
         return tuple(found)
 
     def cpu_list(self, container: ContainerID) -> str | None:
@@ -209,10 +209,8 @@ class CRI:
             answer = self._status(channel, container, verbose=True)
         if answer is None:
             return None
-        try:
-            return _listed(_spec(answer))
-        except (KeyError, TypeError, ValueError):
-            return answer.status.resources.linux.cpuset_cpus
+        spec = _Spec.of(answer)
+        return spec.cpus if spec else answer.status.resources.linux.cpuset_cpus
 
     def starting(self, container: ContainerID) -> bool:  # noqa: ARG002
         """Return false: a call ends only when the container is on its CPUs."""
@@ -369,14 +367,29 @@ class CRI:
         return channel.call(f"/runtime.v1.RuntimeService/{name}", request, answer, self._timeout_s)
 
 
-def _spec(answer: ContainerStatusResponse) -> Mapping[str, Any]:
-    """Return a container's OCI spec; raises KeyError, TypeError or ValueError without one."""
-    spec: Mapping[str, Any] = json_text.load(answer.info["info"])["runtimeSpec"]
-    return spec
+class _Spec(NamedTuple):
+    """The parts of a container's OCI spec that the agent needs.
 
+    Attributes:
+        annotations: those of the container, also the ones of NRI plugins.
+        cpus: its CPU list.
+    """
 
-def _listed(spec: Mapping[str, Any]) -> str:
-    return str(spec["linux"]["resources"]["cpu"]["cpus"])
+    annotations: Mapping[str, str]
+    cpus: str
+
+    @classmethod
+    def of(cls, answer: ContainerStatusResponse) -> _Spec | None:
+        """Return the spec in a verbose answer; None where the runtime shows none with CPUs."""
+        try:
+            info = Fields.of(json_text.load(answer.info["info"]))
+            spec = info.within("runtimeSpec")
+            cpu = spec.within("linux").within("resources").within("cpu")
+            annotations = spec.within("annotations", optional=True)
+            texts = {key: annotations.get(key, str) for key in annotations.members}
+            return cls(texts, cpu.get("cpus", str))
+        except JSONRefused:
+            return None
 
 
 def _questions(ids: AbstractSet[str]) -> Iterable[str]:
