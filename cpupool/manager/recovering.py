@@ -83,9 +83,14 @@ def _recorded(
 ) -> Iterator[_Claim]:
     """Yield the claims of the record: pods by their age, then those that the API server forgot.
 
-    A pod that has ended keeps its CPUs until none of its containers has a cgroup.
+    A pod that has ended keeps its CPUs until none of its containers has a cgroup. A record that
+    could not be written names it later, too, and its CPUs have other owners then.
     """
-    known = {pod.cgroup_uid: pod for pod in oldest_first(before.pods)}
+    known = {
+        pod.cgroup_uid: pod
+        for pod in oldest_first(before.pods)
+        if not pod.finished or pod.cgroup_uid in with_cgroup
+    }
     ended = (recorded.entries.keys() & with_cgroup) - known.keys()
     for uid in (*known, *sorted(ended)):
         if parts := recorded.entries.get(uid):

@@ -130,6 +130,13 @@ def test_a_pod_that_has_ended_keeps_its_recorded_cpus_until_its_cgroup_is_gone()
     assert owned(node) == {"new-uid": "1-7"}
 
 
+def test_an_old_record_gives_no_cpus_to_a_pod_that_is_over() -> None:
+    """A full disk keeps the record as it was; meanwhile the CPUs have another owner."""
+    job, web_ = replace(web("job", 2000), finished=True), replace(web("web", 2000), created="2026")
+    node = manager(job, web_, recorded={"job-uid": {"job-main": "2-3"}}, found=(on(web_, "2-3"),))
+    assert owned(node) == {"web-uid": "2-3"}
+
+
 def test_containers_with_one_annotated_set_own_it_together() -> None:
     both = builders.pod("web", builders.container("one"), builders.container("two"))
     living = (
