@@ -18,6 +18,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.core.grants import Sharing, Source
 from cpupool.host.record_file import RecordFile
+from cpupool.policies.base import BEST_EFFORT
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 from cpupool.wire import cpu_manager_state
@@ -169,13 +170,11 @@ class ChoiceRecord:
 
 
 def _sharing(now: Snapshot, chosen: Mapping[str, Grant]) -> Mapping[str, Sharing]:
-    """Return with whom pods share their CPUs, for pods that Koordinator's words concern.
+    """Return with whom pods share their CPUs; nothing on a node where nobody shares those of owners.
 
-    Without such words no policy lets others run on the CPUs of an owner.
+    Only where best-effort pods have a set of their own does a policy lend them the CPUs of owners.
     """
-    pods = now.resolution.pods
-    return {
-        uid: grant.sharing
-        for uid, grant in chosen.items()
-        if grant.sharing is not Sharing.NONE or (uid in pods and pods[uid].orchestration)
-    }
+    lends = any(grant.sharing is not Sharing.NONE for grant in chosen.values())
+    if lends or BEST_EFFORT in now.resolution.view.extents:
+        return {uid: grant.sharing for uid, grant in chosen.items()}
+    return {}

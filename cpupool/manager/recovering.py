@@ -147,8 +147,14 @@ def _as_whole(has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
 
 
 def _sharing(facts: NodeFacts, pod: Pod | None, recorded: State, uid: str) -> Sharing:
-    """Return who may run on a pod's CPUs: as recorded, or else as the policy has it today."""
-    if uid in recorded.sharing or pod is None:
+    """Return who may run on a pod's CPUs: as recorded, or else as the policy has it today.
+
+    The record says nothing where nobody shares, and did not say it before: so a record of another
+    policy, or one that says it of other pods, means nobody.
+    """
+    same = recorded.policy == facts.pools.cpu_manager.policy
+    said = uid in recorded.entries and (recorded.sharing or not same)
+    if said or pod is None:
         return recorded.sharing.get(uid, Sharing.NONE)
     return facts.policy.sharing(pod)
 

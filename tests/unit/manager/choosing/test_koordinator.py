@@ -375,6 +375,16 @@ class TestRestart:
         assert own(manager) == {"lsr": "9,25"}
         assert cpus_of(manager, lsr) == "9,25"
 
+    def test_a_class_that_an_owner_gets_while_no_agent_runs_lends_none_of_its_cpus(self) -> None:
+        manager = Manager()
+        manager.reconfigure(POOLS, MACHINE.topology())
+        manager.observe(pods=(lsr := pod("lsr"), BE))
+        # Its CPUs are from the policy static, under which nobody shares those of owners.
+        manager.adopt((), State("static", entries={"lsr-uid": {"lsr-main": CPUSet.parse("9,25")}}))
+
+        assert cpus_of(manager, lsr) == "9,25"
+        assert CPUSet.parse("9,25").isdisjoint(CPUSet.parse(cpus_of(manager, BE)))
+
     @pytest.mark.parametrize("sharing", [Sharing.NONE, Sharing.BEST_EFFORT])
     @pytest.mark.parametrize("qos", [QoS.LSE, QoS.LSR, QoS.LS])
     @pytest.mark.parametrize("policy", ["koordinator", "static"])
