@@ -201,7 +201,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         }
         out.write(json.dumps(document, indent=2) + "\n")
     else:
-        door.tell(_verdict(rows, moved, refused, held, live.astray), out)
+        for line in _verdict(rows, moved, refused, held, live.astray):
+            door.tell(line, out)
     return 0 if verified else 1
 
 
@@ -251,7 +252,7 @@ def _start(
             held.append(HeldPod(pod.name, why))
             tell(f"Pod {pod.name} waits in CreateContainerError: {why}")
         else:
-            tell(_runs(live, pod))
+            _tell_runs(live, pod, tell)
     return refused, held
 
 
@@ -264,7 +265,7 @@ def _await_cpus(
         tell(f"Pod {ended.name} ends.")
         for pod in started:
             until[pod.name] = ended.name
-            tell(_runs(live, pod))
+            _tell_runs(live, pod, tell)
     return [replace(pod, until=until.get(pod.pod, "")) for pod in held]
 
 
@@ -360,16 +361,18 @@ def _native_pods(pools: NodePools, machine: CPUTopology) -> Iterable[Body]:
     return samples.static_pods(len(own))
 
 
-def _runs(live: LiveNode, pod: Pod) -> str:
-    """Describe a pod that has started, and who had to leave its CPUs."""
+def _tell_runs(live: LiveNode, pod: Pod, tell: Callable[[str], None]) -> None:
+    """Describe a pod that has started, and which pods had to leave its CPUs."""
     own = live.own_cpus(pod)
     if role := katalyst.pod_role({}, pod.description.annotations if pod.description else {}):
-        return f"Pod {pod.name} of the role {role} runs on CPUs {live.await_answer(pod)}."
-    if not own:
+        tell(f"Pod {pod.name} of the role {role} runs on CPUs {live.await_answer(pod)}.")
+    elif own:
+        has = (f"{name or 'it'} has CPUs {cpus} of its own" for name, cpus in own.items())
+        tell(f"Pod {pod.name} runs: {', '.join(has)}.")
+        tell(_others(live))
+    else:
         why = live.refusal(pod)
-        return f"Pod {pod.name} runs{f' on the shared CPUs: {why}' if why else ''}."
-    has = (f"{name or 'it'} has CPUs {cpus} of its own" for name, cpus in own.items())
-    return f"Pod {pod.name} runs: {', '.join(has)}.\n{_others(live)}"
+        tell(f"Pod {pod.name} runs{f' on the shared CPUs: {why}' if why else ''}.")
 
 
 def _others(live: LiveNode) -> str:
@@ -390,7 +393,7 @@ def _verdict(
     refused: Sequence[str],
     held: Sequence[HeldPod],
     astray: Collection[str],
-) -> str:
+) -> list[str]:
     lines = []
     if not rows:
         lines.append("No process was started.")
@@ -416,4 +419,4 @@ def _verdict(
         lines.append(f"These ran on WRONG CPUs, or still do: {', '.join(sorted(astray))}.")
     elif rows:
         lines.append(f"All {len(rows)} processes run where they belong.")
-    return "\n".join(lines)
+    return lines
