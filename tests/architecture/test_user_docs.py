@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from cpupool.telemetry.metrics import Metrics, ProcessMetrics, WebhookMetrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs/user"
+NO_EVENTS = {"CPUs", "ContainerKey", "GetTopologyHints", "PreStartContainer"}
+"""Texts of the form of an Event's reason that are none: a type, and calls of plugins."""
 PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
@@ -71,6 +74,26 @@ def test_the_metrics_of_a_page_are_those_of_its_process(page: str, metrics: Proc
 
     histograms = re.compile(r"_(bucket|sum|count)$")
     assert {name if name in there else histograms.sub("", name) for name in named} == there
+
+
+def test_the_page_of_operations_has_every_event() -> None:
+    page = (DOCS / "operations.md").read_text()
+    rooms = [ROOT / "cpupool" / room for room in ("enforce", "host", "roles")]
+    files = [
+        ROOT / "cpupool/core/errors.py",
+        *(path for room in rooms for path in room.glob("*.py")),
+    ]
+    texts = {
+        node.value
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    (table,) = re.findall(r"^## Events\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    listed = " ".join(re.findall(r"^\|[^|]*\| (`[^|]*) \|", table, re.MULTILINE))
+
+    sent = {text for text in texts if re.fullmatch(r"[A-Z]+[a-z]*[A-Z][A-Za-z]*[a-z]", text)}
+    assert set(re.findall(r"`(\w+)`", listed)) == sent - NO_EVENTS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
