@@ -18,8 +18,8 @@ _NRI_SWITCHES: Final = {
 }
 _OTHER_NRI_SWITCH: Final = "switch NRI on in the runtime's configuration"
 _UPDATES: Final = (
-    "Update the agent while no pod ends slowly: it waits for pods that are being deleted, but"
-    " cannot see a container that the kubelet ends after a failed probe or in an eviction, and"
+    "Update the agent while no pod ends slowly. A new agent waits for pods that are being deleted,"
+    " but cannot see a container that the kubelet ends after a failed probe or in an eviction:"
     " containerd then starts no pod until that container has ended (Rolling updates in"
     " docs/user/operations.md)"
 )
@@ -40,8 +40,8 @@ def nri(runtime: str, waits: str, *, offered: bool) -> Row:
         offered: whether the runtime has a socket for NRI plugins.
     """
     if offered and waits:
-        fact = f"nri: {waits}; containers that start before get their CPUs after their start"
-        return Row("container runtime", Verdict.WARNING, fact, f"wait. {_UPDATES}")
+        fact = f"nri: {waits}; containers that start until then get their CPUs after their start"
+        return Row("container runtime", Verdict.WARNING, fact, f"wait until then. {_UPDATES}")
     if offered:
         fact = "the runtime takes NRI plugins: containers start on their CPUs (enforcement nri)"
         return Row("container runtime", Verdict.OK, fact, _UPDATES)
