@@ -407,10 +407,9 @@ def _container_runtime(known: _Known) -> Iterable[Row]:
         name, version = CRI(root.cri_sockets, known.node.names).version()
         yield Row("container runtime", Verdict.OK, f"{name} {version} answers CRI calls")
     except ProtocolError as error:
-        # The agent does without it; it then waits for the API server to tell of a container.
+        # The agent does without it: the API server reports containers, only later.
         yield from _failed("container runtime", error, Verdict.WARNING)
-    waits = known.status[0].nri if known.status else ""
-    yield runtime_checks.nri(name, waits, offered=_is_socket(root.nri_socket))
+    yield runtime_checks.nri(name, known.status, offered=_is_socket(root.nri_socket))
 
 
 def _checkpoint(known: _Known) -> Iterable[Row]:

@@ -104,8 +104,8 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     verdict = (
         f"Nothing is touched yet: the agent waits for {status.waiting_for}."
         if status.waiting_for
-        else f"{len(status.containers) - len(odd)} of {len(status.containers)} containers are"
-        " where they belong."
+        else f"{sum(not container.astray for container in status.containers)} of"
+        f" {len(status.containers)} containers are where they belong."
     )
     return Group(
         _text(f"Enforcement: {status.enforcement.value}", "bold"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.commands.checks import Row, Verdict
+from cpupool.commands.checks import SILENT_S, Row, Verdict
 from cpupool.core.cpu_manager import Misfit
 from cpupool.manager.ports import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from cpupool.manager.report import NodeStatus
 
 _NRI_SWITCHES: Final = {
     "containerd": "set disable = false and disable_connections = false under"
@@ -30,17 +32,17 @@ _VALIDATORS: Final = (
 """The settings of containerd and of CRI-O that switch the validator of NRI plugins on."""
 
 
-def nri(runtime: str, waits: str, *, offered: bool) -> Row:
+def nri(runtime: str, status: tuple[NodeStatus, float] | None, *, offered: bool) -> Row:
     """Check that containers can have their CPUs before their first instruction.
 
     Args:
         runtime: what the container runtime calls itself; empty where it does not answer.
-        waits: for which pod the connection of the agent waits, and until when; empty if it does
-            not.
+        status: what the agent has written, and its age in seconds; None for nothing.
         offered: whether the runtime has a socket for NRI plugins.
     """
-    if offered and waits:
-        fact = f"nri: {waits}; containers that start until then get their CPUs after their start"
+    seen, age_s = status or (None, 0.0)
+    if offered and seen and seen.nri and age_s <= SILENT_S:
+        fact = f"nri: {seen.nri}; containers that start until then get their CPUs after their start"
         return Row("container runtime", Verdict.WARNING, fact, f"wait until then. {_UPDATES}")
     if offered:
         fact = "the runtime takes NRI plugins: containers start on their CPUs (enforcement nri)"

@@ -170,7 +170,7 @@ class ChoiceRecord:
 
 
 def _sharing(now: Snapshot, chosen: Mapping[str, Grant]) -> Mapping[str, Sharing]:
-    """Return with whom pods share their CPUs; nothing on a node where nobody shares those of owners.
+    """Return with whom owners share their CPUs; nothing on a node where no owner shares.
 
     Only where best-effort pods have a set of their own does a policy lend them the CPUs of owners.
     """

@@ -129,10 +129,9 @@ def resized(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) ->
     requested = asked(facts, grants, pod, container).get(CPU)
     if given is None or requested is None or given.kept or requested == given.quantity:
         return ""
-    has, now = len(given.cpus), f"it requests {requested:g} CPUs since a resize"
-    if requested < given.quantity:
-        return f"{now}, and keeps its {has} CPUs until the pod ends"
-    return f"{now}, and keeps its {has} CPUs until its plugin gives it more"
+    until = "the pod ends" if requested < given.quantity else "its plugin gives it more"
+    now = f"it requests cpu {requested:g} since a resize"
+    return f"{now}, and keeps CPUs {given.cpus} until {until}"
 
 
 def unclear(facts: NodeFacts, pod: Pod, container: str) -> bool:

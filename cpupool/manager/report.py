@@ -175,6 +175,15 @@ class ContainerStatus:
         return self.placement is Placement.KUBELET or str(self.wanted) == self.found
 
     @property
+    def astray(self) -> bool:
+        """Whether it does not run on the CPUs that its request gives it.
+
+        A load may take CPUs from a container that shares, and a resize gives none to an owner.
+        """
+        as_usual = self.placement in {Placement.DEFAULT, Placement.POLICY, Placement.PLUGIN}
+        return not self.right or (self.reason != "" and not as_usual)
+
+    @property
     def odd(self) -> bool:
         """Whether its owner may want to look at it; not where only the load takes CPUs from it."""
         return not self.right or (self.reason != "" and self.placement is not Placement.DEFAULT)

@@ -122,12 +122,12 @@ def _resized(grant: Grant, demand: Demand) -> str:
         return ""
     together = WHOLE_POD in grant.parts
     requested = pod.whole_cpus if together else container.whole_cpus
-    has = len(grant.parts[WHOLE_POD] if together else grant.parts[container.name])
-    if requested == has:
+    has = grant.parts[WHOLE_POD if together else container.name]
+    if requested == len(has):
         return ""
     requester = "its pod" if together else "it"
-    now = f"{requested} CPUs" if requested else "no whole number of CPUs"
-    return f"{requester} requests {now} since a resize, and keeps its {has} CPUs until the pod ends"
+    now = f"cpu {requested}" if requested else "no whole number of CPUs"
+    return f"{requester} requests {now} since a resize, and keeps CPUs {has} until the pod ends"
 
 
 def _pool_cpus(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:

@@ -187,7 +187,7 @@ def test_cpus_that_go_offline_come_back_to_their_owner(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("cpu", "now"),
-    [("3", "3 CPUs"), ("1", "1 CPUs"), ("1500m", "no whole number of CPUs")],
+    [("3", "cpu 3"), ("1", "cpu 1"), ("1500m", "no whole number of CPUs")],
     ids=["more", "fewer", "no whole number"],
 )
 def test_a_resize_changes_no_cpus_and_is_reported_also_over_restarts(
@@ -201,7 +201,7 @@ def test_a_resize_changes_no_cpus_and_is_reported_also_over_restarts(
         pod = run(world, "pod", a="2")
         right(world, "0-1,4-7", pod__a="2-3")
         world.node.edit_pod(pod.uid, lambda body: resized(body, cpu))
-        fact = f"it requests {now} since a resize, and keeps its 2 CPUs until the pod ends"
+        fact = f"it requests {now} since a resize, and keeps CPUs 2-3 until the pod ends"
         told = world.await_event("CPUResizeIgnored", "pod")
         assert (
             told == f"container a: {fact}; create the pod again to give it as many as it requests"

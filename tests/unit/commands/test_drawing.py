@@ -180,6 +180,17 @@ class TestNodeStatus:
         assert ["a/dark/c", "0-1", "0-1", "no", "device", "ids", "yet"] in rows
         assert ids(out.getvalue(), "B") == [10, 11, 12, 13]
 
+    def test_a_resized_owner_is_listed_where_it_belongs(self) -> None:
+        why = "it requests cpu 4 since a resize, and keeps CPUs 2-3 until the pod ends"
+        owner = container("a/resized/c", wanted="2-3", found="2-3", reason=why)
+        status = NodeStatus(NodePools(), (replace(owner, placement=Placement.POLICY),))
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+        words = out.getvalue().split()
+        assert "1 of 1 containers are where they belong." in " ".join(words)
+        assert "a/resized/c" in words
+
     def test_nothing_is_listed_when_all_is_well(self) -> None:
         status = NodeStatus(NodePools(), (container("a/good/c", wanted="2-3", found="2-3"),))
         out = io.StringIO()

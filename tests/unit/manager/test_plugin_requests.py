@@ -439,13 +439,12 @@ def test_the_texts_of_answers_that_count_are_joined() -> None:
         pytest.param(2.0, "", id="the same"),
         pytest.param(
             0.5,
-            "it requests 0.5 CPUs since a resize, and keeps its 2 CPUs until the pod ends",
+            "it requests cpu 0.5 since a resize, and keeps CPUs 2-3 until the pod ends",
             id="fewer",
         ),
         pytest.param(
             4.0,
-            "it requests 4 CPUs since a resize, and keeps its 2 CPUs until its plugin gives it"
-            " more",
+            "it requests cpu 4 since a resize, and keeps CPUs 2-3 until its plugin gives it more",
             id="more",
         ),
     ],

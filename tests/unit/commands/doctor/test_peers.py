@@ -161,6 +161,10 @@ def test_what_the_start_of_an_agent_can_cost_is_said_and_a_wait_is_a_warning(
     assert nri["verdict"] == "warning"
     assert nri["fact"].startswith(f"nri: {text}; ")
 
+    # What a dead agent has written last says nothing of today.
+    os.utime(node.root.status, (0, 0))
+    assert examine()[1]["container runtime"][-1]["verdict"] == "ok"
+
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
