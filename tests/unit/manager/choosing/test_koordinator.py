@@ -375,6 +375,28 @@ class TestRestart:
         assert own(manager) == {"lsr": "9,25"}
         assert cpus_of(manager, lsr) == "9,25"
 
+    @pytest.mark.parametrize(
+        ("cpu", "now"), [(4000, "cpu 4"), (1000, "cpu 1"), (1500, "no whole number of CPUs")]
+    )
+    def test_a_resized_pod_keeps_its_set_and_the_reason_is_reported(
+        self, cpu: int, now: str
+    ) -> None:
+        manager = node(pod("lsr", cpus="9,25"))
+        resized = pod("lsr", cpu=cpu, cpus="9,25")
+        manager.observe(pods=(resized,))
+        again = Manager()
+        again.reconfigure(POOLS, MACHINE.topology())
+        again.observe(pods=(resized,))
+        entries = {"lsr-uid": {WHOLE_POD: CPUSet.parse("9,25")}}
+        again.adopt((), State("koordinator", entries=entries))
+
+        for agent in (manager, again):
+            placed = agent.snapshot().assignment(("lsr-uid", ContainerID("lsr-main-id")))
+            assert str(placed.cpus) == "9,25"
+            assert placed.reason == (
+                f"its pod requests {now} since a resize, and keeps CPUs 9,25 until the pod ends"
+            )
+
     def test_a_class_that_an_owner_gets_while_no_agent_runs_lends_none_of_its_cpus(self) -> None:
         manager = Manager()
         manager.reconfigure(POOLS, MACHINE.topology())
