@@ -389,8 +389,11 @@ def _with(
         seen = view(facts, pods, made)
         if not facts.policy.extents(seen)[DEFAULT]:
             raise NotEnoughCPUs(ask.count, len(shared) - 1)
-    # An init container ends before the others start, and leaves its CPUs to them.
-    return replace(state, grants=made, seen=seen, left=left | cpus if ends else left - cpus)
+    # An init container ends before the others start, and leaves its CPUs to them. A resize may ask
+    # for a choice after they have theirs.
+    lasting = (has for part, has in parts.items() if kinds.get(part) is not ContainerKind.INIT)
+    left = (left | cpus) - CPUSet.union(lasting) if ends else left - cpus
+    return replace(state, grants=made, seen=seen, left=left)
 
 
 def granted(facts: NodeFacts, pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:

@@ -78,6 +78,16 @@ def test_what_an_init_container_leaves_goes_to_the_other_containers_of_its_pod()
     assert owned(node) == {"web-uid": "1-3", "younger-uid": "4"}
 
 
+def test_what_another_container_has_already_is_left_to_none() -> None:
+    init = builders.container("init", ContainerKind.INIT, cpu=2000)
+    main = builders.container("main", cpu=2000)
+    node = manager(builders.pod("web", init, builders.container("side", cpu=500), main))
+    resized = builders.pod("web", init, builders.container("side", cpu=1000), main)
+    node.observe(pods=[resized])
+
+    assert [cpus_of(node, resized, one) for one in ("init", "side", "main")] == ["1-2", "3", "1-2"]
+
+
 def test_a_pod_that_does_not_fit_shares_until_it_does() -> None:
     large, late = web("large", 6000), web("late", 2000)
     node = manager(large, late)
