@@ -210,7 +210,9 @@ class Grants:
 
         def suits(cpu: int, claim: Grant, key: _Key) -> bool:
             of_core, resource = first.get(cpu, key)
-            return of_core == claim.owner or (claim.shares_cores and resource == claim.resource)
+            if of_core == claim.owner or (claim.shares_cores and resource == claim.resource):
+                return True
+            return not (claim.whole_cores or found[of_core, resource].whole_cores)
 
         claims = tuple(claims)
         for key, grant in self.all.items() if topology and claims else ():

@@ -142,6 +142,26 @@ def test_of_two_claims_the_pod_that_runs_keeps_its_cpus() -> None:
     assert cpus_of(manager, WHOLE) == "5-6"
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_kubelet_may_give_the_sibling_of_an_owners_cpu(*, restarted: bool) -> None:
+    """None of both has whole cores; a restart changes nothing."""
+    side = replace(builders.container("one-side"), request_milli=500)
+    one = pod("one", QoS.LSR, 500, "6")
+    one = replace(one, containers=(*one.containers, side))
+    manager = node(one)
+    manager.observe(pods=(one, WHOLE))
+    give(manager, whole="5,7")
+    if restarted:
+        manager = Manager()
+        manager.reconfigure(POOLS, MACHINES["laptop_4c8t"].topology())
+        manager.observe(static_cpus=KUBELETS, pods=(one, WHOLE))
+        give(manager, whole="5,7")
+        manager.adopt((), State("koordinator", entries={"one-uid": {WHOLE_POD: CPUSet.of(6)}}))
+
+    assert own(manager) == {"one": "6"}
+    assert cpus_of(manager, WHOLE) == "5,7"
+
+
 def test_a_starting_agent_believes_its_record_before_the_kubelet() -> None:
     parts = _in_parts("parts", "6-7")
     manager = Manager()
