@@ -17,7 +17,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.enforce import notices
 from cpupool.enforce.notices import Notices
 from cpupool.enforce.repair import Keeper
-from cpupool.manager.learner import Sources
+from cpupool.manager.learner import POOL_FILE, Sources
 from cpupool.manager.ports import POD_ITSELF
 from cpupool.telemetry import log as logs
 
@@ -145,14 +145,18 @@ class Sweep:
         self._look_at(self._learner.due_s)
         self._publish_conflict()
         waiting_for = self._learner.waiting_for(now_s)
-        if waiting_for:
-            self._has_waited = self._started
-            return SweepReport(waiting_for=waiting_for)
-        if not self._started:
+        facts, _ = self._manager.snapshot()
+        # Pods may own CPUs of an earlier pool file.
+        unread = waiting_for == POOL_FILE and facts.configured and not facts.recovered
+        if not self._started and (unread or not waiting_for):
             self._learner.recall_choices(found)
             recorded = self._recorded()
             self._take_over(found, recorded)
             self._manager.adopt(found, recorded)
+            waiting_for = self._learner.waiting_for(now_s)
+        if waiting_for:
+            self._has_waited = self._started
+            return SweepReport(waiting_for=waiting_for)
         resolution = self._mover.current()
         self._make_room(resolution)
         self._check_root(found, resolution)

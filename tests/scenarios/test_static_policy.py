@@ -219,6 +219,18 @@ def test_a_resize_changes_no_cpus_and_is_reported_also_over_restarts(
         eventually(lambda: "resize" not in explained(), explained)
 
 
+def test_without_a_pool_file_an_owner_keeps_its_cpus_over_restarts(world: World) -> None:
+    with world.agent(end=signal.SIGKILL):
+        run(world, "pod", a="2")
+        right(world, "0-1,4-7", pod__a="2-3")
+        world.mount.show()
+        run(world, "late", a="500m")
+        right(world, "0-1,4-7", pod__a="2-3")
+    with world.agent():
+        run(world, "later", a="500m")
+        right(world, "0-1,4-7", pod__a="2-3")
+
+
 def test_the_metrics_count_what_the_policy_decided(world: World) -> None:
     with world.agent_here() as agent:
 
