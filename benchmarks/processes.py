@@ -9,7 +9,7 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
@@ -28,7 +28,11 @@ AS_IN_THE_IMAGE: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65
 
 @contextmanager
 def agent(
-    api: FakeAPIServer, machine: Machine, pools: str, *options: str
+    api: FakeAPIServer,
+    machine: Machine,
+    pools: str,
+    *options: str,
+    log: IO[str] | int = subprocess.DEVNULL,
 ) -> Iterator[tuple[EmbeddedNode, int]]:
     """Run an agent on an embedded node until the block ends; give the node and its process id.
 
@@ -37,6 +41,7 @@ def agent(
         machine: the node's.
         pools: the text of the pool file.
         options: the agent's own.
+        log: where the agent writes its log.
     """
     with tempfile.TemporaryDirectory(prefix="cpl-") as name, ExitStack() as stack:
         folder = Path(name)
@@ -66,7 +71,7 @@ def agent(
                 *options,
             ],
             env=environment,
-            stderr=subprocess.DEVNULL,
+            stderr=log,
         )
         stack.callback(process.wait, PATIENCE_S)
         stack.callback(process.terminate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import struct
 import sys
 import threading
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.processes import PATIENCE_S, agent, cpu_s
@@ -44,6 +46,8 @@ _GROWTH_MIB: Final = 8.0
 _LOOK_S: Final = 5.0
 _STAYS_S: Final = 20.0
 """How long a bad peer stays with one server."""
+_LAST_LINES: Final = 20
+"""Of the log of an agent that has ended."""
 _PAUSE_S: Final = 0.02
 """Of a bad peer between two bursts: the machine has other work."""
 
@@ -200,9 +204,13 @@ KINDS: Final = {
 def main() -> None:
     """Let each kind of bad peers do what they can; exit with 1 if one of them has found memory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", nargs="*", choices=[[], *KINDS], help="which peers, usually all")
+    parser.add_argument("kind", nargs="*", help=f"usually all: {', '.join(KINDS)}")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for each kind")
     asked = parser.parse_args()
+    if unknown := set(asked.kind) - KINDS.keys():
+        parser.error(f"there is no kind {', '.join(sorted(unknown))}; use {', '.join(KINDS)}")
+    # The agent and its cgroup end with this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     bad = [name for name in asked.kind or KINDS if not _bears(name, asked.minutes * 60.0)]
     sys.exit(f"too much memory: {', '.join(bad)}" if bad else 0)
 
@@ -214,7 +222,8 @@ def _bears(name: str, lasts_s: float) -> bool:
     with (
         FakeAPIServer() as api,
         _limited() as group,
-        agent(api, Machine(cores=32), _POOLS, *_OPTIONS) as (node, pid),
+        TemporaryFile("w+") as said,
+        agent(api, Machine(cores=32), _POOLS, *_OPTIONS, log=said) as (node, pid),
     ):
         if group:
             (group / "cgroup.procs").write_text(f"{pid}")
@@ -225,6 +234,9 @@ def _bears(name: str, lasts_s: float) -> bool:
         try:
             seen = _watched(pid, group, lasts_s)
             answers = bool(seen) and _answers(place.plugin)
+            if not seen:
+                said.seek(0)
+                print(*said.readlines()[-_LAST_LINES:], sep="    ", flush=True)
         finally:
             stop.set()
             peers.join()
@@ -316,4 +328,7 @@ def _until(condition: Callable[[], object]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("it was interrupted; nothing of it is left")
