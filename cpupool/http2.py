@@ -21,7 +21,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, StreamReset
+from h2.events import DataReceived, StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
@@ -51,6 +51,9 @@ _ALLOWANCE: Final = 10_000.0
 _ALLOWANCE_PER_S: Final = 1_000.0
 _RESET_COST: Final = 100.0
 """A frame without data costs one: so a hundred resets at once, and ten a second, are in order."""
+_CALL_EARNS: Final = 10.0
+"""Of headers, trailers, ends, window updates and pings that a peer sends for one call; grpc-go has
+five. So calls in order have no bound: a runtime is asked for thousands of containers in a row."""
 
 
 class Room:
@@ -390,6 +393,8 @@ class Connection(protocol.H2Protocol):
             return
         now_s = self._now_s()
         earned = (now_s - self._counted_s) * _ALLOWANCE_PER_S
+        if isinstance(event, StreamEnded):
+            earned += _CALL_EARNS
         self._counted_s = now_s
         self._allowance = min(_ALLOWANCE, self._allowance + earned)
         self._allowance -= _RESET_COST if isinstance(event, StreamReset) else 1.0

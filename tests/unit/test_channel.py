@@ -71,6 +71,16 @@ def test_a_channel_follows_a_peer_that_starts_again(folder: Path) -> None:
             assert failed.value.status is Status.UNAVAILABLE
 
 
+def test_a_peer_that_answers_many_calls_does_not_flood(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpupool.http2._ALLOWANCE", 100.0)
+    monkeypatch.setattr("cpupool.http2._ALLOWANCE_PER_S", 0.0)
+    with serving(folder / "a.sock", b""), opened(folder / "a.sock") as channel:
+        for _ in range(100):
+            assert ask(channel) == Answer()
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_an_answer_has_a_greatest_length(folder: Path, more: int) -> None:
     answer = Answer()

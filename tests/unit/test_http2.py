@@ -202,6 +202,20 @@ def test_a_flood_ends_its_connection_and_no_other(served: Served, flood: object,
     eventually(lambda: served.connections() == [], "both are gone")
 
 
+def test_calls_in_order_are_no_flood(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients send a ping and a window update for an answer."""
+    monkeypatch.setattr("cpupool.http2._ALLOWANCE", 100.0)
+    monkeypatch.setattr("cpupool.http2._ALLOWANCE_PER_S", 0.0)
+    around = frames.frame(frames.PING, content=bytes(8)) + frames.frame(
+        frames.WINDOW_UPDATE, content=struct.pack(">I", 5)
+    )
+    with connected(served.path) as client:
+        answers = Frames(client)
+        for number in range(1, 400, 2):
+            client.sendall(frames.call(number, ASK) + around)
+            answers.until(frames.DATA, number)
+
+
 @pytest.mark.parametrize(
     "data",
     [
