@@ -29,6 +29,10 @@ _ROOM_BYTES: Final = 16 * 1024 * 1024
 """Of the messages that wait for clients: four of the longest requests."""
 _FOLDER_MODE: Final = 0o750
 _SOCKET_MODE: Final = 0o600
+_READ: Final = frozenset((":method", ":path", "content-type", "te"))
+"""The headers of a call that count. A client's deadline ends its call by a reset, too, and no
+method here has metadata: the library logs a traceback for a deadline that is over and for metadata
+that it cannot decode, and leaves some of these calls without an answer."""
 _TURNS: Final = 5
 """Until what the kernel has connected is a connection of the loop: four, and one more."""
 
@@ -213,7 +217,7 @@ class _Handler(server.Handler):
         headers: list[tuple[str, str]],
         release_stream: Callable[[], Any],
     ) -> None:
-        super().accept(stream, headers, release_stream)
+        super().accept(stream, [each for each in headers if each[0] in _READ], release_stream)
         self._tasks[stream].add_done_callback(partial(self._ended, stream))
 
     def _ended(self, stream: Stream, task: asyncio.Task[None]) -> None:

@@ -245,6 +245,22 @@ def test_what_exceeds_a_bound_ends_its_connection(served: Served, data: bytes) -
     served.ask()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("grpc-timeout", "0n"), ("grpc-timeout", "9" * 400 + "S"), ("x-bin", "a")],
+)
+def test_a_header_that_cannot_be_used_costs_no_answer_and_no_traceback(
+    served: Served, caplog: pytest.LogCaptureFixture, name: str, value: str
+) -> None:
+    with connected(served.path) as client:
+        client.sendall(
+            frames.request(1, ASK, (name, value))
+            + frames.frame(frames.DATA, frames.END_STREAM, 1, bytes(5))
+        )
+        Frames(client).until(frames.DATA, 1)
+    assert caplog.records == []
+
+
 def test_frames_and_settings_that_grpc_does_not_know_are_passed_over(served: Served) -> None:
     odd = frames.frame(frames.UNKNOWN, content=b"x") + frames.frame(
         frames.SETTINGS, content=frames.setting(0x0A0A, 1)
