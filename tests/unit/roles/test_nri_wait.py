@@ -41,6 +41,8 @@ class Node:
     bound_s: float = BOUND_S
     launch: Launch | None = None
     passed_s: float = 0.0
+    set_s: float = 0.0
+    """How far the wall clock has been set forward."""
     alive: set[str] = field(default_factory=set)
     """The pods with containers."""
     readable: bool = True
@@ -58,7 +60,7 @@ class Node:
             look=self.look,
             metrics=self.metrics,
             now_s=lambda: self.passed_s,
-            time_s=lambda: NOW_S + self.passed_s,
+            time_s=lambda: NOW_S + self.passed_s + self.set_s,
         )
 
     def look(self) -> None:
@@ -102,6 +104,18 @@ def listening(path: Path) -> socket.socket:
     made = socket.socket(socket.AF_UNIX)
     made.bind(str(path))
     return made
+
+
+@pytest.mark.parametrize("set_s", [-3600.0, 25.0, 3600.0])
+def test_a_wall_clock_that_is_set_does_not_change_the_bound(path: Path, set_s: float) -> None:
+    """No pause would let it look again as fast as it can, until the bound."""
+    node = Node(path)
+    node.has(ending("slow", 1e6))
+    assert node.wait.pause_s() == BOUND_S
+    node.passed_s, node.set_s = 10.0, set_s
+    assert node.wait.pause_s() == BOUND_S - 10
+    node.passed_s = BOUND_S
+    assert node.wait.pause_s() == 0
 
 
 def test_it_waits_for_the_pod_that_ends_last_and_says_so(path: Path) -> None:
