@@ -197,6 +197,25 @@ def make_folder(folder: Path) -> None:
         raise HostFileError(str(folder), why, "check the folder's rights") from error
 
 
+def read_first(path: Path, most_bytes: int) -> bytes:
+    """Return the first bytes of a file; a pipe into which nobody writes has none.
+
+    Args:
+        path: the file.
+        most_bytes: one more than its reader takes, so that the reader refuses what is too long.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", opener=_unblocked) as file:
+        return file.read(most_bytes)
+
+
+def _unblocked(path: str, flags: int) -> int:
+    # The open of a pipe waits for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def write_atomically(
     path: Path,
     data: bytes,

@@ -31,7 +31,7 @@ FIRST_ANSWER_S: Final = 2.0
 _SWAPPED: Final = "..data"
 """The link through which the kubelet shows a ConfigMap's files: one rename changes all of them
 (kubernetes pkg/volume/util/atomic_writer.go)."""
-_LONGEST_FILE_BYTES: Final = 64 * 1024
+LONGEST_FILE_BYTES: Final = 64 * 1024
 """Parsing takes long for thousands of pools; a node's own pools are a few lines."""
 
 
@@ -102,7 +102,7 @@ class PoolFiles:
             return self._newer(self._seen_in_folder())
         self._log_misnamed(entries)
         texts = {
-            name: _checked(name, entries[name])
+            name: checked(name, entries[name])
             for name in sorted(entries)
             if poolconfig.is_pool_file(name)
         }
@@ -163,7 +163,7 @@ class PoolFiles:
         if self._file is None:
             return None
         try:
-            data = self._file.read_bytes()
+            data = files.read_first(self._file, json_text.LONGEST + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -221,15 +221,19 @@ def _texts(folder: Path) -> dict[str, bytes]:
 
 
 def _text(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return _checked(str(path), file.read(_LONGEST_FILE_BYTES + 1))
+    return checked(str(path), files.read_first(path, LONGEST_FILE_BYTES + 1))
 
 
-def _checked(name: str, text: bytes) -> bytes:
-    if len(text) > _LONGEST_FILE_BYTES:
+def checked(name: str, text: bytes) -> bytes:
+    """Return the text of a pool file.
+
+    Raises:
+        HostFileError: it is too long.
+    """
+    if len(text) > LONGEST_FILE_BYTES:
         raise HostFileError(
             name,
-            f"a pool file has at most {_LONGEST_FILE_BYTES} bytes, this one more",
+            f"a pool file has at most {LONGEST_FILE_BYTES} bytes, this one more",
             "keep in it the pools of one kind of node",
         )
     return text

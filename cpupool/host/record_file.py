@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.host import files
 from cpupool.telemetry import log as logs
+from cpupool.wire.json_text import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +105,7 @@ class RecordFile(Generic[T]):
     def read(self) -> T:
         """Return the recorded value; the empty one where there is no file that can be used."""
         try:
-            data = self._path.read_bytes()
+            data = files.read_first(self._path, LONGEST + 1)
         except FileNotFoundError:
             renamed = (_aside(self._path, suffix) for suffix in (_CORRUPT, _UNREADABLE))
             self.absent = not any(os.path.lexists(path) for path in renamed)

@@ -26,6 +26,7 @@ from cpupool.core.errors import (
 from cpupool.core.pools import NodePools
 from cpupool.host import files
 from cpupool.host.files import DirectoryWatch
+from cpupool.host.pool_files import LONGEST_FILE_BYTES, checked
 from cpupool.host.record_file import SET_ASIDE, put_away
 from cpupool.manager.usage import usage
 from cpupool.telemetry import log as logs
@@ -230,7 +231,7 @@ class Configurator:
         try:
             file = poolconfig.parse(
                 self._last_good.name,
-                text,
+                checked(str(self._last_good), text),
                 self._manager.names,
                 cpu_managers=self._manager.cpu_managers,
             )
@@ -249,7 +250,7 @@ class Configurator:
 
     def _saved(self) -> bytes:
         try:
-            return self._last_good.read_bytes()
+            return files.read_first(self._last_good, LONGEST_FILE_BYTES + 1)
         except OSError:
             return _NO_TEXT
 

@@ -59,6 +59,24 @@ def test_a_damaged_record_is_set_aside(file: Path, content: bytes) -> None:
     assert (AnswerRecord(file).read(), aside.read_bytes()) == (ONE, content)
 
 
+def test_a_file_that_is_far_too_long_is_set_aside_unread(file: Path) -> None:
+    with file.open("wb") as made:
+        made.truncate(2**40)
+    said = Said()
+    assert AnswerRecord(file, said).read() == {}
+    ((reason, what),) = said.all
+    assert (reason, "it is longer than" in what) == (SET_ASIDE, True)
+    assert names(file) == ["answers.json.corrupt"]
+
+
+def test_a_pipe_in_its_place_is_set_aside(file: Path) -> None:
+    os.mkfifo(file)
+    said = Said()
+    assert AnswerRecord(file, said).read() == {}
+    assert [reason for reason, _ in said.all] == [SET_ASIDE]
+    assert names(file) == ["answers.json.corrupt"]
+
+
 def test_one_damaged_record_is_kept_the_newest(file: Path) -> None:
     for content in (b"first", b"second"):
         file.write_bytes(content)
@@ -118,7 +136,7 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(
     record = AnswerRecord(file, said)
     error = OSError(number, os.strerror(number))
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", failing(Path.read_bytes, error, times=1))
+        patch.setattr(os, "open", failing(os.open, error, times=1))
         assert record.read() == {}
     assert not record.absent
     ((reason, what),) = said.all

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-
 GOOD = "pools:\n  exclusive_a: {cpus: '4,6'}\n  default: {cpus: 0-1}\nnodeSelector: {node: a}\n"
 GROWN = GOOD.replace("4,6", "2,4,6")
 BAD = GOOD.replace("4,6", "6-5")
@@ -427,10 +426,11 @@ class TestRestarts:
         assert not world.pools()
         assert "last good pools cannot be used" in caplog.text
 
-    def test_last_good_pools_that_are_damaged_are_set_aside(self, world: World) -> None:
+    @pytest.mark.parametrize("text", ["\0", GOOD + "#" * 2**16])
+    def test_last_good_pools_that_are_damaged_are_set_aside(self, world: World, text: str) -> None:
         world.mount.show(worker=BAD)
         (last := world.root.last_good_pools).parent.mkdir(parents=True)
-        last.write_text("\0")
+        last.write_text(text)
         world.role.look()
         assert world.reasons()[0] == "RecordSetAside"
         assert last.with_suffix(".yaml.corrupt").exists()
