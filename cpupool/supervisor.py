@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
-_LOOK_S: Final = 10.0
-"""How often to look for a loop that hangs."""
+_LOOK_S: Final = 5.0
+"""How often to look for a loop that hangs. It hangs if two looks find it: all loops of a process
+that was stopped for a while, as by a freezer, are silent until each has turned."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _END_S: Final = 30.0
 
@@ -65,11 +66,14 @@ def supervise(
     for thread in threads:
         thread.start()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    suspect = ""
     try:
         while not stop.wait(_LOOK_S):
-            if name := hung():
+            name = hung()
+            if name and name == suspect:
                 failures.append((name, "it hangs"))
                 break
+            suspect = name
     finally:
         stop.set()
         wake()

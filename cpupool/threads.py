@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 SILENT_S: Final = 30.0
-"""With the 10 s between two looks of the supervisor, a thread that hangs ends the process within
-50 s."""
+"""With three looks of the supervisor, one that asks and two that find it, a thread that hangs ends
+the process within 50 s."""
 LATE_S: Final = 3.0
 _ASK_S: Final = 1.0
 """How often a thread is asked: a question wakes it, and some loops turn many times a second."""

@@ -131,7 +131,7 @@ class Health:
         """Return the name of a loop or thread that hangs while peers wait for it, or ""."""
         with self._lock:
             hanging = [each.name for each in self._all() if each.hangs]
-            return next(iter((*hanging, *(self._silent_s().keys() & self._serving))), "")
+            return next(iter((*hanging, *sorted(self._silent_s().keys() & self._serving))), "")
 
     def ready(self) -> Report:
         """Return whether every condition holds, and nobody waits for an answer in vain."""

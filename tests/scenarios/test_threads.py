@@ -251,12 +251,16 @@ def test_a_server_that_hangs_is_not_ready_at_once_and_ends_the_agent_without_its
         except LoopFailed as error:
             failures.append(str(error))
 
+    found: list[str] = []
+
     def hang_to_the_end(owned: OwnedThread) -> bool:
-        found = owned.name == SERVING and owned.late
-        if found:
-            # What it serves is to be closed.
+        hangs = owned.name == SERVING and owned.late
+        if hangs:
+            found.append(owned.name)
+        if len(found) > 1:
+            # The agent ends, and what the thread serves is to be closed.
             release.set()
-        return found
+        return hangs
 
     monkeypatch.setattr(supervisor, "_LOOK_S", 0.05)
     monkeypatch.setattr(Agent, "run", run_to_failure)
@@ -288,6 +292,8 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
         beats(health, loop)
 
     monkeypatch.setattr(Health, "beat", beat)
+    # The time that this test lets pass ends no agent.
+    monkeypatch.setattr(supervisor, "_LOOK_S", 10 * DEADLINE_S)
     with world.agent_here() as agent:
         monkeypatch.setattr(agent.health, "_clock_s", lambda: now_s[0])
         world.await_pool("exclusive_a", 4)

@@ -79,6 +79,25 @@ def test_a_loop_that_hangs_ends_the_others_and_is_named(monkeypatch: pytest.Monk
         supervise({"one": loop}, threading.Event(), lambda: None, lambda: "one")
 
 
+def test_a_loop_that_is_silent_at_one_look_alone_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As each loop of a process that was stopped for a while."""
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.01)
+    stop, looks = threading.Event(), iter(("one", "two", "", "one", ""))
+
+    def hung() -> str:
+        if (name := next(looks, None)) is None:
+            stop.set()
+        return name or ""
+
+    def loop(stop: threading.Event) -> None:
+        stop.wait(DEADLINE_S)
+
+    supervise({"one": loop, "two": loop}, stop, lambda: None, hung)
+    assert next(looks, None) is None
+
+
 def test_loops_that_are_stopped_end_without_an_error() -> None:
     stop = threading.Event()
     started = threading.Semaphore(0)
