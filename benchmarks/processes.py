@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -80,8 +80,12 @@ def agent(
 
 def cpu_s(pid: int) -> float:
     """Add up the time on a CPU of every thread (proc_pid_schedstat, nanoseconds)."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    used_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        # A thread may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            used_ns += int((task / "schedstat").read_text().split()[0])
+    return used_ns / 1e9
 
 
 def await_idle(pid: int) -> None:
