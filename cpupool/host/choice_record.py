@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
@@ -131,8 +130,12 @@ class ChoiceRecord:
             if entries or settled or self._recorded:
                 policy, boot_id = view.pools.cpu_manager.policy, self._boot()
                 shared = view.cpus - owned
-                state = State(policy, shared, entries, boot_id=boot_id, settled=settled)
-                self._file.write(replace(state, sharing=_sharing(now, chosen)))
+                sharing = _sharing(now, chosen)
+                self._file.write(
+                    State(
+                        policy, shared, entries, boot_id=boot_id, settled=settled, sharing=sharing
+                    )
+                )
                 self._recorded = True
         except CPUPoolError as error:
             self._due_s = self._now_s() + _AGAIN_S
@@ -170,7 +173,7 @@ class ChoiceRecord:
 
 
 def _sharing(now: Snapshot, chosen: Mapping[str, Grant]) -> Mapping[str, Sharing]:
-    """Return with whom owners share their CPUs; nothing on a node where no owner shares.
+    """Return which others may run on the CPUs of each owner; empty where no owner shares.
 
     Only where best-effort pods have a set of their own does a policy lend them the CPUs of owners.
     """

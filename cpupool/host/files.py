@@ -198,7 +198,7 @@ def make_folder(folder: Path) -> None:
 
 
 def read_first(path: Path, most_bytes: int) -> bytes:
-    """Return the first bytes of a file; a pipe into which nobody writes has none.
+    """Return the first bytes of a file; a pipe without a writer has none.
 
     Args:
         path: the file.

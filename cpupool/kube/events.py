@@ -129,7 +129,7 @@ class EventRecorder:
         self._flush()
 
     def _say(self, about: dict[str, str], reason: str, message: str, *, warning: bool) -> None:
-        # It has words of plugins and of pods; it is kept as long as it is not said again.
+        # The message quotes plugins and pods, and this object keeps it.
         message = visible.cut(message, LONGEST_MESSAGE_BYTES)
         with self._news:
             now_s = self._clock()

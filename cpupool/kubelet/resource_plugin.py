@@ -40,8 +40,8 @@ MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _MAX_CONTAINER_BYTES: Final = 128 * 1024
 """Of an answer about one container: the agent keeps it, and records it."""
 _MOST_ENTRIES: Final = 4096
-"""Of an answer about one container: variables, annotations, and NUMA nodes of hints, of which a
-machine of eight nodes has 1,024. Each takes a hundred bytes or two as an object."""
+"""Of an answer about one container: variables, annotations, and NUMA nodes of hints. A machine of
+eight nodes has 1,024 such nodes. Each entry takes up to 200 bytes as an object."""
 _MOST_PARTS: Final = 150_000
 """Messages within an answer: a container has six, and one for each variable, annotation and hint.
 Parsed, these take 20 MB."""

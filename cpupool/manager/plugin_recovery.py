@@ -2,8 +2,8 @@
 
 The sources, the best first: the annotation of a living container, which an agent wrote when the
 runtime created it; the record; the CPUs where the container runs. Each counts only if the machine
-has the CPUs and no other owner has one. The last one does not say why a container runs there, so it
-must be an answer that the plugin could give now, and not the CPUs of containers without an answer.
+has the CPUs and no other owner has one. A cgroup does not show why a container runs there. So the
+plugin must be able to give its CPUs now, and no container without an answer runs on the same set.
 """
 
 from __future__ import annotations

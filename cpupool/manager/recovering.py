@@ -149,8 +149,8 @@ def _as_whole(has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
 def _sharing(facts: NodeFacts, pod: Pod | None, recorded: State, uid: str) -> Sharing:
     """Return who may run on a pod's CPUs: as recorded, or else as the policy has it today.
 
-    The record says nothing where nobody shares, and did not say it before: so a record of another
-    policy, or one that says it of other pods, means nobody.
+    A record without any sharing is of a node where no owner shares, or of an older agent. An older
+    agent's record of the policy in force leaves the answer to the policy.
     """
     same = recorded.policy == facts.pools.cpu_manager.policy
     said = uid in recorded.entries and (recorded.sharing or not same)

@@ -54,7 +54,7 @@ class State:
         version: the version of the file's shape.
         boot_id: the boot in which the agent wrote the file; empty in a file of the kubelet.
         settled: what the policy has settled for its configuration; empty in a file of the kubelet.
-        sharing: pod UID → which others may run on its CPUs, for pods of Koordinator's classes.
+        sharing: pod UID → which others may run on its CPUs; empty where no pod shares its CPUs.
     """
 
     policy: str
